@@ -1,0 +1,1 @@
+"""The flow-matching objective, its times and its randomness, and the solvers that sample from it."""

@@ -1,0 +1,113 @@
+"""The linear-path flow-matching objective (Lipman et al. 2023; Liu et al. 2023).
+
+x_t = (1 - t)·x_0 + t·ε, where t = 0 is data and t = 1 is noise. The velocity target is
+v = ε - x_0, hence x_0 = x_t - t·v and ε = x_t + (1 - t)·v.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys, uniform
+
+PREDICTIONS = ("velocity", "noise")
+TIME_DISTRIBUTIONS = ("logit_normal", "uniform")
+
+_NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT = range(4)
+
+
+@dataclass(frozen=True)
+class NoisyBatch:
+    """What the network sees of a batch of clean latents, and what it should answer."""
+
+    latents: torch.Tensor
+    """(B, T, C) noisy latents x_t"""
+
+    t: torch.Tensor
+    """(B,) float32 time"""
+
+    target: torch.Tensor
+    """(B, T, C) velocity or noise"""
+
+    keep_text: torch.Tensor
+    """(B,) bool, false where the text is dropped"""
+
+    keep_speaker: torch.Tensor
+    """(B,) bool, false where the speaker is dropped"""
+
+
+@dataclass(frozen=True)
+class FlowMatching:
+    """Draws times, noise and condition dropout, keyed by (seed, position in the stream)."""
+
+    prediction: str = "velocity"
+    time_distribution: str = "logit_normal"
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    text_dropout: float = 0.1
+    speaker_dropout: float = 0.1
+    seed: int = 0
+
+    def sample_times(
+        self, batch_number: torch.Tensor, batch_row: torch.Tensor, batch_rows: int | torch.Tensor
+    ) -> torch.Tensor:
+        """Times (B,) float32. Row j of a global batch of n takes its time from the j-th of n equal
+        strata of the distribution, so each global batch covers it evenly."""
+        keys = stream_keys(self.seed, batch_number, batch_row, _TIME)
+        u = (batch_row + uniform(keys)) / batch_rows
+        if self.time_distribution == "logit_normal":
+            u = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(u))
+        return u.float()
+
+    def corrupt(
+        self,
+        latents: torch.Tensor,
+        batch_number: torch.Tensor,
+        batch_row: torch.Tensor,
+        batch_rows: int | torch.Tensor,
+    ) -> NoisyBatch:
+        """Draws the training problem of a micro-batch.
+
+        Args:
+            latents: (B, T, C) float32 clean latents, zero at padding.
+            batch_number: scalar int64, the global batch's number in the stream.
+            batch_row: (B,) int64, rows in the global batch.
+            batch_rows: rows of the global batch.
+        """
+
+        def keys(stream: int) -> torch.Tensor:
+            return stream_keys(self.seed, batch_number, batch_row, stream)
+
+        t = self.sample_times(batch_number, batch_row, batch_rows)
+        noise = normal(keys(_NOISE), tuple(latents.shape[1:]))
+        t_ = t[:, None, None]
+        noisy = (1.0 - t_) * latents + t_ * noise
+        target = noise - latents if self.prediction == "velocity" else noise
+        return NoisyBatch(
+            latents=noisy,
+            t=t,
+            target=target,
+            keep_text=uniform(keys(_TEXT_DROPOUT)) >= self.text_dropout,
+            keep_speaker=uniform(keys(_SPEAKER_DROPOUT)) >= self.speaker_dropout,
+        )
+
+    def velocity(self, output: torch.Tensor, latents: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """Velocity from the network's output at (latents, t): v = (ε - x_t) / (1 - t) for noise.
+
+        Noise prediction cannot tell the velocity at t = 1; there (1 - t) is bounded by 1e-3.
+        """
+        if self.prediction == "velocity":
+            return output
+        return (output - latents) / (1.0 - t[:, None, None]).clamp_min(1e-3)
+
+
+def squared_error_sum(
+    prediction: torch.Tensor, target: torch.Tensor, frame_mask: torch.Tensor
+) -> torch.Tensor:
+    """Sum over valid frames of the mean squared error over channels, in float32.
+
+    prediction and target (B, T, C), frame_mask (B, T). Divided by the global number of valid
+    frames it is the loss, however the batch is split.
+    """
+    error = (prediction.float() - target.float()).square().mean(-1)
+    return torch.where(frame_mask, error, 0.0).sum()

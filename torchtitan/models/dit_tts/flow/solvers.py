@@ -1,0 +1,38 @@
+"""Sampling: integrates the learned velocity from noise (t = 1) to data (t = 0)."""
+
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+Velocity = Callable[[torch.Tensor, float], torch.Tensor]
+"""(latents (B, T, C), t) to velocity (B, T, C)."""
+
+
+def linear_times(steps: int) -> list[float]:
+    """steps + 1 times from 1 to 0, evenly spaced."""
+    return torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64).tolist()
+
+
+def euler(velocity: Velocity, noise: torch.Tensor, times: list[float]) -> torch.Tensor:
+    """First-order solver: x ← x + (t_next - t)·v(x, t) over the given times."""
+    x = noise
+    for t, t_next in zip(times[:-1], times[1:]):
+        x = x + (t_next - t) * velocity(x, t)
+    return x
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Independent classifier-free guidance: v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker),
+    for times in [min_t, max_t]; outside them the conditional velocity alone."""
+
+    text_scale: float = 3.0
+    speaker_scale: float = 0.0
+    min_t: float = 0.5
+    max_t: float = 1.0
+
+    def active(self, t: float) -> bool:
+        return (self.text_scale != 0.0 or self.speaker_scale != 0.0) and (
+            self.min_t <= t <= self.max_t
+        )

@@ -1,0 +1,179 @@
+"""Our TOML sections beside upstream's. Each field has a sentence and, where it has one, its unit."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchtitan.config import JobConfig as TitanJobConfig
+from torchtitan.config.job_config import (
+    Checkpoint as TitanCheckpoint,
+    Job as TitanJob,
+    Metrics as TitanMetrics,
+    Model as TitanModel,
+)
+
+
+@dataclass
+class Job(TitanJob):
+    experiment: str = ""
+    """Name of the run's folder below dump_folder; empty: the config file's name without .toml"""
+
+
+@dataclass
+class Model(TitanModel):
+    name: str = "dit_tts"
+    """Which model family to train"""
+
+    flavor: str = "debug"
+    """Which size: debug, 800M, 3B or 8B"""
+
+    hf_assets_path: str = "."
+    """Not used by this family"""
+
+
+@dataclass
+class Metrics(TitanMetrics):
+    log_freq: int = 10
+    """Steps between two logged steps"""
+
+    enable_tensorboard: bool = True
+    """Writes TensorBoard events to the run's tb/ folder"""
+
+    peak_tflops: float = 0.0
+    """Dense bf16 peak of one device in TFLOP/s, to divide by for MFU; 0: known devices' datasheet
+    value, and no MFU on an unknown device"""
+
+
+@dataclass
+class Checkpoint(TitanCheckpoint):
+    last_save_model_only: bool = False
+    """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
+    resumed"""
+
+
+@dataclass
+class Data:
+    path: str = ""
+    """Folder with .tar archives of latent triplets, one .tar, or a glob"""
+
+    seed: int = 0
+    """Seed of the order, the noise, the times and the condition dropout"""
+
+    latent_channels: int = 128
+    """Width of a latent frame in the archives"""
+
+    frames_per_second: float = 25.0
+    """Latent frames a second of audio"""
+
+    max_frames: int = 768
+    """Longest utterance, in latent frames"""
+
+    max_speaker_frames: int = 384
+    """Longest speaker reference, in latent frames; longer ones are cropped"""
+
+    max_text_tokens: int = 192
+    """Longest text, in tokens"""
+
+    num_buckets: int = 8
+    """Most length buckets, hence static shapes; at most 8"""
+
+    bucket_frames: list[int] = field(default_factory=list)
+    """Upper lengths of the buckets in frames; empty: chosen from the data's lengths"""
+
+    batch_multiple: int = 8
+    """Every global batch is a multiple of this many samples; ranks times accumulation steps must
+    divide it"""
+
+    overlong: Literal["drop", "error"] = "drop"
+    """What happens to samples over the limits: dropped and counted, or an error"""
+
+    num_workers: int = 2
+    """Threads that fill batches; 0: the training thread does it"""
+
+    prefetch_batches: int = 4
+    """Micro-batches made ahead"""
+
+    audit: bool = False
+    """Each rank writes the ids it trained on, step by step, to the run's audit/ folder"""
+
+
+@dataclass
+class Encoder:
+    model: str = "bytes"
+    """Text encoder: "bytes", the learned one inside the model"""
+
+    dim: int = 0
+    """Width of the byte encoder; 0: the flavor's text_dim"""
+
+    n_layers: int = 2
+    """Blocks of the byte encoder"""
+
+    n_heads: int = 4
+    """Heads of the byte encoder"""
+
+
+@dataclass
+class Objective:
+    prediction: Literal["velocity", "noise"] = "velocity"
+    """What the network predicts: ε - x0 or ε"""
+
+    time_distribution: Literal["logit_normal", "uniform"] = "logit_normal"
+    """Distribution of the diffusion time, stratified over the global batch"""
+
+    logit_mean: float = 0.0
+    """Mean of the logit-normal's normal; higher means more noise"""
+
+    logit_std: float = 1.0
+    """Standard deviation of the logit-normal's normal"""
+
+    text_dropout: float = 0.1
+    """Share of samples whose text keys are hidden"""
+
+    speaker_dropout: float = 0.1
+    """Share of samples whose speaker keys are hidden"""
+
+    loss_on_padding: bool = False
+    """Counts the padding after the end as silence to be learned, so that the model learns where to
+    stop; the padded frames are then visible to it"""
+
+
+@dataclass
+class EMA:
+    enable: bool = True
+    """Keeps an exponential moving average of the weights, sharded like them and checkpointed"""
+
+    decay: float = 0.9999
+    """Decay a step, after a warm-up of min(decay, (1 + n) / (10 + n))"""
+
+
+@dataclass
+class Sampling:
+    freq: int = 0
+    """Steps between two generated samples in samples/; 0: none during training"""
+
+    steps: int = 40
+    """Euler steps"""
+
+    text_scale: float = 3.0
+    """Guidance towards the text"""
+
+    speaker_scale: float = 0.0
+    """Guidance towards the speaker"""
+
+    min_t: float = 0.5
+    """Guidance is on for times in [min_t, 1]"""
+
+    codec: str = "mel_dct"
+    """Codec that turns latents into a waveform"""
+
+
+@dataclass
+class JobConfig(TitanJobConfig):
+    job: Job = field(default_factory=Job)
+    model: Model = field(default_factory=Model)
+    metrics: Metrics = field(default_factory=Metrics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    data: Data = field(default_factory=Data)
+    encoder: Encoder = field(default_factory=Encoder)
+    objective: Objective = field(default_factory=Objective)
+    ema: EMA = field(default_factory=EMA)
+    sampling: Sampling = field(default_factory=Sampling)

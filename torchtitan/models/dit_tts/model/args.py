@@ -1,0 +1,112 @@
+"""Sizes of the model. Shapes in this package: B batch, T latent frames, C latent channels,
+L text tokens, S speaker frames (P after patching), D decoder width, H heads."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from torchtitan.config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.protocols.model import BaseModelArgs
+
+
+@dataclass
+class DiTTTSModelArgs(BaseModelArgs):
+    dim: int = 1280
+    """Decoder width D"""
+
+    n_layers: int = 24
+    """Decoder blocks"""
+
+    n_heads: int = 10
+    """Decoder heads; the first half of them is rotated (RoPE)"""
+
+    mlp_dim: int = 3520
+    """Hidden width of the decoder's gated MLP"""
+
+    speaker_dim: int = 768
+    """Width of the speaker encoder, and of the text and speaker keys' input"""
+
+    speaker_n_layers: int = 8
+    """Blocks of the speaker encoder"""
+
+    speaker_n_heads: int = 6
+    """Heads of the speaker encoder, all rotated"""
+
+    speaker_mlp_dim: int = 2112
+    """Hidden width of the speaker encoder's gated MLP"""
+
+    speaker_patch_size: int = 4
+    """Speaker frames stacked into one key"""
+
+    latent_channels: int = 128
+    """Width C of a latent frame"""
+
+    text_dim: int = 640
+    """Width of the text features: the frozen encoder's hidden size, or the byte encoder's width"""
+
+    text_vocab_size: int = 0
+    """Ids of the learned byte encoder inside the model; 0: the features come from outside"""
+
+    text_n_layers: int = 4
+    """Blocks of the learned byte encoder"""
+
+    text_n_heads: int = 4
+    """Heads of the learned byte encoder, all rotated"""
+
+    adaln_rank: int = 256
+    """Rank of the low-rank AdaLN"""
+
+    timestep_dim: int = 512
+    """Width of the sinusoidal timestep embedding"""
+
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies"""
+
+    norm_eps: float = 1e-6
+    """Epsilon of every RMSNorm"""
+
+    def update_from_config(self, job_config: JobConfig, **kwargs) -> None:
+        """Takes over what the TOML says of the model.
+
+        Raises:
+            InputError: the text encoder's width or a size that cannot be built.
+        """
+        encoder = job_config.encoder
+        if encoder.model == "bytes":
+            from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer
+
+            self.text_vocab_size = ByteTokenizer.vocab_size
+            self.text_dim = encoder.dim or self.text_dim
+            self.text_n_layers = encoder.n_layers
+            self.text_n_heads = encoder.n_heads
+        else:
+            self.text_vocab_size = 0
+        self.check()
+
+    def check(self) -> None:
+        """Raises InputError where the sizes do not fit each other."""
+        for name, width, heads in (
+            ("model", self.dim, self.n_heads),
+            ("speaker encoder", self.speaker_dim, self.speaker_n_heads),
+            ("byte encoder", self.text_dim, self.text_n_heads),
+        ):
+            if name == "byte encoder" and not self.text_vocab_size:
+                continue
+            if width % heads or (width // heads) % 2:
+                raise InputError(
+                    f"the {name}'s width {width} with {heads} heads gives a head of "
+                    f"{width / heads:g} channels; it must be a whole even number: change the width "
+                    f"or the number of heads"
+                )
+
+    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+        """Parameters, and training FLOPs a frame at `seq_len` latent frames without conditions.
+
+        Upstream's hook. The trainer's own figures come from `flops.py` with the true lengths.
+        """
+        from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+
+        n_params = sum(p.numel() for p in model.parameters())
+        flops = training_flops(self, Lengths(frames=seq_len, text_tokens=0, speaker_frames=0))
+        return n_params, flops // seq_len

@@ -1,0 +1,103 @@
+"""Attention of the decoder (joint over self, text and speaker keys) and of the encoders."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
+
+KeyValue = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one stream, each (B, L, H, K)."""
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    """softmax(q kᵀ / √K) v for tensors (B, L, H, K); mask broadcasts to (B, H, Lq, Lk)."""
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=causal,
+    )
+    return out.transpose(1, 2)
+
+
+class SelfAttention(nn.Module):
+    """Gated self-attention of the encoders: all heads rotated. (B, L, D) to (B, L, D).
+
+    Q, K, V and the output's gate are one product, laid out head by head (q, k, v, gate), so that
+    a cut of its rows by tensor parallelism falls between heads.
+    """
+
+    def __init__(self, dim: int, n_heads: int, eps: float):
+        super().__init__()
+        self.n_heads = n_heads
+        self.head_dim = dim // n_heads
+        self.qkv_gate = nn.Linear(dim, 4 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.q_norm = HeadRMSNorm(n_heads, self.head_dim, eps)
+        self.k_norm = HeadRMSNorm(n_heads, self.head_dim, eps)
+
+    def split_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Q, K (normed, not rotated), V and gate of x, each (B, L, H, K)."""
+        q, k, v, gate = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim)).unbind(-2)
+        return self.q_norm(q), self.k_norm(k), v, gate
+
+    def project_out(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return self.out((attended * torch.sigmoid(gate)).flatten(-2))
+
+    def forward(
+        self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
+    ) -> torch.Tensor:
+        q, k, v, gate = self.split_heads(x)
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
+        return self.project_out(attend(q, k, v, mask, causal), gate)
+
+
+class JointAttention(SelfAttention):
+    """One softmax over the keys [self ‖ text ‖ speaker]; queries from the frames only.
+
+    K and V of text and speaker depend on the conditions alone, so a sampler computes them once
+    (`condition_key_values`) and hands them back at every step.
+    """
+
+    def __init__(self, dim: int, n_heads: int, context_dim: int, eps: float):
+        super().__init__(dim, n_heads, eps)
+        self.text_kv = nn.Linear(context_dim, 2 * dim, bias=False)
+        self.speaker_kv = nn.Linear(context_dim, 2 * dim, bias=False)
+        self.n_rotated = n_heads // 2
+
+    def _key_value(self, kv: torch.Tensor) -> KeyValue:
+        k, v = kv.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
+        return self.k_norm(k), v
+
+    def condition_key_values(
+        self, text: torch.Tensor, speaker: torch.Tensor
+    ) -> tuple[KeyValue, KeyValue]:
+        """text (B, L, c), speaker (B, P, c)."""
+        return self._key_value(self.text_kv(text)), self._key_value(self.speaker_kv(speaker))
+
+    def _rotate(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+        rotated, plain = x.tensor_split([self.n_rotated], dim=2)
+        return torch.cat([apply_rope(rotated, rope), plain], dim=2)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rope: torch.Tensor,
+        mask: torch.Tensor,
+        conditions: tuple[KeyValue, KeyValue],
+    ) -> torch.Tensor:
+        """x (B, T, D); mask (B, 1, 1, T + L + P), true at keys that count."""
+        q, k, v, gate = self.split_heads(x)
+        q, k = self._rotate(q, rope), self._rotate(k, rope)
+        (text_k, text_v), (speaker_k, speaker_v) = conditions
+        k = torch.cat([k, text_k, speaker_k], dim=1)
+        v = torch.cat([v, text_v, speaker_v], dim=1)
+        return self.project_out(attend(q, k, v, mask), gate)

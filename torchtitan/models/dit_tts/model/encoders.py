@@ -1,0 +1,94 @@
+"""The learned encoders: speaker latents and, for a model that needs no other text encoder, bytes."""
+
+import torch
+from torch import nn
+
+from torchtitan.models.dit_tts.model.attention import SelfAttention
+from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, rope_table
+
+
+class EncoderBlock(nn.Module):
+    """Pre-norm block: gated self-attention, gated MLP. (B, L, D) to (B, L, D)."""
+
+    def __init__(self, dim: int, n_heads: int, mlp_dim: int, eps: float):
+        super().__init__()
+        self.attention_norm = RMSNorm(dim, eps)
+        self.attention = SelfAttention(dim, n_heads, eps)
+        self.mlp_norm = RMSNorm(dim, eps)
+        self.mlp = GatedMLP(dim, mlp_dim)
+
+    def forward(
+        self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
+    ) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rope, mask, causal)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class SpeakerEncoder(nn.Module):
+    """Reference latents to decoder keys: (B, S, C) and mask (B, S) to (B, P, D) and mask (B, P).
+
+    P = ceil(S / patch). Attention is causal, so padding on the right changes no valid position; a
+    patch is valid if any of its frames is.
+    """
+
+    def __init__(
+        self,
+        latent_channels: int,
+        patch_size: int,
+        dim: int,
+        n_layers: int,
+        n_heads: int,
+        mlp_dim: int,
+        rope_theta: float,
+        eps: float,
+    ):
+        super().__init__()
+        self.patch_size = patch_size
+        self.head_dim = dim // n_heads
+        self.rope_theta = rope_theta
+        self.input = nn.Linear(latent_channels * patch_size, dim)
+        self.layers = nn.ModuleList(
+            EncoderBlock(dim, n_heads, mlp_dim, eps) for _ in range(n_layers)
+        )
+        self.norm = RMSNorm(dim, eps)
+
+    def forward(
+        self, latents: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        missing = -latents.shape[1] % self.patch_size
+        latents = nn.functional.pad(latents * mask[..., None], (0, 0, 0, missing))
+        mask = nn.functional.pad(mask, (0, missing))
+        x = self.input(latents.unflatten(1, (-1, self.patch_size)).flatten(2))
+        rope = rope_table(x.shape[1], self.head_dim, self.rope_theta, x.device)
+        for layer in self.layers:
+            x = layer(x, rope, None, True)
+        return self.norm(x), mask.unflatten(1, (-1, self.patch_size)).any(-1)
+
+
+class ByteEncoder(nn.Module):
+    """Learned text encoder: ids (B, L) and mask (B, L) to features (B, L, D).
+
+    Features at padded positions are not defined; they are masked as decoder keys.
+    """
+
+    def __init__(
+        self, vocab_size: int, dim: int, n_layers: int, n_heads: int, rope_theta: float, eps: float
+    ):
+        super().__init__()
+        self.head_dim = dim // n_heads
+        self.rope_theta = rope_theta
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleList(
+            EncoderBlock(dim, n_heads, (11 * dim) // 4, eps) for _ in range(n_layers)
+        )
+        self.norm = RMSNorm(dim, eps)
+
+    def forward(self, text_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(text_ids)
+        rope = rope_table(x.shape[1], self.head_dim, self.rope_theta, x.device)
+        # Position 0 is a key for everyone: an empty text would otherwise be an empty softmax row.
+        keys = mask.clone()
+        keys[:, 0] = True
+        for layer in self.layers:
+            x = layer(x, rope, keys[:, None, None, :], False)
+        return self.norm(x)

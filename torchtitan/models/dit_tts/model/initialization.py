@@ -1,0 +1,63 @@
+"""Initial values of the parameters, independent of how they are laid out over ranks."""
+
+import hashlib
+import math
+from typing import Callable
+
+import torch
+from torch import nn
+
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the prefixes of checkpointing and compile wrappers."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def copy_parameter(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    parameter.copy_(value)
+
+
+def initial_value(
+    name: str, shape: torch.Size, n_layers: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Float32 value of one whole parameter on the generator's device.
+
+    Norms are one, biases zero. The AdaLN's `up` and the output are zero, so that every block
+    starts with the shared modulation and the network predicts zero. Matrices are normal with
+    variance 1 / fan-in; those that write to the residual stream are divided by √(2·layers).
+    """
+    device = generator.device
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, device=device)
+    if name.endswith(".bias") or name in ("output.weight",) or name.endswith("adaln.up.weight"):
+        return torch.zeros(shape, device=device)
+    std = 1.0 / math.sqrt(shape[1])
+    if name.startswith("layers.") and name.endswith(("attention.out.weight", "mlp.down.weight")):
+        std /= math.sqrt(2 * n_layers)
+    if name.endswith("embedding.weight"):
+        std = 1.0
+    return torch.randn(shape, generator=generator, device=device) * std
+
+
+def initialize(
+    model: nn.Module,
+    n_layers: int,
+    seed: int,
+    write_parameter: Callable[[nn.Parameter, torch.Tensor], None],
+) -> None:
+    """Fills every parameter of the model.
+
+    Each value is drawn whole by a generator seeded with (seed, name) and then written, by
+    `write_parameter`, to whatever part of it this process holds: the same seed gives the same
+    weights on any mesh.
+    """
+    for name, parameter in model.named_parameters():
+        name = plain_name(name)
+        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator(parameter.device)
+        generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+        write_parameter(parameter, initial_value(name, parameter.shape, n_layers, generator))

@@ -1,0 +1,245 @@
+"""The diffusion transformer: noisy latents, time and conditions to a prediction a frame."""
+
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue
+from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
+from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
+from torchtitan.models.dit_tts.model.layers import (
+    GatedMLP,
+    RMSNorm,
+    rms_norm,
+    rope_table,
+    timestep_embedding,
+)
+from torchtitan.protocols.model import ModelProtocol
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Encoded conditions of a batch: what the decoder's text and speaker keys are made from."""
+
+    text: torch.Tensor
+    """(B, L, c)"""
+
+    text_mask: torch.Tensor
+    """(B, L) bool"""
+
+    speaker: torch.Tensor
+    """(B, P, c)"""
+
+    speaker_mask: torch.Tensor
+    """(B, P) bool"""
+
+
+class TimestepConditioning(nn.Module):
+    """t (B,) to the shift, scale and gate that all blocks share, (B, 3, D)."""
+
+    def __init__(self, timestep_dim: int, dim: int):
+        super().__init__()
+        self.timestep_dim = timestep_dim
+        self.layers = nn.Sequential(
+            nn.Linear(timestep_dim, dim, bias=False),
+            nn.SiLU(),
+            nn.Linear(dim, dim, bias=False),
+            nn.SiLU(),
+            nn.Linear(dim, 3 * dim, bias=False),
+        )
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        embedding = timestep_embedding(t, self.timestep_dim)
+        return self.layers(embedding).unflatten(-1, (3, -1))
+
+
+class LowRankAdaLN(nn.Module):
+    """Each of shift, scale, gate of attention and MLP = up(down(silu(shared))) + shared.
+
+    shared (B, 3, D) to (B, 3, 2, D): 3 is shift, scale, gate; 2 is attention, MLP. The rows of
+    `down` and `up` are laid out in that order, so both products run as one batch each.
+    """
+
+    def __init__(self, dim: int, rank: int):
+        super().__init__()
+        self.rank = rank
+        self.down = nn.Linear(dim, 6 * rank, bias=False)
+        self.up = nn.Linear(rank, 6 * dim)
+
+    def forward(self, shared: torch.Tensor) -> torch.Tensor:
+        batch, _, dim = shared.shape
+        low_rank = torch.bmm(  # (3, B, D) x (3, D, 2R)
+            F.silu(shared).transpose(0, 1),
+            self.down.weight.to(shared.dtype).view(3, 2 * self.rank, dim).transpose(1, 2),
+        )
+        low_rank = low_rank.view(3, batch, 2, self.rank).transpose(1, 2).flatten(0, 1)
+        up = torch.bmm(  # (6, B, R) x (6, R, D)
+            low_rank, self.up.weight.to(shared.dtype).view(6, dim, self.rank).transpose(1, 2)
+        )
+        up = up.view(3, 2, batch, dim) + self.up.bias.to(shared.dtype).view(3, 2, 1, dim)
+        return up.permute(2, 0, 1, 3) + shared[:, :, None, :]
+
+
+class TransformerBlock(nn.Module):
+    """x + tanh(gate)·attention(modulated norm of x), then the same with the MLP. (B, T, D)."""
+
+    def __init__(self, args: DiTTTSModelArgs):
+        super().__init__()
+        self.eps = args.norm_eps
+        self.adaln = LowRankAdaLN(args.dim, args.adaln_rank)
+        self.attention = JointAttention(
+            args.dim, args.n_heads, args.speaker_dim, args.norm_eps
+        )
+        self.mlp = GatedMLP(args.dim, args.mlp_dim)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        shared: torch.Tensor,
+        rope: torch.Tensor,
+        mask: torch.Tensor,
+        text: torch.Tensor | None,
+        speaker: torch.Tensor | None,
+        conditions: tuple[KeyValue, KeyValue] | None = None,
+    ) -> torch.Tensor:
+        """text and speaker are encoded conditions; `conditions` replaces them when K, V are kept."""
+        if conditions is None:
+            conditions = self.attention.condition_key_values(text, speaker)
+        shift, scale, gate = self.adaln(shared)[..., None, :].unbind(1)  # each (B, 2, 1, D)
+        gate = torch.tanh(gate)
+        h = rms_norm(x, self.eps) * (1 + scale[:, 0]) + shift[:, 0]
+        x = x + gate[:, 0] * self.attention(h, rope, mask, conditions)
+        h = rms_norm(x, self.eps) * (1 + scale[:, 1]) + shift[:, 1]
+        return x + gate[:, 1] * self.mlp(h)
+
+
+class DiTTTSModel(ModelProtocol):
+    """Diffusion transformer over audio latents with joint attention to text and speaker.
+
+    Unconditional branches are made by masking keys (`keep_text`, `keep_speaker`), so encoded
+    conditions and their K and V stay the same for every branch and every sampling step.
+    """
+
+    def __init__(self, args: DiTTTSModelArgs):
+        super().__init__(args)
+        self.args = args
+        self.text_encoder = (
+            ByteEncoder(
+                args.text_vocab_size,
+                args.text_dim,
+                args.text_n_layers,
+                args.text_n_heads,
+                args.rope_theta,
+                args.norm_eps,
+            )
+            if args.text_vocab_size
+            else None
+        )
+        self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
+        self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
+        self.speaker_encoder = SpeakerEncoder(
+            args.latent_channels,
+            args.speaker_patch_size,
+            args.speaker_dim,
+            args.speaker_n_layers,
+            args.speaker_n_heads,
+            args.speaker_mlp_dim,
+            args.rope_theta,
+            args.norm_eps,
+        )
+        self.timestep = TimestepConditioning(args.timestep_dim, args.dim)
+        self.input = nn.Linear(args.latent_channels, args.dim)
+        self.layers = nn.ModuleList(TransformerBlock(args) for _ in range(args.n_layers))
+        self.norm = RMSNorm(args.dim, args.norm_eps)
+        self.output = nn.Linear(args.dim, args.latent_channels)
+        # Who shards the parameters also says how a full initial value reaches one.
+        self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
+
+    def init_weights(self, buffer_device: torch.device | None = None) -> None:
+        """Draws every parameter from (torch's seed, its name): the same on any layout of ranks."""
+        initialize(self, self.args.n_layers, torch.initial_seed(), self.write_parameter)
+
+    def encode_conditions(
+        self,
+        text: torch.Tensor,
+        text_mask: torch.Tensor,
+        speaker: torch.Tensor,
+        speaker_mask: torch.Tensor,
+    ) -> Conditions:
+        """text: ids (B, L) for the learned byte encoder, else features (B, L, text_dim).
+
+        speaker (B, S, C); masks (B, L) and (B, S), true where valid.
+        """
+        if self.text_encoder is not None:
+            text = self.text_encoder(text, text_mask)
+        text = self.text_norm(self.text_input(text))
+        speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
+        return Conditions(text, text_mask, speaker, speaker_mask)
+
+    def condition_key_values(self, conditions: Conditions) -> list[tuple[KeyValue, KeyValue]]:
+        """K and V of text and speaker for every block, to be reused at every sampling step."""
+        return [
+            layer.attention.condition_key_values(conditions.text, conditions.speaker)
+            for layer in self.layers
+        ]
+
+    def denoise(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        conditions: Conditions,
+        keep_text: torch.Tensor | None = None,
+        keep_speaker: torch.Tensor | None = None,
+        key_values: list[tuple[KeyValue, KeyValue]] | None = None,
+    ) -> torch.Tensor:
+        """The network's output for encoded conditions; see `forward` for the arguments."""
+        batch, frames, _ = latents.shape
+        text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
+        if keep_text is not None:
+            text_mask = text_mask & keep_text[:, None]
+        if keep_speaker is not None:
+            speaker_mask = speaker_mask & keep_speaker[:, None]
+        # One key that always counts keeps a softmax row from being empty. Padding comes last, so
+        # the last frame of a batch row is valid or, if the row is empty, harmless.
+        self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
+        mask = torch.cat([self_mask, text_mask, speaker_mask], dim=1)[:, None, None, :]
+        head_dim = self.args.dim // self.args.n_heads
+        rope = rope_table(frames, head_dim, self.args.rope_theta, latents.device)
+        shared = self.timestep(t)
+        x = self.input(latents)
+        for index, layer in enumerate(self.layers):
+            kept = key_values[index] if key_values is not None else None
+            x = layer(x, shared, rope, mask, conditions.text, conditions.speaker, kept)
+        return self.output(self.norm(x)).float()
+
+    def forward(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        text: torch.Tensor,
+        text_mask: torch.Tensor,
+        speaker: torch.Tensor,
+        speaker_mask: torch.Tensor,
+        keep_text: torch.Tensor | None = None,
+        keep_speaker: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Predicts the target of the objective for every frame.
+
+        Args:
+            latents: (B, T, C) noisy latents.
+            t: (B,) time in [0, 1], 1 is noise.
+            frame_mask: (B, T) bool, true at frames of the utterance.
+            text, text_mask, speaker, speaker_mask: see `encode_conditions`.
+            keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
+
+        Returns:
+            (B, T, C) float32; not defined at frames that are masked out.
+        """
+        conditions = self.encode_conditions(text, text_mask, speaker, speaker_mask)
+        return self.denoise(latents, t, frame_mask, conditions, keep_text, keep_speaker)
