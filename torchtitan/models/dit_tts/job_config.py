@@ -70,6 +70,9 @@ class Data:
     max_speaker_frames: int = 384
     """Longest speaker reference, in latent frames; longer ones are cropped"""
 
+    speaker_patch_size: int = 4
+    """Frames in one speaker patch of the model; references are padded to a multiple of it"""
+
     max_text_tokens: int = 192
     """Longest text, in tokens"""
 

@@ -1,6 +1,7 @@
 """Tokenizer of the learned byte encoder."""
 
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import JobConfig
 
 
 class ByteTokenizer(BaseTokenizer):
@@ -28,3 +29,8 @@ class ByteTokenizer(BaseTokenizer):
 
     def get_vocab_size(self) -> int:
         return self.vocab_size
+
+
+def build_tokenizer(job_config: JobConfig) -> ByteTokenizer:
+    """The tokenizer that the config's text encoder needs."""
+    return ByteTokenizer()

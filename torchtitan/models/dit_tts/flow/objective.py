@@ -5,9 +5,11 @@ v = ε - x_0, hence x_0 = x_t - t·v and ε = x_t + (1 - t)·v.
 """
 
 from dataclasses import dataclass
+from typing import Any, Callable
 
 import torch
 
+from torchtitan.config import JobConfig
 from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys, uniform
 
 PREDICTIONS = ("velocity", "noise")
@@ -111,3 +113,8 @@ def squared_error_sum(
     """
     error = (prediction.float() - target.float()).square().mean(-1)
     return torch.where(frame_mask, error, 0.0).sum()
+
+
+def build_flow_loss(job_config: JobConfig, **kwargs: Any) -> Callable[..., torch.Tensor]:
+    """Upstream's hook for the loss function."""
+    return squared_error_sum

@@ -58,7 +58,8 @@ class SpeakerEncoder(nn.Module):
         missing = -latents.shape[1] % self.patch_size
         latents = nn.functional.pad(latents * mask[..., None], (0, 0, 0, missing))
         mask = nn.functional.pad(mask, (0, missing))
-        x = self.input(latents.unflatten(1, (-1, self.patch_size)).flatten(2))
+        patches = latents.unflatten(1, (-1, self.patch_size)).flatten(2)
+        x = self.input(patches.to(self.input.weight.dtype))
         rope = rope_table(x.shape[1], self.head_dim, self.rope_theta, x.device)
         for layer in self.layers:
             x = layer(x, rope, None, True)

@@ -53,7 +53,7 @@ class TimestepConditioning(nn.Module):
         )
 
     def forward(self, t: torch.Tensor) -> torch.Tensor:
-        embedding = timestep_embedding(t, self.timestep_dim)
+        embedding = timestep_embedding(t, self.timestep_dim).to(self.layers[0].weight.dtype)
         return self.layers(embedding).unflatten(-1, (3, -1))
 
 
@@ -176,7 +176,7 @@ class DiTTTSModel(ModelProtocol):
         """
         if self.text_encoder is not None:
             text = self.text_encoder(text, text_mask)
-        text = self.text_norm(self.text_input(text))
+        text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
         return Conditions(text, text_mask, speaker, speaker_mask)
 
@@ -211,7 +211,7 @@ class DiTTTSModel(ModelProtocol):
         head_dim = self.args.dim // self.args.n_heads
         rope = rope_table(frames, head_dim, self.args.rope_theta, latents.device)
         shared = self.timestep(t)
-        x = self.input(latents)
+        x = self.input(latents.to(self.input.weight.dtype))
         for index, layer in enumerate(self.layers):
             kept = key_values[index] if key_values is not None else None
             x = layer(x, shared, rope, mask, conditions.text, conditions.speaker, kept)

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Trains on NGPU processes of this machine, or of several machines by torchrun's variables:
+#   NGPU=8 CONFIG=train_configs/dit_tts_800m.toml scripts/train_tts.sh [--section.key value ...]
+#   NNODES=4 NODE_RANK=0 MASTER_ADDR=host0 MASTER_PORT=29500 NGPU=8 CONFIG=... scripts/train_tts.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+if [[ -z ${PYTHON:-} && -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]]; then
+    python=.venv/bin/python
+fi
+rendezvous=(--rdzv_backend c10d)
+if [[ ${NNODES:-1} == 1 ]]; then
+    rendezvous+=(--rdzv_endpoint localhost:0)
+else
+    rendezvous+=(--rdzv_endpoint "${MASTER_ADDR:?set MASTER_ADDR to the first machine}:${MASTER_PORT:-29500}"
+                 --node_rank "${NODE_RANK:-0}")
+fi
+exec "$python" -m torchtitan.models.dit_tts.launch \
+    --nnodes "${NNODES:-1}" --nproc_per_node "${NGPU:-1}" "${rendezvous[@]}" \
+    train.py --job.config_file "${CONFIG:-train_configs/debug.toml}" "$@"

@@ -1,0 +1,45 @@
+"""The console command `titan-tts`: lays our tree over the installed torchtitan, then runs.
+
+In a checkout the overlay is `torchtitan/__init__.py`. A wheel cannot ship that file, since it would
+overwrite upstream's, and upstream's own needs triton; so the command makes the package itself.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def lay_overlay() -> None:
+    """Makes `torchtitan` importable from any folder, ours first, without upstream's `__init__`."""
+    if "torchtitan" in sys.modules:
+        return
+    here = Path(__file__).resolve().parent
+    folders = [str(here / "torchtitan")]
+    for entry in sys.path:
+        folder = str(Path(entry).resolve() / "torchtitan")
+        if Path(folder, "train.py").is_file() and folder not in folders:
+            folders.append(folder)
+    if not any(Path(folder, "train.py").is_file() for folder in folders):
+        sys.exit("error: torchtitan is not installed; run: pip install torchtitan==0.2.2")
+    package = ModuleType("torchtitan", "TorchTitan with our tree over it.")
+    package.__path__ = folders
+    package.__spec__ = importlib.util.spec_from_loader("torchtitan", None, is_package=True)
+    package.__spec__.submodule_search_locations = folders
+    sys.modules["torchtitan"] = package
+
+    from importlib.metadata import version
+
+    package.__version__ = version("torchtitan")
+
+    from torchtitan import _cpu, models
+
+    _cpu.use_cpu_without_accelerator()
+    models._supported_models |= {"dit_tts"}
+
+
+def main() -> None:
+    lay_overlay()
+    from torchtitan.models.dit_tts.cli import main as cli_main
+
+    sys.exit(cli_main(sys.argv[1:]))

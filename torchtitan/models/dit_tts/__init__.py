@@ -1,0 +1,61 @@
+"""Diffusion-transformer text-to-speech as a TorchTitan model family, `dit_tts`."""
+
+from dataclasses import replace
+
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.models.dit_tts.conditioning.tokenizer import build_tokenizer
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.flow.objective import build_flow_loss
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.protocols.train_spec import TrainSpec
+
+__all__ = ["DiTTTSModel", "DiTTTSModelArgs", "get_train_spec", "model_flavors"]
+
+_WIDE_SPEAKER = {"speaker_dim": 1024, "speaker_n_heads": 8, "speaker_mlp_dim": 2816}
+
+_FLAVORS = {
+    "debug": DiTTTSModelArgs(
+        dim=192,
+        n_layers=6,
+        n_heads=4,
+        mlp_dim=528,
+        speaker_dim=128,
+        speaker_n_layers=2,
+        speaker_n_heads=2,
+        speaker_mlp_dim=352,
+        text_dim=128,
+        adaln_rank=32,
+        timestep_dim=128,
+    ),
+    "800M": DiTTTSModelArgs(),
+    "3B": DiTTTSModelArgs(
+        dim=2560, n_layers=32, n_heads=20, mlp_dim=7040, text_dim=1152, **_WIDE_SPEAKER
+    ),
+    "8B": DiTTTSModelArgs(
+        dim=4096, n_layers=32, n_heads=32, mlp_dim=11264, text_dim=2560, **_WIDE_SPEAKER
+    ),
+}
+
+
+def model_flavors() -> dict[str, DiTTTSModelArgs]:
+    """Fresh copies of the sizes: a job's config changes its own."""
+    return {name: replace(args) for name, args in _FLAVORS.items()}
+
+
+def get_train_spec() -> TrainSpec:
+    return TrainSpec(
+        model_cls=DiTTTSModel,
+        model_args=model_flavors(),
+        parallelize_fn=parallelize_dit_tts,
+        pipelining_fn=None,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_dataloader_fn=build_dataloader,
+        build_tokenizer_fn=build_tokenizer,
+        build_loss_fn=build_flow_loss,
+        build_metrics_processor_fn=build_tts_metrics_processor,
+    )

@@ -1,0 +1,114 @@
+"""Reads a run's config: TOML, then the command line, each key checked by name and type."""
+
+import dataclasses
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typeguard
+
+from torchtitan.config import ConfigManager
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.job_config import JobConfig
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _hint(name: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
+    return f"did you mean {close[0]}?" if close else "allowed are " + ", ".join(sorted(allowed))
+
+
+class TTSConfigManager(ConfigManager):
+    """Upstream's config manager, whose errors name the file, the key and what is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(config_cls=JobConfig)
+        self._file = ""
+        self._section = ""
+
+    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
+        self._check_command_line(args)
+        for position, arg in enumerate(args):
+            key, _, value = arg.partition("=")
+            if key.replace("-", "_") == "__job.config_file":
+                self._file = value or (args[position + 1] if position + 1 < len(args) else "")
+        if not self._file:
+            return None
+        try:
+            with open(self._file, "rb") as toml:
+                return tomllib.load(toml)
+        except OSError as error:
+            raise InputError(
+                f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
+                f"for example train_configs/debug.toml"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{self._file} is not valid TOML: {error}; mend that line") from error
+
+    def _check_command_line(self, args: list[str]) -> None:
+        """Unknown --section.key flags, in one sentence."""
+        sections = {f.name: f.type for f in dataclasses.fields(self.config_cls)}
+        for arg in args:
+            if not arg.startswith("--") or arg in ("--help", "--"):
+                continue
+            flag = arg.split("=")[0]
+            cls: Any = self.config_cls
+            parts = flag[2:].replace("-", "_").split(".")
+            for part in parts:
+                names = [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+                plain = part.removeprefix("no_") if part not in names else part
+                if plain not in names:
+                    known = sections if cls is self.config_cls else names
+                    raise InputError(f"unknown option {flag}: {_hint(part, list(known))}")
+                cls = next(f.type for f in dataclasses.fields(cls) if f.name == plain)
+
+    def _dict_to_dataclass(self, cls, data: dict[str, Any]) -> Any:
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        values = {}
+        for name, value in data.items():
+            key = f"[{self._section}] {name}" if self._section else f"section [{name}]"
+            if name not in known:
+                raise InputError(f"{self._file}: unknown {key}: {_hint(name, list(known))}")
+            kind = known[name].type
+            if dataclasses.is_dataclass(kind):
+                if not isinstance(value, dict):
+                    raise InputError(f"{self._file}: {key} = {value!r} must be a section, [{name}]")
+                outer, self._section = self._section, ".".join(filter(None, [self._section, name]))
+                values[name] = self._dict_to_dataclass(kind, value)
+                self._section = outer
+                continue
+            try:
+                values[name] = typeguard.check_type(value, kind)
+            except typeguard.TypeCheckError as error:
+                raise InputError(
+                    f"{self._file}: {key} = {value!r} has the wrong type: "
+                    f"it {str(error).split(maxsplit=1)[1]}; allowed is {kind}"
+                ) from error
+        return cls(**values)
+
+    def _validate_config(self) -> None:
+        """Upstream looks for a language model's tokenizer here; this family has none."""
+
+
+def load_config(args: list[str]) -> JobConfig:
+    """Config of a run from `--job.config_file X.toml` and `--section.key value` arguments.
+
+    Raises:
+        InputError: an unreadable file, an unknown key, a value of the wrong type.
+    """
+    config = TTSConfigManager().parse_args(args)
+    if not config.job.experiment:
+        stem = Path(config.job.config_file).stem if config.job.config_file else "default"
+        config.job.experiment = stem
+    return config
+
+
+def run_folder_path(config: JobConfig) -> Path:
+    """The run's folder, <dump_folder>/<experiment>."""
+    return Path(os.path.expanduser(config.job.dump_folder)) / config.job.experiment

@@ -1,0 +1,249 @@
+"""Length buckets: the few static shapes of a run and the batch size of each.
+
+Every batch of bucket b has the shape (T_b, L_b, R_b): latent frames, text tokens and
+reference frames. Shorter samples are padded to it, so a compiled model sees at most
+``MAX_BUCKETS`` shapes. Batch sizes follow a budget of frames: with G samples in a global
+batch of the longest bucket (of T_max frames), bucket b has
+
+    G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
+
+samples, so that every step costs about the same and the ranks can divide every batch.
+Everything here is a pure function of the dataset's lengths and the settings.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+
+from ..errors import InputError
+
+MAX_BUCKETS = 8
+# Lengths are rounded up to it: tensor cores and attention kernels want multiples of 8.
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples a run uses.
+
+    Attributes:
+        samples: (n,) int64 numbers in the dataset, ascending.
+        too_long: samples left out for more than ``max_frames`` frames.
+        too_much_text: samples left out (of the others) for more than ``max_text_tokens`` tokens.
+    """
+
+    samples: np.ndarray
+    too_long: int
+    too_much_text: int
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """Static shapes and batch sizes, one entry a bucket, shortest bucket first.
+
+    Attributes:
+        edges: most latent frames of a sample in the bucket; also T of its shape.
+        shapes: (T frames, L text tokens, R reference frames) of every batch of the bucket.
+        batch_sizes: samples in one global batch.
+        sample_counts: samples of the dataset that fall in the bucket; may be 0 where the
+            edges were given.
+        useful_fraction: valid latent frames over all latent frames, expected over an epoch.
+        batch_multiple: M, which divides every batch size.
+    """
+
+    edges: tuple[int, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    batch_sizes: tuple[int, ...]
+    sample_counts: tuple[int, ...]
+    useful_fraction: float
+    batch_multiple: int
+
+    def bucket_of(self, frames: np.ndarray) -> np.ndarray:
+        """Bucket number of samples of these lengths, each the shortest that holds it."""
+        return np.searchsorted(self.edges, frames)
+
+
+def select_samples(
+    frames: np.ndarray,
+    text_bytes: np.ndarray,
+    *,
+    max_frames: int,
+    max_text_tokens: int,
+    extra_text_tokens: int,
+    overlong: str,
+    sample_name: Callable[[int], str] = str,
+    count_tokens: Callable[[int], int] | None = None,
+) -> Selection:
+    """Leave out, or refuse, the samples that do not fit.
+
+    A text has at most one token a utf-8 byte and ``extra_text_tokens`` more. Where that bound
+    is too high, ``count_tokens`` (sample number -> tokens of its text) decides if it is given.
+
+    Args:
+        frames, text_bytes: (n,) over the dataset.
+        overlong: "drop" or "error".
+        sample_name: sample number -> its id, for the message.
+    """
+    if overlong not in ("drop", "error"):
+        raise InputError(f"data.overlong is '{overlong}'; it must be 'drop' or 'error'.")
+    fits_frames = frames <= max_frames
+    fits_text = text_bytes.astype(np.int64) + extra_text_tokens <= max_text_tokens
+    if count_tokens is not None:
+        for sample in np.flatnonzero(fits_frames & ~fits_text):
+            fits_text[sample] = count_tokens(int(sample)) <= max_text_tokens
+    too_long = int((~fits_frames).sum())
+    too_much_text = int((fits_frames & ~fits_text).sum())
+    fits = fits_frames & fits_text
+    if overlong == "error" and not fits.all():
+        first = int(np.flatnonzero(~fits)[0])
+        raise InputError(
+            f"{too_long} samples have more than data.max_frames = {max_frames} frames and {too_much_text} more than "
+            f"data.max_text_tokens = {max_text_tokens} text tokens, the first is '{sample_name(first)}' with "
+            f"{int(frames[first])} frames and {int(text_bytes[first])} bytes of text; raise the limits or set "
+            "data.overlong to 'drop'."
+        )
+    if not fits.any():
+        raise InputError(
+            f"none of the {len(frames)} samples fits data.max_frames = {max_frames} ({too_long} are longer) and "
+            f"data.max_text_tokens = {max_text_tokens} ({too_much_text} have more); raise the limits."
+        )
+    return Selection(np.flatnonzero(fits), too_long, too_much_text)
+
+
+def make_batch_policy(
+    frames: np.ndarray,
+    reference_frames: np.ndarray,
+    text_bytes: np.ndarray,
+    *,
+    max_frames: int,
+    max_speaker_frames: int,
+    max_text_tokens: int,
+    num_buckets: int,
+    bucket_frames: Sequence[int],
+    global_batch_size: int,
+    batch_multiple: int,
+    speaker_patch_size: int,
+    extra_text_tokens: int,
+) -> BatchPolicy:
+    """Choose buckets for selected samples (see ``select_samples``).
+
+    Args:
+        frames, reference_frames, text_bytes: (n,) over the selected samples.
+        num_buckets: at most this many buckets, where ``bucket_frames`` is empty.
+        bucket_frames: longest utterance of each bucket in frames, ascending, or empty.
+        global_batch_size: samples of one global batch of the longest bucket.
+        batch_multiple: M; every global batch is a multiple of it.
+        speaker_patch_size: reference frames the speaker encoder takes at once.
+        extra_text_tokens: tokens a text may have beyond one a utf-8 byte.
+    """
+    _check_settings(num_buckets, global_batch_size, batch_multiple, max_speaker_frames, speaker_patch_size)
+    if len(bucket_frames):
+        edges = _checked_edges(bucket_frames, frames)
+    else:
+        edges = choose_edges(frames, num_buckets, max_frames)
+    longest = edges[-1]
+    bucket = np.searchsorted(edges, frames)
+    reference_multiple = lcm(ALIGNMENT, speaker_patch_size)
+    shapes, batch_sizes, counts = [], [], []
+    for number, edge in enumerate(edges):
+        inside = bucket == number
+        # An empty bucket still has a shape, as if it held one short sample.
+        most_text = int(text_bytes[inside].max(initial=1)) + extra_text_tokens
+        most_reference = int(reference_frames[inside].max(initial=1))
+        shapes.append(
+            (
+                edge,
+                min(max_text_tokens, _round_up(most_text, ALIGNMENT)),
+                min(max_speaker_frames, _round_up(most_reference, reference_multiple)),
+            )
+        )
+        multiples = global_batch_size * longest // (edge * batch_multiple)
+        batch_sizes.append(max(1, multiples) * batch_multiple)
+        counts.append(int(inside.sum()))
+    padded = sum(count * edge for count, edge in zip(counts, edges, strict=True))
+    return BatchPolicy(
+        edges=tuple(edges),
+        shapes=tuple(shapes),
+        batch_sizes=tuple(batch_sizes),
+        sample_counts=tuple(counts),
+        useful_fraction=int(frames.sum(dtype=np.int64)) / padded,
+        batch_multiple=batch_multiple,
+    )
+
+
+def choose_edges(frames: np.ndarray, num_buckets: int, max_frames: int) -> list[int]:
+    """The at most ``num_buckets`` edges that leave the fewest padded frames.
+
+    Lengths are first rounded up to ``ALIGNMENT`` (never above ``max_frames``), which leaves m
+    candidate edges u. A dynamic programme over them, O(num_buckets * m^2), minimises
+
+        sum over samples of the edge of its bucket.
+    """
+    rounded = np.minimum(_round_up(frames.astype(np.int64), ALIGNMENT), max_frames)
+    candidates, counts = np.unique(rounded, return_counts=True)
+    m = len(candidates)
+    below = np.concatenate([[0], np.cumsum(counts)])  # below[j]: samples under candidate j
+    # cost[j]: fewest frames for the candidates 0..j-1 with the buckets used so far
+    cost = np.full(m + 1, np.inf)
+    cost[0] = 0
+    choices = []
+    for _ in range(min(num_buckets, m)):
+        next_cost = np.full(m + 1, np.inf)
+        choice = np.zeros(m + 1, dtype=np.int64)
+        for j in range(1, m + 1):
+            # the last bucket holds candidates i..j-1 and is as long as candidate j-1
+            totals = cost[:j] + candidates[j - 1] * (below[j] - below[:j])
+            choice[j] = np.argmin(totals)
+            next_cost[j] = totals[choice[j]]
+        cost = next_cost
+        choices.append(choice)
+    # Splitting a bucket never costs frames, so all the allowed buckets are used.
+    edges, j = [], m
+    for choice in reversed(choices):
+        edges.append(int(candidates[j - 1]))
+        j = int(choice[j])
+    return edges[::-1]
+
+
+def _round_up(value, multiple: int):
+    return -(-value // multiple) * multiple
+
+
+def _check_settings(
+    num_buckets: int, global_batch_size: int, batch_multiple: int, max_speaker_frames: int, speaker_patch_size: int
+) -> None:
+    if not 1 <= num_buckets <= MAX_BUCKETS:
+        raise InputError(
+            f"data.num_buckets is {num_buckets}; every bucket is a compiled shape, so use 1 to {MAX_BUCKETS}."
+        )
+    if batch_multiple < 1:
+        raise InputError(f"data.batch_multiple is {batch_multiple}; it must be 1 or more.")
+    if global_batch_size < 1 or global_batch_size % batch_multiple:
+        raise InputError(
+            f"training.global_batch_size comes to {global_batch_size} samples, which is no multiple of "
+            f"data.batch_multiple = {batch_multiple}; change one of them."
+        )
+    if speaker_patch_size < 1 or max_speaker_frames < 1 or max_speaker_frames % speaker_patch_size:
+        raise InputError(
+            f"data.max_speaker_frames is {max_speaker_frames}, which is no positive multiple of the speaker "
+            f"encoder's patch of {speaker_patch_size} frames; set it to a multiple."
+        )
+
+
+def _checked_edges(bucket_frames: Sequence[int], frames: np.ndarray) -> list[int]:
+    edges = [int(edge) for edge in bucket_frames]
+    ascending = all(low < high for low, high in zip([0, *edges], edges))
+    if not ascending or len(edges) > MAX_BUCKETS:
+        raise InputError(
+            f"data.bucket_frames is {edges}; give 1 to {MAX_BUCKETS} positive lengths in ascending order, "
+            "or none to have them chosen."
+        )
+    longest = int(frames.max())
+    if longest > edges[-1]:
+        raise InputError(
+            f"data.bucket_frames ends at {edges[-1]} frames but a sample within data.max_frames has {longest}; "
+            f"add a longer bucket or set data.max_frames to {edges[-1]}."
+        )
+    return edges

@@ -1,0 +1,115 @@
+"""Build the training loader from a job config, and say what it will do."""
+
+import torch
+
+from torchtitan.tools.logging import logger
+
+from ..errors import InputError
+from .archive import Dataset, open_dataset
+from .buckets import BatchPolicy, Selection, make_batch_policy, select_samples
+from .dataloader import LatentDataLoader, Tokenizer
+from .order import GlobalOrder
+
+
+def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config) -> LatentDataLoader:
+    """The loader of data-parallel rank ``dp_rank``; the signature is upstream's ``build_dataloader_fn``.
+
+    Reads ``job_config.data`` and the batch sizes of ``job_config.training``. Every rank computes
+    the same order, so nothing is exchanged.
+    """
+    data = job_config.data
+    global_batch_size, accumulation_steps = batch_split(
+        job_config.training.global_batch_size, job_config.training.local_batch_size, dp_world_size
+    )
+    dataset = open_dataset(data.path, data.latent_channels)
+    selection = select_samples(
+        dataset.frames,
+        dataset.text_bytes,
+        max_frames=data.max_frames,
+        max_text_tokens=data.max_text_tokens,
+        extra_text_tokens=tokenizer.num_special_tokens,
+        overlong=data.overlong,
+        sample_name=dataset.sample_id,
+        count_tokens=lambda sample: len(tokenizer.encode(dataset.metadata(sample)["text"])),
+    )
+    samples = selection.samples
+    policy = make_batch_policy(
+        dataset.frames[samples],
+        dataset.reference_frames[samples],
+        dataset.text_bytes[samples],
+        max_frames=data.max_frames,
+        max_speaker_frames=data.max_speaker_frames,
+        max_text_tokens=data.max_text_tokens,
+        num_buckets=data.num_buckets,
+        bucket_frames=data.bucket_frames,
+        global_batch_size=global_batch_size,
+        batch_multiple=data.batch_multiple,
+        speaker_patch_size=data.speaker_patch_size,
+        extra_text_tokens=tokenizer.num_special_tokens,
+    )
+    bucket = policy.bucket_of(dataset.frames[samples])
+    order = GlobalOrder(
+        [samples[bucket == number] for number in range(len(policy.edges))], policy.batch_sizes, data.seed
+    )
+    loader = LatentDataLoader(
+        dataset,
+        order,
+        policy,
+        tokenizer,
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        accumulation_steps=accumulation_steps,
+        num_workers=data.num_workers,
+        prefetch_batches=data.prefetch_batches,
+        pin_memory=torch.cuda.is_available(),
+        latent_channels=data.latent_channels,
+    )
+    if dp_rank == 0:
+        for line in describe(dataset, selection, loader, data.frames_per_second):
+            logger.info(line)
+    return loader
+
+
+def batch_split(global_batch_size: int, local_batch_size: int, dp_world_size: int) -> tuple[int, int]:
+    """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
+
+    A negative ``global_batch_size`` means one accumulation step.
+    """
+    if local_batch_size < 1:
+        raise InputError(f"training.local_batch_size is {local_batch_size}; it must be 1 or more.")
+    one_step = local_batch_size * dp_world_size
+    if global_batch_size < 0:
+        return one_step, 1
+    if global_batch_size == 0 or global_batch_size % one_step:
+        raise InputError(
+            f"training.global_batch_size is {global_batch_size}, which is no positive multiple of "
+            f"training.local_batch_size = {local_batch_size} times {dp_world_size} data-parallel ranks; set it to a "
+            f"multiple of {one_step}, or to -1 for one accumulation step."
+        )
+    return global_batch_size, global_batch_size // one_step
+
+
+def describe(
+    dataset: Dataset, selection: Selection, loader: LatentDataLoader, frames_per_second: float
+) -> list[str]:
+    """The arithmetic of a run's data, as lines for the log."""
+    policy: BatchPolicy = loader.policy
+    blocks = loader.dp_world_size * loader.accumulation_steps
+    hours = int(dataset.frames[selection.samples].sum(dtype="int64")) / frames_per_second / 3600
+    low, high = min(policy.batch_sizes), max(policy.batch_sizes)
+    lines = [
+        f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} shards; left out: "
+        f"{selection.too_long} too long, {selection.too_much_text} with too much text",
+        "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
+    ]
+    for number, (T, L, R) in enumerate(policy.shapes):
+        size = policy.batch_sizes[number]
+        lines.append(
+            f"data: {number:6d}  {T:6d}  {L:4d}  {R:7d}  {policy.sample_counts[number]:7d}  {size:12d}  {size // blocks:11d}"
+        )
+    lines.append(
+        f"data: {low} to {high} samples a step = {loader.dp_world_size} ranks x {loader.accumulation_steps} accumulation "
+        f"steps x {low // blocks} to {high // blocks}; {loader.order.batches_per_epoch:.1f} steps an epoch; "
+        f"{policy.useful_fraction:.1%} of the latent frames are useful"
+    )
+    return lines

@@ -1,0 +1,293 @@
+"""The training data loader: padded micro-batches of one rank, and a state of two values.
+
+Why not ``StatefulDataLoader``, as upstream: moving a batch out of a worker process costs 5 to 7
+times what loading it in this process does, its state cannot be loaded with another number of
+workers or ranks, and ``iter()`` before ``load_state_dict`` silently replays from the start. Here
+threads read the files straight into the padded batch, and the state is the number of the next
+global batch together with what the order of batches depends on.
+"""
+
+import json
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.loss import IGNORE_INDEX
+
+from ..errors import InputError
+from .archive import Dataset
+from .buckets import BatchPolicy
+from .order import GlobalBatch, GlobalOrder
+
+MicroBatch = tuple[dict[str, Any], torch.Tensor]
+
+# What each part of the order's fingerprint is set by, for the message of a failed resume.
+_SET_BY = {
+    "dataset": "the shards of data.path",
+    "seed": "data.seed",
+    "bucket_frames": "data.bucket_frames or data.num_buckets",
+    "batch_sizes": "training.global_batch_size or data.batch_multiple",
+    "samples": "data.max_frames or data.max_text_tokens",
+}
+
+
+class Tokenizer(Protocol):
+    """What the loader asks of a tokenizer.
+
+    ``num_special_tokens``: ids that ``encode`` may add beyond one a utf-8 byte.
+    """
+
+    pad_id: int
+    num_special_tokens: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class LatentDataLoader(BaseDataLoader):
+    """Endless micro-batches ``(input_dict, labels)`` of one data-parallel rank.
+
+    A global batch of G samples, in row order, is cut into ``accumulation_steps *
+    dp_world_size`` equal contiguous blocks; micro-batch m of rank r is block
+    ``m * dp_world_size + r``. Any split of G gives the same rows to the same step.
+
+    ``input_dict``, for B rows of a bucket of shape (T, L, R):
+
+    ================  ==================  =====================================================
+    latents           (B, T, C) float32   zero at padding
+    text_ids          (B, L) int64        ``tokenizer.pad_id`` at padding
+    text_mask         (B, L) bool         True at valid tokens
+    speaker           (B, R, C) float32   reference latents, cropped to R, zero at padding
+    speaker_mask      (B, R) bool         True at valid frames
+    frames            (B,) int64          valid latent frames
+    sample_id         list of B str       ``shard:key``
+    batch_number      () int64            number of the global batch, from 0
+    batch_row         (B,) int64          row in the global batch
+    batch_rows        () int64            G, samples of the global batch
+    ================  ==================  =====================================================
+
+    ``labels`` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
+
+    Args:
+        order: made from ``policy``'s batch sizes over samples of ``dataset``.
+        num_workers: threads that fill batches; 0 fills them in the calling thread.
+        prefetch_batches: micro-batches made ahead by the threads.
+        pin_memory: page-locked tensors, for asynchronous copies to a GPU.
+        latent_channels: C, as in the dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: GlobalOrder,
+        policy: BatchPolicy,
+        tokenizer: Tokenizer,
+        *,
+        dp_rank: int,
+        dp_world_size: int,
+        accumulation_steps: int,
+        num_workers: int,
+        prefetch_batches: int,
+        pin_memory: bool,
+        latent_channels: int,
+    ):
+        assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
+        assert dataset.latent_channels == latent_channels
+        assert order.batch_sizes == policy.batch_sizes
+        _check_divisible(policy, dp_world_size, accumulation_steps)
+        if num_workers < 0 or (num_workers > 0 and prefetch_batches < 1):
+            raise InputError(
+                f"data.num_workers is {num_workers} and data.prefetch_batches {prefetch_batches}; workers must be "
+                "0 or more, and with any at least 1 batch must be made ahead."
+            )
+        self.dataset = dataset
+        self.order = order
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.dp_rank = dp_rank
+        self.dp_world_size = dp_world_size
+        self.accumulation_steps = accumulation_steps
+        self.num_workers = num_workers
+        self.prefetch_batches = prefetch_batches
+        self.pin_memory = pin_memory
+        self.latent_channels = latent_channels
+        # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
+        self.consumed = 0
+        self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
+        self._order_lock = threading.Lock()
+        self._order_parts = {
+            "dataset": dataset.fingerprint,
+            "seed": order.seed,
+            "bucket_frames": list(policy.edges),
+            "batch_sizes": list(policy.batch_sizes),
+            "samples": order.samples_fingerprint(),
+        }
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Goes on where the loader stands at each ``next``, also after a later ``load_state_dict``."""
+        return _MicroBatchIterator(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on every rank. Between two micro-batches of one step it stands before that step."""
+        return {
+            "global_batch": self.consumed // self.accumulation_steps,
+            "order_fingerprint": json.dumps(self._order_parts, sort_keys=True),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the saved place; ranks, accumulation, workers and prefetch may all have changed.
+
+        Raises:
+            ValueError: the order of the batches is no longer the one of the checkpoint.
+        """
+        if not state_dict:
+            return
+        saved = json.loads(state_dict["order_fingerprint"])
+        differing = [name for name, value in self._order_parts.items() if saved.get(name) != value]
+        if differing:
+            # The first is the cause: other shards or buckets change all that follows.
+            name = differing[0]
+            raise InputError(
+                f"the checkpoint was trained on another order of the data: its {name} is {saved.get(name)} and this "
+                f"run's {self._order_parts[name]}; restore {_SET_BY[name]}, or start the data anew with "
+                "checkpoint.exclude_from_loading = [\"dataloader\"]."
+            )
+        self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
+
+    def micro_batch(self, position: int) -> MicroBatch:
+        """Micro-batch ``position`` of this rank, counted from the start of training. Thread-safe."""
+        number, step = divmod(position, self.accumulation_steps)
+        batch = self._global_batch(number)
+        rows = len(batch.samples) // (self.dp_world_size * self.accumulation_steps)
+        first = (step * self.dp_world_size + self.dp_rank) * rows
+        samples = batch.samples[first : first + rows]
+        T, L, R = self.policy.shapes[batch.bucket]
+
+        latents = self._empty(rows, T, self.latent_channels)
+        speaker = self._empty(rows, R, self.latent_channels)
+        latents_rows, speaker_rows = latents.numpy(), speaker.numpy()
+        text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
+        frames, speaker_frames, tokens = (np.zeros(rows, np.int64) for _ in range(3))
+        sample_ids = []
+        for row, sample in enumerate(samples.tolist()):
+            sample_ids.append(self.dataset.sample_id(sample))
+            frames[row], speaker_frames[row], tokens[row] = self._fill_row(
+                sample, sample_ids[-1], latents_rows[row], speaker_rows[row], text_ids[row]
+            )
+
+        # numpy for what is small: torch would start a thread pool in each loader thread.
+        valid = np.arange(T) < frames[:, None]
+        input_dict = {
+            "text_ids": text_ids,
+            "text_mask": np.arange(L) < tokens[:, None],
+            "speaker_mask": np.arange(R) < speaker_frames[:, None],
+            "frames": frames,
+            "batch_number": np.array(number, np.int64),
+            "batch_row": np.arange(first, first + rows, dtype=np.int64),
+            "batch_rows": np.array(len(batch.samples), np.int64),
+        }
+        input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
+        input_dict |= {"latents": latents, "speaker": speaker, "sample_id": sample_ids}
+        labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
+        return input_dict, labels
+
+    def _fill_row(
+        self, sample: int, sample_id: str, latents: np.ndarray, speaker: np.ndarray, text_ids: np.ndarray
+    ) -> tuple[int, int, int]:
+        """Fill latents (T, C), speaker (R, C) and text_ids (L,); return how much of each is valid."""
+        try:
+            read_latents, read_speaker = self.dataset.read(sample, latents, speaker)
+            ids = self.tokenizer.encode(self.dataset.metadata(sample)["text"])
+        except Exception as error:
+            kind = InputError if isinstance(error, (ValueError, OSError)) else RuntimeError
+            raise kind(f"sample '{sample_id}' cannot be loaded: {error}") from error
+        frames, speaker_frames = len(read_latents), len(read_speaker)
+        latents[frames:] = 0
+        speaker[speaker_frames:] = 0
+        if len(ids) > len(text_ids):
+            raise InputError(
+                f"sample '{sample_id}' has {len(ids)} text tokens but its bucket holds {len(text_ids)}; the tokenizer "
+                f"gave more than {self.tokenizer.num_special_tokens} beyond one a byte, so raise its num_special_tokens."
+            )
+        text_ids[: len(ids)] = ids
+        return frames, speaker_frames, len(ids)
+
+    def _global_batch(self, number: int) -> GlobalBatch:
+        # Micro-batches of one step are made by several threads; the order keeps state.
+        with self._order_lock:
+            batch = self._recent.get(number)
+            if batch is None:
+                batch = self._recent[number] = self.order.batch(number)
+                if len(self._recent) > 4:
+                    self._recent.popitem(last=False)
+            return batch
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, pin_memory=self.pin_memory)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.pin_memory else tensor
+
+
+class _MicroBatchIterator:
+    """Hands out the loader's next micro-batch and keeps its threads a few batches ahead."""
+
+    def __init__(self, loader: LatentDataLoader):
+        self._loader = loader
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: deque[tuple[int, Future[MicroBatch]]] = deque()
+
+    def __iter__(self) -> "_MicroBatchIterator":
+        return self
+
+    def __next__(self) -> MicroBatch:
+        loader = self._loader
+        position = loader.consumed
+        if loader.num_workers == 0:
+            batch = loader.micro_batch(position)
+        else:
+            batch = self._take(position)
+        loader.consumed = position + 1
+        return batch
+
+    def _take(self, position: int) -> MicroBatch:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._loader.num_workers, thread_name_prefix="data")
+            # The pool's threads hold no reference to this iterator, so dropping it ends them.
+            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        # The loader was moved (a state was loaded, another iterator took batches): what was
+        # made ahead is not what comes next.
+        if self._ahead and self._ahead[0][0] != position:
+            self._drop_ahead()
+        # The one that is waited for now, and prefetch_batches after it.
+        while len(self._ahead) <= self._loader.prefetch_batches:
+            number = position + len(self._ahead)
+            self._ahead.append((number, self._pool.submit(self._loader.micro_batch, number)))
+        _, future = self._ahead.popleft()
+        try:
+            return future.result()
+        except BaseException:
+            self._drop_ahead()  # so that another try asks for the same batch again
+            raise
+
+    def _drop_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.popleft()[1].cancel()
+
+
+def _check_divisible(policy: BatchPolicy, dp_world_size: int, accumulation_steps: int) -> None:
+    blocks = dp_world_size * accumulation_steps
+    for edge, size in zip(policy.edges, policy.batch_sizes, strict=True):
+        if size % blocks:
+            raise InputError(
+                f"the global batch of {size} samples (bucket of {edge} frames, data.batch_multiple = "
+                f"{policy.batch_multiple}) cannot be divided by {dp_world_size} data-parallel ranks times "
+                f"{accumulation_steps} accumulation steps; set data.batch_multiple to a multiple of {blocks}."
+            )

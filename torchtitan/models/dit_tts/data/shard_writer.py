@@ -1,0 +1,168 @@
+"""Write one archive shard: a tar of triplets that any tar tool can read.
+
+A triplet of key ``utt0001`` is three members, in this order::
+
+    utt0001.npy       float16 (T, C)   latents of the utterance
+    utt0001.ref.npy   float16 (R, C)   latents of a reference by the same speaker
+    utt0001.json      utf-8 JSON       {"text": ..., "target_duration": seconds, ...}
+
+Names follow webdataset: the key is the member's name up to the first dot of
+its basename. Two writes of the same samples give the same bytes, so a shard
+can be compared by checksum, and a shard is either whole or absent.
+"""
+
+import io
+import json
+import os
+import tarfile
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..errors import InputError
+
+LATENTS_SUFFIX = "npy"
+REFERENCE_SUFFIX = "ref.npy"
+METADATA_SUFFIX = "json"
+
+
+@dataclass(frozen=True)
+class Triplet:
+    """One training sample as it is stored.
+
+    Attributes:
+        key: name within its shard; no dot in its last path component.
+        latents: (T, C) floating point, T > 0 frames; stored as float16.
+        reference: (R, C) floating point; R = 0 means "no reference"; stored as float16.
+        metadata: JSON-serialisable; ``"text"`` (str) is required, other keys are kept.
+    """
+
+    key: str
+    latents: np.ndarray
+    reference: np.ndarray
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Open a new binary file that appears under ``path`` whole or not at all.
+
+    The bytes go to a temporary name in the same folder (a rename is atomic only
+    within one filesystem), are synced to disk and renamed. Several writers of the
+    same path do not disturb each other: the last rename wins.
+    """
+    path = os.path.abspath(path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:100]}.{uuid.uuid4().hex}.tmp")
+    # Not tempfile.mkstemp: its mode 0600 would survive the rename and lock out other users.
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    folder_descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(folder_descriptor)  # the rename itself must survive a power cut
+    finally:
+        os.close(folder_descriptor)
+
+
+def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
+    """Write ``samples`` to the tar file ``path``: deterministic bytes, atomic.
+
+    Samples may come from a generator: one is held in memory at a time.
+
+    Raises:
+        InputError: a sample that the reader would refuse, or no sample at all.
+    """
+    keys: set[str] = set()
+    width: int | None = None
+    with atomic_file(path) as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for sample in samples:
+                _check_key(path, sample.key, keys)
+                width = _check_arrays(path, sample, width)
+                metadata = _metadata_bytes(path, sample)
+                keys.add(sample.key)
+                _add(tar, f"{sample.key}.{LATENTS_SUFFIX}", _npy_bytes(path, sample.key, sample.latents))
+                _add(tar, f"{sample.key}.{REFERENCE_SUFFIX}", _npy_bytes(path, sample.key, sample.reference))
+                _add(tar, f"{sample.key}.{METADATA_SUFFIX}", metadata)
+        if not keys:
+            raise InputError(f"{path}: no samples were given to write; a shard needs at least one.")
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    # TarInfo's own defaults (mtime 0, uid 0, mode 0644, no user names) are what keeps
+    # the bytes independent of who writes and when.
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _npy_bytes(path: str | os.PathLike, key: str, array: np.ndarray) -> bytes:
+    with np.errstate(over="ignore"):
+        half = np.ascontiguousarray(array, dtype=np.float16)
+    if not np.isfinite(half).all():
+        raise InputError(
+            f"{path}: sample '{key}' has values that are not finite in float16; "
+            "latents must be finite and below 65504 in magnitude."
+        )
+    buffer = io.BytesIO()
+    np.save(buffer, half, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _check_key(path: str | os.PathLike, key: str, seen: set[str]) -> None:
+    basename = key.rsplit("/", 1)[-1]
+    if not basename or "." in basename or "\0" in key or key.startswith(("/", "./")):
+        raise InputError(
+            f"{path}: key '{key}' cannot name a sample; use a relative name whose last "
+            "component is not empty and has no dot (what follows the first dot is the member's kind)."
+        )
+    if key in seen:
+        raise InputError(f"{path}: key '{key}' was given twice; keys must be unique within a shard.")
+
+
+def _check_arrays(path: str | os.PathLike, sample: Triplet, width: int | None) -> int:
+    for name, array in (("latents", sample.latents), ("reference", sample.reference)):
+        array = np.asarray(array)
+        if array.ndim != 2 or array.dtype.kind != "f" or array.shape[1] == 0:
+            raise InputError(
+                f"{path}: {name} of sample '{sample.key}' are {array.dtype} of shape {array.shape}; "
+                "they must be floating point of shape (frames, channels)."
+            )
+        width = array.shape[1] if width is None else width
+        if array.shape[1] != width:
+            raise InputError(
+                f"{path}: {name} of sample '{sample.key}' have {array.shape[1]} channels where "
+                f"the shard has {width}; all arrays of a shard must have the same width."
+            )
+    if sample.latents.shape[0] == 0:
+        raise InputError(f"{path}: sample '{sample.key}' has no latent frame; leave empty utterances out.")
+    return width
+
+
+def _metadata_bytes(path: str | os.PathLike, sample: Triplet) -> bytes:
+    if not isinstance(sample.metadata.get("text"), str):
+        raise InputError(
+            f"{path}: metadata of sample '{sample.key}' has no \"text\" string; every sample needs one."
+        )
+    try:
+        # allow_nan=False: NaN is not JSON, and other readers of the shard would refuse it.
+        text = json.dumps(sample.metadata, ensure_ascii=False, sort_keys=True, allow_nan=False)
+        return text.encode("utf-8")
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: metadata of sample '{sample.key}' cannot be written as utf-8 JSON ({error}); "
+            "use strings, finite numbers, booleans, lists and dicts."
+        ) from error

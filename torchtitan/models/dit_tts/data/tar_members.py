@@ -1,0 +1,215 @@
+"""Walk the members of a tar strictly: a damaged tar is an error, never a short list.
+
+Python's ``tarfile`` (and what is built on it) takes a header that fails its
+checksum for the end of the archive and stops without a word, so one flipped bit
+can lose most of a shard. Here every header is checked, the end-of-archive marker
+(two zero blocks) must be there and only zeros may follow it. Reads ustar, GNU and
+PAX archives with long names, and old headers without a magic.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..errors import InputError
+
+BLOCK_BYTES = 512
+# Read with each header so that the start of the data needs no second system call.
+HEAD_BYTES = 256
+_ZERO_BLOCK = bytes(BLOCK_BYTES)
+_MAX_NAME_RECORD_BYTES = 1 << 20
+
+_REGULAR = b"\0" + b"07"
+_LINKS = b"12"
+# Devices, folders and volume labels occupy no data blocks whatever their size field says.
+_WITHOUT_DATA = b"123456V"
+_GNU_LONG_NAME, _GNU_LONG_LINK, _GNU_SPARSE, _GNU_CONTINUED = b"L", b"K", b"S", b"M"
+_PAX_LOCAL, _PAX_GLOBAL = b"xX", b"g"
+
+
+class Member(NamedTuple):
+    """One regular file in a tar, or a link to one.
+
+    name: path within the tar, bytes. offset: of its data, in bytes from the start of
+    the tar. size: bytes of data. head: the first bytes of the data (at most
+    ``HEAD_BYTES``). is_link: it names another member and has no data of its own.
+    """
+
+    name: bytes
+    offset: int
+    size: int
+    head: bytes
+    is_link: bool
+
+
+def walk_members(descriptor: int, tar_path: str) -> Iterator[Member]:
+    """Yield the regular files and links of the tar open at ``descriptor``, in order.
+
+    Raises:
+        InputError: damaged, truncated, compressed or sparse archive, with its place.
+    """
+    tar_bytes = os.fstat(descriptor).st_size
+    position = 0
+    long_name: bytes | None = None
+    pax_global: dict[bytes, bytes] = {}
+    pax_local: dict[bytes, bytes] = {}
+    while True:
+        block = os.pread(descriptor, BLOCK_BYTES + HEAD_BYTES, position)
+        header, head = block[:BLOCK_BYTES], block[BLOCK_BYTES:]
+        if len(header) < BLOCK_BYTES:
+            raise InputError(
+                f"{tar_path}: the tar ends at byte {tar_bytes} without an end-of-archive marker, "
+                "so it is truncated; copy or write it again."
+            )
+        if header == _ZERO_BLOCK:
+            _check_end(descriptor, tar_path, position)
+            return
+        _check_header_sum(header, tar_path, position)
+        kind = header[156:157]
+        size = _number(header[124:136], tar_path, position)
+        if kind in _PAX_LOCAL or kind == _PAX_GLOBAL or kind in (_GNU_LONG_NAME, _GNU_LONG_LINK):
+            data = _record_data(descriptor, tar_path, position, size)
+            if kind == _GNU_LONG_NAME:
+                long_name = data.split(b"\0", 1)[0]
+            elif kind == _PAX_GLOBAL:
+                pax_global.update(_pax_records(data, tar_path, position))
+            elif kind in _PAX_LOCAL:
+                pax_local = _pax_records(data, tar_path, position)
+            position += BLOCK_BYTES + _padded(size)
+            continue
+
+        pax = {**pax_global, **pax_local} if pax_global else pax_local
+        name = pax.get(b"path") or long_name or _header_name(header)
+        if b"size" in pax:
+            size = _pax_size(pax[b"size"], tar_path, name)
+        if kind in (_GNU_SPARSE, _GNU_CONTINUED) or any(key.startswith(b"GNU.sparse.") for key in pax):
+            raise InputError(
+                f"{tar_path}: member '{shown(name)}' is sparse or split over volumes, which cannot "
+                "be read by offset; write the tar again without --sparse and --multi-volume."
+            )
+        has_data = kind not in _WITHOUT_DATA
+        offset = position + BLOCK_BYTES
+        end = offset + (_padded(size) if has_data else 0)
+        if end > tar_bytes:
+            raise InputError(
+                f"{tar_path}: the data of member '{shown(name)}' should end at byte {end} but the tar "
+                f"has {tar_bytes} bytes, so it is truncated; copy or write it again."
+            )
+        # A folder in an archive older than ustar is a regular member whose name ends in a slash.
+        if kind in _LINKS or (kind in _REGULAR and not name.endswith(b"/")):
+            yield Member(name, offset, size if has_data else 0, head[:size], kind in _LINKS)
+        position = end
+        long_name, pax_local = None, {}
+
+
+def shown(name: bytes) -> str:
+    """A member's name as text, for keys and messages; bytes that are not utf-8 are escaped."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _check_header_sum(header: bytes, tar_path: str, position: int) -> None:
+    """The sum of the header's bytes, its own field counted as eight spaces."""
+    field = header[148:156]
+    try:
+        stored = int(field.split(b"\0", 1)[0].strip() or b"-1", 8)
+    except ValueError:
+        stored = -1
+    unsigned = sum(header) - sum(field) + 8 * 32
+    if stored == unsigned:
+        return
+    # Some old writers summed signed bytes.
+    signed = unsigned - 256 * (sum(byte > 127 for byte in header) - sum(byte > 127 for byte in field))
+    if stored == signed:
+        return
+    if position == 0:
+        raise InputError(
+            f"{tar_path}: not a plain tar (its first header fails its checksum); "
+            "shards must be uncompressed ustar, GNU or PAX tars, so write it again if it is damaged."
+        )
+    raise InputError(
+        f"{tar_path}: the header at byte {position} fails its checksum, so the tar is damaged; "
+        "copy or write it again."
+    )
+
+
+def _number(field: bytes, tar_path: str, position: int) -> int:
+    """A size field: octal digits, or base 256 when its first bit is set (GNU, above 8 GiB)."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+    except ValueError:
+        raise InputError(
+            f"{tar_path}: the header at byte {position} has the size field {field!r}, which is no "
+            "octal or base-256 number; write the tar again."
+        ) from None
+
+
+def _header_name(header: bytes) -> bytes:
+    name = header[:100].split(b"\0", 1)[0]
+    # GNU's own magic ("ustar  ") uses the prefix field for other things.
+    if header[257:263] == b"ustar\0":
+        prefix = header[345:500].split(b"\0", 1)[0]
+        if prefix:
+            return prefix + b"/" + name
+    return name
+
+
+def _record_data(descriptor: int, tar_path: str, position: int, size: int) -> bytes:
+    data = b""
+    if size <= _MAX_NAME_RECORD_BYTES:
+        data = os.pread(descriptor, size, position + BLOCK_BYTES)
+    if len(data) < size:
+        raise InputError(
+            f"{tar_path}: the extended header at byte {position} claims {size} bytes that are not there "
+            f"(at most {_MAX_NAME_RECORD_BYTES} are allowed); copy or write the tar again."
+        )
+    return data
+
+
+def _pax_records(data: bytes, tar_path: str, position: int) -> dict[bytes, bytes]:
+    """Records "LENGTH KEY=VALUE\\n", LENGTH counting the whole record in bytes."""
+    records: dict[bytes, bytes] = {}
+    start = 0
+    while start < len(data) and data[start] != 0:
+        space = data.find(b" ", start, start + 21)
+        digits = data[start:space] if space > 0 else b""
+        stop = start + int(digits) if digits.isdigit() else 0
+        key, equals, value = data[space + 1 : max(stop - 1, 0)].partition(b"=")
+        if not equals or stop > len(data) or data[stop - 1 : stop] != b"\n":
+            raise InputError(
+                f"{tar_path}: the PAX header at byte {position} is malformed, so the tar is damaged; "
+                "copy or write it again."
+            )
+        records[key] = value
+        start = stop
+    return records
+
+
+def _pax_size(value: bytes, tar_path: str, name: bytes) -> int:
+    if not value.isdigit():
+        raise InputError(
+            f"{tar_path}: the PAX size of member '{shown(name)}' is {value!r}, not a decimal number; "
+            "write the tar again."
+        )
+    return int(value)
+
+
+def _check_end(descriptor: int, tar_path: str, position: int) -> None:
+    """Two zero blocks end a tar; what follows may only be zeros (padding of the last record)."""
+    if len(os.pread(descriptor, 2 * BLOCK_BYTES, position)) < 2 * BLOCK_BYTES:
+        raise InputError(
+            f"{tar_path}: only part of the end-of-archive marker is there (from byte {position}), "
+            "so the tar is truncated; copy or write it again."
+        )
+    while chunk := os.pread(descriptor, 1 << 20, position):
+        if chunk.count(0) != len(chunk):
+            raise InputError(
+                f"{tar_path}: data follow a zero block at byte {position} or later; the tar is damaged "
+                "or several tars were joined by cat, so write it again as one archive."
+            )
+        position += len(chunk)

@@ -1,0 +1,1 @@
+"""What is applied to the plain model from outside: parallelism, compile, checkpointing, EMA."""

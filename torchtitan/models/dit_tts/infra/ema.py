@@ -1,0 +1,72 @@
+"""Exponential moving average of the weights, sharded as they are and saved with them."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+
+from torchtitan.models.dit_tts.model.initialization import plain_name
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class EMA(Stateful):
+    """Average of a model's weights with decay min(decay, n / (9 + n)) after n earlier updates.
+
+    The first update copies the weights, and the average follows a young model closely. Kept in the
+    parameters' dtype and layout, so the checkpointer saves and reshards it like the model.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.num_updates = 0
+        self.weights = {plain_name(name): p for name, p in model.named_parameters()}
+        self.shadow = {name: p.detach().clone() for name, p in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Takes in the weights after an optimizer step."""
+        decay = min(self.decay, self.num_updates / (9.0 + self.num_updates))
+        self.num_updates += 1
+        torch._foreach_lerp_(
+            [_local(value) for value in self.shadow.values()],
+            [_local(value.detach()) for value in self.weights.values()],
+            1.0 - decay,
+        )
+
+    def swapped(self) -> "EMASwap":
+        """Context in which the model holds the averaged weights."""
+        return EMASwap(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_updates": self.num_updates, **self.shadow}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.num_updates = state_dict["num_updates"]
+        for name, value in self.shadow.items():
+            _local(value).copy_(_local(state_dict[name]))
+
+
+class EMASwap:
+    """Puts the averaged weights into the model on entry and the trained ones back on exit."""
+
+    def __init__(self, ema: EMA):
+        self.ema = ema
+
+    def _exchange(self) -> None:
+        with torch.no_grad():
+            for name, average in self.ema.shadow.items():
+                trained = _local(self.ema.weights[name].detach())
+                kept = trained.clone()
+                trained.copy_(_local(average))
+                _local(average).copy_(kept)
+
+    def __enter__(self) -> None:
+        self._exchange()
+
+    def __exit__(self, *exception: object) -> None:
+        self._exchange()

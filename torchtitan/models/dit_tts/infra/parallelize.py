@@ -1,0 +1,127 @@
+"""Activation checkpointing, compile and data parallelism for the plain model."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.dit_tts.data.buckets import MAX_BUCKETS
+from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import device_type
+
+# What per-op checkpointing keeps: the products, which cost most to compute again.
+_SAVED_OPERATIONS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Writes this rank's part of a whole initial value."""
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(
+            value, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+    parameter.copy_(value)
+
+
+def apply_compile(model: nn.Module, backend: str) -> None:
+    """Compiles each block in place: a wrapper around it would step past FSDP's hooks."""
+    # One graph for each static shape of the data, in training and in evaluation mode.
+    torch._dynamo.config.recompile_limit = max(
+        torch._dynamo.config.recompile_limit, 2 * MAX_BUCKETS
+    )
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True, dynamic=False)
+    logger.info(f"Compiling each block in place with {backend}")
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    """Gradients are summed over ranks, not averaged: the loss is already divided by the global
+    number of valid frames."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            if device_type == "cpu":
+                # gloo has no PREMUL_SUM, which a divide factor otherwise uses
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def apply_fsdp(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    mixed_precision: MixedPrecisionPolicy,
+    reshard_after_forward: bool,
+    cpu_offload: bool,
+) -> None:
+    """FSDP2 on a one-dimensional mesh, HSDP on a (replicate, shard) mesh; one unit a block."""
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision}
+    if cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    for encoder in (model.text_encoder, model.speaker_encoder):
+        if encoder is not None:
+            fully_shard(encoder, **options, reshard_after_forward=reshard_after_forward)
+    for layer in model.layers:
+        fully_shard(layer, **options, reshard_after_forward=reshard_after_forward)
+    # The last unit is needed again at once by the backward pass.
+    fully_shard([model.norm, model.output], **options, reshard_after_forward=False)
+    fully_shard(model, **options)
+    for method in ("encode_conditions", "denoise"):
+        register_fsdp_forward_method(model, method)
+
+
+def parallelize_dit_tts(
+    model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig
+) -> nn.Module:
+    """Applies activation checkpointing, then compile, then FSDP2, HSDP or DDP."""
+    compile_model = job_config.compile.enable and "model" in job_config.compile.components
+    if job_config.activation_checkpoint.mode != "none":
+        apply_ac(
+            model,
+            job_config.activation_checkpoint,
+            model_compile_enabled=compile_model,
+            op_sac_save_list=_SAVED_OPERATIONS,
+            base_folder=job_config.job.dump_folder,
+        )
+    if compile_model:
+        apply_compile(model, job_config.compile.backend)
+
+    training = job_config.training
+    if parallel_dims.fsdp_enabled:
+        names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+        apply_fsdp(
+            model,
+            parallel_dims.get_mesh(names),
+            # Inputs stay as they are: time in bfloat16 would be a different time. The model casts.
+            MixedPrecisionPolicy(
+                param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+                reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+                cast_forward_inputs=False,
+            ),
+            reshard_after_forward=job_config.parallelism.fsdp_reshard_after_forward != "never",
+            cpu_offload=training.enable_cpu_offload,
+        )
+        logger.info(f"Applied {'HSDP' if parallel_dims.dp_replicate_enabled else 'FSDP2'}")
+    elif parallel_dims.dp_replicate_enabled:
+        # Mixed precision under DDP is autocast's, as on a single device.
+        replicate(model, mesh=parallel_dims.get_mesh("dp_replicate"))
+        logger.info("Applied DDP")
+    _sum_gradients(model)
+    model.write_parameter = write_sharded
+    return model

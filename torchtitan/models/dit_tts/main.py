@@ -1,0 +1,81 @@
+"""Runs one training process from a config: checks, trains, and leaves a state that tools can read."""
+
+import os
+import sys
+import traceback
+from typing import Callable
+
+from torchtitan.models.dit_tts.errors import InputError
+
+EXIT_INPUT_ERROR = 2
+
+
+def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
+    """Turns an InputError into its sentence on stderr and exit status 2.
+
+    Every rank meets the same mistake in the config, so only the first of a machine prints it.
+    """
+
+    def wrapped(args: list[str]) -> int:
+        try:
+            return function(args) or 0
+        except InputError as error:
+            if os.environ.get("TITAN_TTS_TRACEBACK"):
+                traceback.print_exc()
+            if os.environ.get("LOCAL_RANK", "0") == "0" or "rank" in str(error):
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            return EXIT_INPUT_ERROR
+
+    return wrapped
+
+
+@report_input_errors
+def train(args: list[str]) -> int:
+    """Trains as the command line says. Returns the exit status.
+
+    Raises:
+        InputError: a mistake in config or data.
+    """
+    # torch and torchtitan take seconds to import, and a process needs its group's address first.
+    from torchtitan.models.dit_tts.trainer import DiTTTSTrainer, set_single_process_defaults
+
+    set_single_process_defaults()
+
+    import torch
+
+    from torchtitan.models.dit_tts import model_flavors
+    from torchtitan.models.dit_tts.config import load_config, run_folder_path
+    from torchtitan.models.dit_tts.run_folder import RunFolder
+    from torchtitan.models.dit_tts.validate import validate_config
+    from torchtitan.tools.logging import init_logger, logger
+
+    config = load_config(args)
+    validate_config(config, int(os.environ["WORLD_SIZE"]), list(model_flavors()))
+    init_logger()
+    folder = RunFolder(run_folder_path(config), int(os.environ["RANK"]))
+    folder.start(config)
+    logger.info(f"Run folder: {folder.path}")
+    # Upstream writes checkpoints, traces and snapshots below dump_folder.
+    config.job.dump_folder = str(folder.path)
+
+    trainer = None
+    try:
+        trainer = DiTTTSTrainer(config)
+        if config.checkpoint.create_seed_checkpoint:
+            trainer.checkpointer.save(curr_step=0, last_step=True)
+        else:
+            trainer.train()
+        folder.set_state("completed", trainer.step)
+    except torch.OutOfMemoryError as error:
+        folder.set_state("oom", trainer.step if trainer else 0, error=str(error).split("\n")[0])
+        raise
+    except Exception as error:
+        state = "timeout" if "timeout" in str(error).lower() else "failed"
+        folder.set_state(state, trainer.step if trainer else 0, error=str(error).split("\n")[0])
+        raise
+    finally:
+        if trainer is not None:
+            trainer.close()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return 0

@@ -1,0 +1,226 @@
+"""Metrics of a training run: loss, exact FLOPs and MFU, goodput, waste, memory, progress.
+
+MFU is exact-FLOPs MFU: training FLOPs of the executed (padded) shapes without recomputation, as
+`torch.utils.flop_counter` counts them, over the device's dense bf16 peak. Goodput MFU counts the
+real lengths only.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.run_folder import LineFile
+from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import device_type
+
+_PEAK_TFLOPS = {  # dense bf16, from the vendors' datasheets; the first name found in the device's wins
+    "A100": 312.0,
+    "H100 NVL": 835.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "GH200": 989.0,
+    "H200": 989.0,
+    "B200": 2250.0,
+    "L40S": 362.0,
+}
+
+
+def peak_flops(device_name: str, peak_tflops: float) -> float | None:
+    """Dense bf16 peak of one device in FLOP/s; None where it is not known."""
+    if peak_tflops > 0:
+        return peak_tflops * 1e12
+    for name, tflops in _PEAK_TFLOPS.items():
+        if name in device_name:
+            return tflops * 1e12
+    return None
+
+
+class _TensorBoard(BaseLogger):
+    """One folder a run; a resume hides the steps that it trains again."""
+
+    def __init__(self, folder: str, resumed_step: int):
+        self.writer = SummaryWriter(folder, purge_step=resumed_step + 1 if resumed_step else None)
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        for name, value in metrics.items():
+            if value is not None:
+                self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def eta(seconds: float) -> str:
+    """A duration as h:mm:ss."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"
+
+
+class TTSMetricsProcessor(MetricsProcessor):
+    """Upstream's processor with figures for padded batches of speech.
+
+    `count` is called for each micro-batch; `log` sums over ranks what was counted since the last.
+    """
+
+    def __init__(
+        self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
+    ):
+        without_tensorboard = replace(job_config.metrics, enable_tensorboard=False)
+        super().__init__(replace(job_config, metrics=without_tensorboard), parallel_dims)
+        self.job_config = job_config
+        self.model_args = model_args
+        self.peak = peak_flops(
+            self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
+        )
+        self.shapes: set[tuple[int, ...]] = set()
+        self.metrics_file: LineFile | None = None
+        self.first_step = 0
+        self.start_time = time.perf_counter()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.executed_flops = 0
+        self.useful_flops = 0
+        self.samples = 0
+        self.valid_frames = 0
+        self.padded_frames = 0
+        self.last_logged_step = getattr(self, "last_logged_step", 0)
+
+    def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: LineFile) -> None:
+        """Called once the checkpoint is loaded, on every rank."""
+        self.first_step = self.last_logged_step = resumed_step
+        self.start_time = self.time_last_log = time.perf_counter()
+        if torch.distributed.get_rank() != 0:
+            return
+        self.metrics_file = metrics_file
+        if self.job_config.metrics.enable_tensorboard:
+            loggers = LoggerContainer()
+            loggers.add_logger(self.logger)
+            loggers.add_logger(_TensorBoard(tensorboard_folder, resumed_step))
+            self.logger = loggers
+
+    def should_log(self, step: int) -> bool:
+        last = step == self.job_config.training.steps
+        return super().should_log(step) or last
+
+    def count(
+        self,
+        shape: tuple[int, int, int, int],
+        frames: list[int],
+        text_tokens: list[int],
+        speaker_frames: list[int],
+    ) -> None:
+        """Takes note of a micro-batch.
+
+        Args:
+            shape: padded (samples, frames, text tokens, speaker frames).
+            frames, text_tokens, speaker_frames: real lengths of each sample.
+        """
+        batch, padded, text, speaker = shape
+        self.shapes.add(shape)
+        self.executed_flops += batch * training_flops(
+            self.model_args, Lengths(padded, text, speaker)
+        )
+        self.useful_flops += sum(
+            training_flops(self.model_args, Lengths(*lengths))
+            for lengths in zip(frames, text_tokens, speaker_frames)
+        )
+        self.samples += batch
+        self.valid_frames += sum(frames)
+        self.padded_frames += batch * padded
+
+    def _global_sums(self) -> list[float]:
+        sums = torch.tensor(
+            [
+                self.executed_flops,
+                self.useful_flops,
+                self.samples,
+                self.valid_frames,
+                self.padded_frames,
+            ],
+            dtype=torch.float64,
+            device=device_type,
+        )
+        mesh = self.parallel_dims.get_optional_mesh("batch")
+        if mesh is not None:
+            torch.distributed.all_reduce(sums, group=mesh.get_group())
+        return sums.tolist()
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        now = time.perf_counter()
+        seconds = now - self.time_last_log
+        executed, useful, samples, valid, padded = self._global_sums()
+        devices = self.parallel_dims.world_size
+        memory = self.device_memory_monitor.get_peak_stats()
+        steps = step - self.last_logged_step
+        total = self.job_config.training.steps
+        remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
+        metrics: dict[str, Any] = {
+            "loss": global_avg_loss,
+            "loss_max_rank": global_max_loss,
+            "grad_norm": grad_norm,
+            "samples_per_second": samples / seconds,
+            "audio_seconds_per_second": valid
+            / self.job_config.data.frames_per_second
+            / seconds,
+            "frames_per_second": padded / seconds,
+            "tflops_per_device": executed / seconds / devices / 1e12,
+            "padding_waste": 1.0 - valid / padded,
+            "compiled_shapes": len(self.shapes),
+            "seconds_per_step": seconds / steps,
+            "data_loading_fraction": sum(self.data_loading_times) / seconds,
+            "peak_memory_gib": memory.max_reserved_gib,
+            "progress": step / total,
+            "eta_seconds": remaining,
+            # None on a device whose peak is not known: an MFU against a guessed peak is no figure.
+            "mfu": self.peak and executed / seconds / devices / self.peak,
+            "goodput_mfu": self.peak and useful / seconds / devices / self.peak,
+            **(extra_metrics or {}),
+        }
+        self.logger.log(metrics, step)
+        if self.metrics_file is not None:
+            self.metrics_file.append({"step": step, "time": time.time(), **metrics})
+
+        mfu = (
+            f"mfu: {metrics['mfu']:.1%} (goodput {metrics['goodput_mfu']:.1%})"
+            if self.peak is not None
+            else f"{metrics['tflops_per_device']:.3f} TFLOP/s"
+        )
+        color = self.color
+        logger.info(
+            f"{color.red}step: {step}/{total} ({step / total:.0%})  "
+            f"{color.green}loss: {global_avg_loss:.5f}  "
+            f"{color.orange}grad_norm: {grad_norm:.4f}  "
+            f"{color.turquoise}memory: {memory.max_reserved_gib:.2f}GiB  "
+            f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
+            f"{color.cyan}waste: {metrics['padding_waste']:.0%}  "
+            f"{color.magenta}{mfu}{color.reset}  ETA {eta(remaining)}"
+        )
+        self.last_logged_step = step
+        self._reset()
+        self.ntokens_since_last_log = 0
+        self.data_loading_times.clear()
+        self.time_last_log = time.perf_counter()
+        self.device_memory_monitor.reset_peak_stats()
+
+
+def build_tts_metrics_processor(
+    job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
+) -> TTSMetricsProcessor:
+    return TTSMetricsProcessor(job_config, parallel_dims, model_args)

@@ -1,0 +1,135 @@
+"""The trainer: upstream's, with the flow-matching step, EMA, audit and the run's folder."""
+
+import os
+from pathlib import Path
+from typing import Any, Iterable, Iterator
+
+import torch
+
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.train import Trainer
+
+
+class DiTTTSTrainer(Trainer):
+    """Trains `DiTTTSModel`. `job_config.job.dump_folder` is the run's own folder here.
+
+    Upstream's `train_step` is used as it is: it counts the valid frames of all micro-batches by
+    their labels, accumulates, clips and steps. What diffusion adds is `forward_backward_step`.
+    """
+
+    job_config: JobConfig
+    metrics_processor: TTSMetricsProcessor
+
+    def __init__(self, job_config: JobConfig):
+        super().__init__(job_config)
+        o = job_config.objective
+        self.objective = FlowMatching(
+            prediction=o.prediction,
+            time_distribution=o.time_distribution,
+            logit_mean=o.logit_mean,
+            logit_std=o.logit_std,
+            text_dropout=o.text_dropout,
+            speaker_dropout=o.speaker_dropout,
+            seed=job_config.data.seed,
+        )
+        self.ema = (
+            EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
+        )
+        if self.ema is not None and self.checkpointer.enable:
+            self.checkpointer.states["ema"] = self.ema
+        self.run_folder = RunFolder(
+            Path(job_config.job.dump_folder), torch.distributed.get_rank()
+        )
+        self.step_ids: list[str] = []
+        self._load = self.checkpointer.load
+        self.checkpointer.load = self._load_checkpoint
+
+    def _load_checkpoint(self, step: int = -1) -> bool:
+        """Loads as upstream does, then brings the run's folder to the step that was loaded."""
+        loaded = self._load(step=step)
+        self.run_folder.resume_at(self.step)
+        self.metrics_processor.start(
+            self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
+        )
+        self.run_folder.set_state("running", self.step)
+        return loaded
+
+    def batch_generator(
+        self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
+    ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+        """Upstream's, and takes note of each micro-batch while it is still on the CPU."""
+        for batch, labels in super().batch_generator(data_iterable):
+            if self.job_config.objective.loss_on_padding:
+                labels = torch.zeros_like(labels)
+            self.metrics_processor.count(
+                (*batch["latents"].shape[:2], batch["text_ids"].shape[1], batch["speaker"].shape[1]),
+                batch["frames"].tolist(),
+                batch["text_mask"].sum(1).tolist(),
+                batch["speaker_mask"].sum(1).tolist(),
+            )
+            self.step_ids.extend(batch["sample_id"])
+            yield batch, labels
+
+    def forward_backward_step(
+        self,
+        *,
+        input_dict: dict[str, Any],
+        labels: torch.Tensor,
+        global_valid_tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
+        by the number of valid frames in the whole global batch."""
+        frame_mask = labels != IGNORE_INDEX
+        with torch.no_grad():
+            noisy = self.objective.corrupt(
+                input_dict["latents"],
+                input_dict["batch_number"],
+                input_dict["batch_row"],
+                input_dict["batch_rows"],
+            )
+        with self.train_context():
+            with self.maybe_enable_amp:
+                prediction = self.model_parts[0](
+                    noisy.latents,
+                    noisy.t,
+                    frame_mask,
+                    input_dict["text_ids"],
+                    input_dict["text_mask"],
+                    input_dict["speaker"],
+                    input_dict["speaker_mask"],
+                    noisy.keep_text,
+                    noisy.keep_speaker,
+                )
+                loss = self.loss_fn(prediction, noisy.target, frame_mask) / global_valid_tokens
+            del prediction
+            loss.backward()
+        return loss
+
+    def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
+        self.step_ids = []
+        super().train_step(data_iterator)
+        if self.ema is not None:
+            self.ema.update()
+        if self.job_config.data.audit:
+            self.run_folder.audit.append({"step": self.step, "ids": self.step_ids})
+        if self.metrics_processor.should_log(self.step):
+            self.run_folder.set_state("running", self.step)
+
+
+def set_single_process_defaults() -> None:
+    """Lets `python train.py` run without torchrun, as the only process of its group."""
+    if "RANK" in os.environ:
+        return
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )

@@ -1,0 +1,160 @@
+"""Checks a config against itself, the machine and the data before anything is built."""
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.job_config import JobConfig
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InputError(message)
+
+
+def data_parallel_degree(config: JobConfig, world_size: int) -> int:
+    """Ranks that see different data: replicas times shards.
+
+    Raises:
+        InputError: degrees below one or that do not multiply to the number of processes.
+    """
+    p = config.parallelism
+    degrees = {
+        "data_parallel_replicate_degree": p.data_parallel_replicate_degree,
+        "data_parallel_shard_degree": p.data_parallel_shard_degree,
+    }
+    for name, degree in degrees.items():
+        lowest = "-1 or at least 1" if name.endswith("shard_degree") else "at least 1"
+        _require(
+            degree >= 1 or (degree == -1 and name.endswith("shard_degree")),
+            f"[parallelism] {name} = {degree} is not a degree; it must be {lowest}",
+        )
+    for name in (
+        "tensor_parallel_degree",
+        "context_parallel_degree",
+        "pipeline_parallel_degree",
+        "expert_parallel_degree",
+    ):
+        _require(
+            getattr(p, name) == 1,
+            f"[parallelism] {name} = {getattr(p, name)} is not supported by this model family; "
+            f"set it to 1 and use data_parallel_shard_degree or data_parallel_replicate_degree",
+        )
+    shard = p.data_parallel_shard_degree
+    replicate = p.data_parallel_replicate_degree
+    if shard == -1:
+        _require(
+            world_size % replicate == 0,
+            f"[parallelism] data_parallel_replicate_degree = {replicate} does not divide the "
+            f"{world_size} processes that were started; choose a divisor of {world_size}",
+        )
+        shard = world_size // replicate
+    _require(
+        replicate * shard == world_size,
+        f"[parallelism] data_parallel_replicate_degree {replicate} x data_parallel_shard_degree "
+        f"{shard} = {replicate * shard}, but {world_size} processes were started; their product "
+        f"must be {world_size} (NGPU sets the number of processes)",
+    )
+    return replicate * shard
+
+
+def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
+    """Micro-batches a step.
+
+    Raises:
+        InputError: a global batch that ranks and local batch do not divide.
+    """
+    t = config.training
+    _require(
+        t.local_batch_size >= 1,
+        f"[training] local_batch_size = {t.local_batch_size} must be at least 1",
+    )
+    if t.global_batch_size < 0:
+        return 1
+    per_pass = t.local_batch_size * dp_degree
+    _require(
+        t.global_batch_size >= per_pass and t.global_batch_size % per_pass == 0,
+        f"[training] global_batch_size = {t.global_batch_size} is not a multiple of "
+        f"local_batch_size {t.local_batch_size} x {dp_degree} data-parallel ranks = {per_pass}; "
+        f"change one of them",
+    )
+    return t.global_batch_size // per_pass
+
+
+def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> None:
+    """Raises InputError at the first setting that cannot work, in one sentence."""
+    _require(
+        config.model.name == "dit_tts",
+        f"[model] name = {config.model.name!r}: train.py trains only 'dit_tts'",
+    )
+    _require(
+        config.model.flavor in flavors,
+        f"[model] flavor = {config.model.flavor!r} is not known; allowed are {', '.join(flavors)}",
+    )
+    _require(
+        config.encoder.model == "bytes",
+        f"[encoder] model = {config.encoder.model!r} is not known; allowed is 'bytes', the learned "
+        f"byte encoder",
+    )
+    _require(
+        "/" not in config.job.experiment and config.job.experiment not in (".", ".."),
+        f"[job] experiment = {config.job.experiment!r} must be a folder's name without '/'",
+    )
+    dp_degree = data_parallel_degree(config, world_size)
+    steps = accumulation_steps(config, dp_degree)
+    _require(
+        config.data.batch_multiple % (dp_degree * steps) == 0,
+        f"[data] batch_multiple = {config.data.batch_multiple} cannot be divided among {dp_degree} "
+        f"data-parallel ranks x {steps} accumulation steps; set it to a multiple of "
+        f"{dp_degree * steps} that divides global_batch_size",
+    )
+    _validate_numbers(config)
+    ac = config.activation_checkpoint
+    _require(
+        ac.mode != "selective"
+        or ac.selective_ac_option == "op"
+        or (ac.selective_ac_option.isdigit() and int(ac.selective_ac_option) > 0),
+        f"[activation_checkpoint] selective_ac_option = {ac.selective_ac_option!r}; allowed are "
+        f"'op' or N, for every Nth block",
+    )
+    _require(
+        ac.mode != "memory_budget" or config.compile.enable,
+        "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
+    )
+
+
+def _validate_numbers(config: JobConfig) -> None:
+    d, o = config.data, config.objective
+    positive = {
+        "[training] steps": config.training.steps,
+        "[metrics] log_freq": config.metrics.log_freq,
+        "[checkpoint] interval": config.checkpoint.interval,
+        "[data] max_frames": d.max_frames,
+        "[data] max_speaker_frames": d.max_speaker_frames,
+        "[data] max_text_tokens": d.max_text_tokens,
+        "[data] batch_multiple": d.batch_multiple,
+        "[data] latent_channels": d.latent_channels,
+        "[data] frames_per_second": d.frames_per_second,
+        "[sampling] steps": config.sampling.steps,
+        "[objective] logit_std": o.logit_std,
+        "[training] max_norm": config.training.max_norm,
+    }
+    for key, value in positive.items():
+        _require(value > 0, f"{key} = {value} must be greater than 0")
+    for key, value in {
+        "[data] num_workers": d.num_workers,
+        "[data] prefetch_batches": d.prefetch_batches,
+        "[sampling] freq": config.sampling.freq,
+        "[optimizer] lr": config.optimizer.lr,
+        "[lr_scheduler] warmup_steps": config.lr_scheduler.warmup_steps,
+    }.items():
+        _require(value >= 0, f"{key} = {value} must not be negative")
+    for key, value in {
+        "[objective] text_dropout": o.text_dropout,
+        "[objective] speaker_dropout": o.speaker_dropout,
+        "[ema] decay": config.ema.decay,
+        "[sampling] min_t": config.sampling.min_t,
+    }.items():
+        _require(0 <= value <= 1, f"{key} = {value} must lie between 0 and 1")
+    _require(
+        config.checkpoint.keep_latest_k != 1,
+        "[checkpoint] keep_latest_k = 1 could leave no whole checkpoint after a crash; allowed are "
+        "0, which keeps all, or at least 2",
+    )
