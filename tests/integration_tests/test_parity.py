@@ -1,0 +1,62 @@
+"""The same training on every layout: losses and gradient norms agree within 1e-5."""
+
+import pytest
+
+from tests import runs
+from tests.synthetic import make_shards
+
+STEPS = 4
+
+LAYOUTS = {
+    "accumulation": (1, ["--training.local_batch_size=4"]),
+    "ddp": (2, ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]),
+    "fsdp": (2, ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]),
+    "hsdp": (
+        4,
+        [
+            "--training.local_batch_size=2",
+            "--parallelism.data_parallel_replicate_degree=2",
+            "--parallelism.data_parallel_shard_degree=2",
+        ],
+    ),
+    "full_checkpointing": (1, ["--activation_checkpoint.mode=full"]),
+    "every_2nd_block": (
+        1,
+        ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"],
+    ),
+    "per_op_checkpointing": (
+        1,
+        ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"],
+    ),
+    "compile": (1, ["--compile.enable"]),
+    "fsdp_compile_checkpointing": (
+        2,
+        ["--training.local_batch_size=4", "--compile.enable", "--activation_checkpoint.mode=full"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    """Data, a seed checkpoint, and the losses of the plain run that starts from it."""
+    folder = tmp_path_factory.mktemp("parity")
+    make_shards(folder / "data", 40, seed=3)
+    common = [*runs.TINY, "--data.path", str(folder / "data"), f"--training.steps={STEPS}"]
+    runs.run(folder, "seed", [*common, "--checkpoint.create_seed_checkpoint"])
+    seed_checkpoint = folder / "seed" / "checkpoint" / "step-0"
+    common += ["--checkpoint.load_only", "--checkpoint.initial_load_path", str(seed_checkpoint)]
+    plain = runs.run(folder, "plain", common).metrics()
+    assert sorted(plain) == list(range(1, STEPS + 1))
+    return folder, common, plain
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_trains_as_one_process_does(seeded, layout):
+    folder, common, plain = seeded
+    processes, arguments = LAYOUTS[layout]
+    metrics = runs.run(folder, layout, [*common, *arguments], processes).metrics()
+    for step, row in plain.items():
+        assert metrics[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
+        assert metrics[step]["grad_norm"] == pytest.approx(row["grad_norm"], abs=1e-5)
+    # The losses must have moved, or equality would say nothing of the optimizer.
+    assert abs(plain[STEPS]["loss"] - plain[1]["loss"]) > 1e-4

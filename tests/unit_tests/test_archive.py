@@ -1,0 +1,400 @@
+"""Shards: what is written is read back, whatever tool wrote the tar; damage is always an error."""
+
+import errno
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.synthetic import make_samples, make_shards
+from torchtitan.models.dit_tts.data import archive, index
+from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+
+CHANNELS = 8
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def npy(array) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def members_of(sample: Triplet) -> dict[str, bytes]:
+    return {
+        f"{sample.key}.npy": npy(sample.latents),
+        f"{sample.key}.ref.npy": npy(sample.reference),
+        f"{sample.key}.json": json.dumps(sample.metadata).encode(),
+    }
+
+
+def write_tar(path, members, tar_format=tarfile.GNU_FORMAT):
+    """``members``: (name, bytes) pairs in the order they are written."""
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def check_equal(dataset, samples, prefix="x:"):
+    assert [dataset.sample_id(i) for i in range(len(dataset))] == [prefix + sample.key for sample in samples]
+    for number, sample in enumerate(samples):
+        latents, reference = dataset.read(number)
+        np.testing.assert_array_equal(latents, sample.latents.astype(np.float32))
+        np.testing.assert_array_equal(reference, sample.reference.astype(np.float32))
+        assert dataset.metadata(number) == sample.metadata
+        assert dataset.frames[number] == len(sample.latents)
+        assert dataset.text_bytes[number] == len(sample.metadata["text"].encode())
+
+
+@pytest.fixture
+def samples():
+    made = make_samples(5, seed=1, channels=CHANNELS)
+    made[2].metadata["text"] = "naïve 你好"
+    return made
+
+
+def test_written_shard_is_deterministic_and_read_back(tmp_path, samples):
+    write_shard(tmp_path / "x.tar", iter(samples))
+    first = (tmp_path / "x.tar").read_bytes()
+    write_shard(tmp_path / "x.tar", samples)
+    assert (tmp_path / "x.tar").read_bytes() == first
+    assert os.listdir(tmp_path) == ["x.tar"]
+    check_equal(open_dataset(str(tmp_path), CHANNELS), samples)
+
+
+def test_failed_write_leaves_the_old_shard(tmp_path, samples):
+    write_shard(tmp_path / "x.tar", samples)
+    before = (tmp_path / "x.tar").read_bytes()
+    with pytest.raises(ValueError, match="key 'utt000000' was given twice"):
+        write_shard(tmp_path / "x.tar", [samples[0], samples[0]])
+    assert (tmp_path / "x.tar").read_bytes() == before
+    assert os.listdir(tmp_path) == ["x.tar"]
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"key": "a.b"}, "key 'a.b' cannot name a sample"),
+        ({"latents": np.zeros((0, CHANNELS), np.float16)}, "no latent frame"),
+        ({"latents": np.full((3, CHANNELS), 1e6)}, "not finite in float16"),
+        ({"reference": np.zeros((3, CHANNELS + 1), np.float16)}, "same width"),
+        ({"metadata": {}}, 'no "text" string'),
+        ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as utf-8 JSON"),
+    ],
+)
+def test_writer_refuses(tmp_path, samples, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        write_shard(tmp_path / "x.tar", [Triplet(**{**vars(samples[0]), **change})])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_python_tars_with_long_names_interleaved_and_extra_members(tmp_path, samples, tar_format):
+    # ustar splits a long name into a prefix and a name of at most 100 bytes.
+    samples = [
+        Triplet(f"{'folder' * 12}/{'k' * 80}{number}", *[getattr(s, f) for f in ("latents", "reference", "metadata")])
+        for number, s in enumerate(samples)
+    ]
+    if tar_format != "ustar":
+        samples.append(Triplet("é" * 140, samples[0].latents, samples[1].reference, samples[0].metadata))
+    members = [list(members_of(sample).items()) for sample in samples]
+    interleaved = [triplet[kind] for kind in (2, 0, 1) for triplet in members]
+    interleaved.insert(4, ("readme.txt", b"not a sample"))
+    interleaved.insert(9, (samples[0].key + ".wav", b"RIFF"))
+    write_tar(tmp_path / "x.tar", interleaved, FORMATS[tar_format])
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
+
+
+@pytest.mark.parametrize("tar_format", ["ustar", "gnu", "posix", "v7"])
+def test_gnu_tar_both_ways(tmp_path, samples, tar_format):
+    tar = shutil.which("tar")
+    assert tar, "GNU tar is needed on PATH"
+    source = tmp_path / "source"
+    source.mkdir()
+    for sample in samples:
+        for name, data in members_of(sample).items():
+            (source / name).write_bytes(data)
+    # "-C folder ." writes a folder member and names that begin with "./".
+    subprocess.run(
+        [tar, f"--format={tar_format}", "--sort=name", "-cf", tmp_path / "x.tar", "-C", source, "."], check=True
+    )
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
+    write_shard(tmp_path / "ours.tar", samples)
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run([tar, "-xf", tmp_path / "ours.tar", "-C", unpacked], check=True)
+    assert np.array_equal(np.load(unpacked / "utt000003.npy"), samples[3].latents)
+
+
+def test_float32_arrays_and_given_buffers(tmp_path, samples):
+    sample = Triplet("a", samples[0].latents.astype(np.float32) / 3, samples[0].reference, samples[0].metadata)
+    write_tar(tmp_path / "x.tar", members_of(sample).items())
+    dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
+    latents = np.full((300, CHANNELS), 7, np.float32)
+    reference = np.full((3, CHANNELS), 7, np.float16)
+    read_latents, read_reference = dataset.read(0, latents, reference)
+    assert np.shares_memory(read_latents, latents) and len(read_latents) == len(sample.latents)
+    np.testing.assert_array_equal(read_latents, sample.latents)
+    assert (latents[len(sample.latents) :] == 7).all()
+    np.testing.assert_array_equal(read_reference, sample.reference[:3])
+    with pytest.raises(ValueError, match="'x:a' has .* never cropped"):
+        dataset.read(0, latents[: len(sample.latents) - 1])
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        member = tar.getmembers()[4]
+    if how == "end marker cut":
+        del data[tar.offset :]
+    elif how == "half an end marker":
+        del data[tar.offset + 512 :]
+    elif how == "cut in data":
+        del data[member.offset_data + 100 :]
+    elif how == "cut between members":
+        del data[member.offset :]
+    elif how == "flipped header bit":
+        data[member.offset + 3] ^= 4
+    elif how == "flipped checksum bit":
+        data[member.offset + 150] ^= 1
+    elif how == "zeroed header":
+        data[member.offset : member.offset + 512] = bytes(512)
+    elif how == "joined":
+        data = data + data
+    elif how == "compressed":
+        data[:3] = b"\x1f\x8b\x08"
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "how, sentence",
+    [
+        ("end marker cut", "without an end-of-archive marker"),
+        ("half an end marker", "only part of the end-of-archive marker"),
+        ("cut in data", "member 'utt000001.ref.npy' should end at byte"),
+        ("cut between members", "without an end-of-archive marker"),
+        ("flipped header bit", "fails its checksum, so the tar is damaged"),
+        ("flipped checksum bit", "fails its checksum, so the tar is damaged"),
+        ("zeroed header", "data follow a zero block"),
+        ("joined", "joined by cat"),
+        ("compressed", "not a plain tar"),
+    ],
+)
+def test_damage_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence):
+    write_shard(tmp_path / "x.tar", samples)
+    damage(tmp_path / "x.tar", how)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        open_dataset(str(tmp_path), CHANNELS)
+    assert "x.tar: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_flipped_header_bit_loses_a_member(tmp_path, samples):
+    tar = tmp_path / "x.tar"
+    write_shard(tar, samples[:1])
+    good = tar.read_bytes()
+    expected = index.build_index(str(tar)).payload
+    found = 0
+    for bit in range(0, 512 * 8, 3):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << (bit % 8)
+        tar.write_bytes(bad)
+        try:
+            # Only in the checksum field itself may a flip mean nothing: a zero that turns into a blank.
+            assert index.build_index(str(tar)).payload == expected and 148 <= bit // 8 < 156
+        except ValueError as error:
+            assert "checksum" in str(error)
+            found += 1
+    assert found > 1350
+
+
+def replaced(samples, name, data):
+    members = [item for sample in samples for item in members_of(sample).items()]
+    return [(n, data if n == name else d) for n, d in members if not (n == name and data is None)]
+
+
+GOOD = np.zeros((4, CHANNELS), np.float16)
+
+
+@pytest.mark.parametrize(
+    "name, data, sentence",
+    [
+        ("utt000001.npy", npy(np.array([[{}]], dtype=object)), "'utt000001.npy' has dtype '|O'; only"),
+        ("utt000001.npy", npy(GOOD.astype(np.int16)), "has dtype '<i2'"),
+        ("utt000001.npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
+        ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "in Fortran order"),
+        ("utt000001.npy", npy(GOOD[0]), "has shape (8,)"),
+        ("utt000001.npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
+        ("utt000001.npy", b"RIFF and more than twelve bytes", "is not an npy array"),
+        ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "header that cannot be read"),
+        ("utt000001.npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
+        ("utt000001.ref.npy", npy(GOOD[:, :-1]), "of sample 'utt000001' are 8 and 7 wide where the tar's first is 8"),
+        ("utt000001.json", b'{"words": 1}', "JSON of sample 'utt000001' is no utf-8 object with a \"text\""),
+        ("utt000001.json", b'{"text": "\xff"}', "JSON of sample 'utt000001'"),
+        ("utt000001.json", b'["text"]', "JSON of sample 'utt000001'"),
+        ("utt000001.ref.npy", None, "1 of 5 samples are incomplete, the first is 'utt000001', which lacks .ref.npy"),
+    ],
+)
+def test_unusable_members_are_one_sentence(tmp_path, samples, name, data, sentence):
+    write_tar(tmp_path / "x.tar", replaced(samples, name, data))
+    with pytest.raises(ValueError) as caught:
+        open_dataset(str(tmp_path), CHANNELS)
+    assert sentence in str(caught.value) and "x.tar" in str(caught.value)
+
+
+def test_other_unusable_tars(tmp_path, samples):
+    tar = tmp_path / "x.tar"
+    write_tar(tar, [("readme.txt", b"hello")])
+    with pytest.raises(ValueError, match="x.tar: none of its members belongs to a sample"):
+        open_dataset(str(tar), CHANNELS)
+    write_tar(tar, list(members_of(samples[0]).items()) * 2)
+    with pytest.raises(ValueError, match="'utt000000' has the member .npy twice"):
+        open_dataset(str(tar), CHANNELS)
+    with tarfile.open(tar, "w") as file:
+        link = tarfile.TarInfo("a.ref.npy")
+        link.type, link.linkname = tarfile.LNKTYPE, "b.npy"
+        file.addfile(link)
+    with pytest.raises(ValueError, match="'a.ref.npy' is a link"):
+        open_dataset(str(tar), CHANNELS)
+    write_shard(tar, samples)
+    with pytest.raises(ValueError, match="data.latent_channels is 128; set it to 8"):
+        open_dataset(str(tar))
+
+
+def test_npy_versions_two_and_three(tmp_path, samples):
+    members = dict(members_of(samples[0]))
+    for version, kind in (((2, 0), ".npy"), ((3, 0), ".ref.npy")):
+        buffer = io.BytesIO()
+        array = samples[0].latents if kind == ".npy" else samples[0].reference
+        np.lib.format.write_array(buffer, array, version=version)
+        members["utt000000" + kind] = buffer.getvalue()
+    write_tar(tmp_path / "x.tar", members.items())
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples[:1])
+
+
+def test_paths(tmp_path):
+    folder = make_shards(tmp_path / "d", 6, channels=CHANNELS, shards=3)
+    (folder / "sub").mkdir()
+    shutil.copy(folder / "000000.tar", folder / "sub" / "deep.tar")
+    assert len(open_dataset(str(folder), CHANNELS).tar_paths) == 3
+    assert len(open_dataset(str(folder / "00000[12].tar"), CHANNELS)) == 4
+    (tmp_path / "empty").mkdir()
+    for path, sentence in (
+        ("", "data.path is empty"),
+        (tmp_path / "empty", "without a .tar file"),
+        (tmp_path / "none", "does not exist"),
+        (tmp_path / "*.tar", "matches no .tar file"),
+        (folder / "000000.tar.idx", "does not end in .tar"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            open_dataset(str(path), CHANNELS)
+    (tmp_path / "e").mkdir()
+    shutil.copy(folder / "000000.tar", tmp_path / "e")
+    with pytest.raises(ValueError, match="two shards named '000000.tar'"):
+        open_dataset(str(tmp_path / "[de]" / "*.tar"), CHANNELS)
+
+
+def test_index_is_used_and_rebuilt_when_stale_or_damaged(tmp_path, monkeypatch):
+    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
+    tar, sidecar = str(tmp_path / "000000.tar"), tmp_path / "000000.tar.idx"
+    built = []
+    build = index.build_index
+    monkeypatch.setattr(index, "build_index", lambda path: built.append(path) or build(path))
+    first = open_dataset(tar, CHANNELS)
+    stored = sidecar.read_bytes()
+    again = open_dataset(tar, CHANNELS)
+    assert len(built) == 1 and again.fingerprint == first.fingerprint
+    assert again.sample_id(3) == first.sample_id(3)
+
+    for number, bad in enumerate((b"", stored[:-1], stored[:-1] + b"?", b"OTHER" + stored[5:]), start=2):
+        sidecar.write_bytes(bad)
+        assert open_dataset(tar, CHANNELS).fingerprint == first.fingerprint
+        assert len(built) == number and sidecar.read_bytes() == stored
+
+    write_shard(tar, make_samples(3, seed=5, channels=CHANNELS))
+    changed = open_dataset(tar, CHANNELS)
+    assert len(changed) == 3 and changed.fingerprint != first.fingerprint
+    os.utime(tar, ns=(1, 1))
+    assert open_dataset(tar, CHANNELS).fingerprint == changed.fingerprint
+    assert len(built) == 7
+
+
+def test_several_starting_at_once_write_the_same_index(tmp_path):
+    make_shards(tmp_path, 30, channels=CHANNELS, shards=1)
+    tar = str(tmp_path / "000000.tar")
+    with ThreadPoolExecutor(6) as pool:
+        indexes = list(pool.map(index.load_index, [tar] * 12))
+    assert len({made.digest for made in indexes}) == 1
+    assert sorted(os.listdir(tmp_path)) == ["000000.tar", "000000.tar.idx"]
+    assert index._read_sidecar(tar + ".idx", indexes[0].tar_bytes, indexes[0].tar_mtime_ns).digest == indexes[0].digest
+
+
+def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):
+    folder = make_shards(tmp_path / "d", 4, channels=CHANNELS, shards=1)
+    folder.chmod(0o555)
+    if os.access(folder, os.W_OK):  # permissions do not bind root: refuse as a read-only disk does
+        atomic_file = index.atomic_file
+
+        def refuse(path):
+            if os.path.dirname(path) == str(folder):
+                raise OSError(errno.EROFS, "read-only")
+            return atomic_file(path)
+
+        monkeypatch.setattr(index, "atomic_file", refuse)
+    dataset = open_dataset(str(folder), CHANNELS)
+    cached = os.listdir(os.path.join(os.environ["XDG_CACHE_HOME"], "titan-tts", "index"))
+    assert len(cached) == 1 and os.listdir(folder) == ["000000.tar"]
+    monkeypatch.setattr(index, "build_index", None)  # must not be needed
+    assert open_dataset(str(folder), CHANNELS).fingerprint == dataset.fingerprint
+    folder.chmod(0o755)
+
+
+def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
+    first = make_shards(tmp_path / "a", 6, seed=1, channels=CHANNELS)
+    shutil.copytree(first, tmp_path / "b", copy_function=shutil.copy)
+    other = make_shards(tmp_path / "c", 6, seed=2, channels=CHANNELS)
+    fingerprints = [open_dataset(str(tmp_path / name), CHANNELS).fingerprint for name in "abc"]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    (other / "000000.tar").rename(other / "renamed.tar")
+    assert open_dataset(str(other), CHANNELS).fingerprint != fingerprints[2]
+
+
+def test_many_threads_few_open_files_and_pickle(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_OPEN_SHARDS", 2)
+    make_shards(tmp_path, 40, channels=CHANNELS, shards=8)
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    expected = [dataset.read(sample)[0] for sample in range(40)]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.fingerprint == dataset.fingerprint
+    wrong = []
+
+    def work(seed):
+        for sample in np.random.default_rng(seed).integers(0, 40, 200):
+            if not np.array_equal(copy.read(sample)[0], expected[sample]):
+                wrong.append(sample)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(copy._files) <= 2
+
+
+def test_shard_that_changes_during_a_run(tmp_path):
+    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    tar = tmp_path / "000000.tar"
+    tar.write_bytes(tar.read_bytes()[:-512])
+    with pytest.raises(ValueError, match="000000.tar: has .* must not change during a run"):
+        dataset.read(0)
