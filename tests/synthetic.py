@@ -35,8 +35,14 @@ def make_samples(
             Triplet(
                 key=f"{prefix}{number:06d}",
                 latents=(0.8 * generator.standard_normal((length, channels))).astype(np.float16),
-                reference=(0.8 * generator.standard_normal((reference_length, channels))).astype(np.float16),
-                metadata={"text": " ".join(words), "target_duration": length / 25.0, "speaker": f"s{number % 4}"},
+                reference=(0.8 * generator.standard_normal((reference_length, channels))).astype(
+                    np.float16
+                ),
+                metadata={
+                    "text": " ".join(words),
+                    "target_duration": length / 25.0,
+                    "speaker": f"s{number % 4}",
+                },
             )
         )
     return samples
@@ -55,7 +61,9 @@ def make_shards(
     """Write ``n`` samples over ``shards`` tars of ``folder`` (made if absent); return the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    samples = make_samples(n, seed, channels=channels, frames=frames, max_reference_frames=max_reference_frames)
+    samples = make_samples(
+        n, seed, channels=channels, frames=frames, max_reference_frames=max_reference_frames
+    )
     for shard in range(shards):
         write_shard(folder / f"{shard:06d}.tar", samples[shard::shards])
     return folder

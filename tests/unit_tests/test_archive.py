@@ -47,7 +47,9 @@ def write_tar(path, members, tar_format=tarfile.GNU_FORMAT):
 
 
 def check_equal(dataset, samples, prefix="x:"):
-    assert [dataset.sample_id(i) for i in range(len(dataset))] == [prefix + sample.key for sample in samples]
+    assert [dataset.sample_id(i) for i in range(len(dataset))] == [
+        prefix + sample.key for sample in samples
+    ]
     for number, sample in enumerate(samples):
         latents, reference = dataset.read(number)
         np.testing.assert_array_equal(latents, sample.latents.astype(np.float32))
@@ -103,11 +105,16 @@ def test_writer_refuses(tmp_path, samples, change, sentence):
 def test_python_tars_with_long_names_interleaved_and_extra_members(tmp_path, samples, tar_format):
     # ustar splits a long name into a prefix and a name of at most 100 bytes.
     samples = [
-        Triplet(f"{'folder' * 12}/{'k' * 80}{number}", *[getattr(s, f) for f in ("latents", "reference", "metadata")])
+        Triplet(
+            f"{'folder' * 12}/{'k' * 80}{number}",
+            *[getattr(s, f) for f in ("latents", "reference", "metadata")],
+        )
         for number, s in enumerate(samples)
     ]
     if tar_format != "ustar":
-        samples.append(Triplet("é" * 140, samples[0].latents, samples[1].reference, samples[0].metadata))
+        samples.append(
+            Triplet("é" * 140, samples[0].latents, samples[1].reference, samples[0].metadata)
+        )
     members = [list(members_of(sample).items()) for sample in samples]
     interleaved = [triplet[kind] for kind in (2, 0, 1) for triplet in members]
     interleaved.insert(4, ("readme.txt", b"not a sample"))
@@ -127,7 +134,17 @@ def test_gnu_tar_both_ways(tmp_path, samples, tar_format):
             (source / name).write_bytes(data)
     # "-C folder ." writes a folder member and names that begin with "./".
     subprocess.run(
-        [tar, f"--format={tar_format}", "--sort=name", "-cf", tmp_path / "x.tar", "-C", source, "."], check=True
+        [
+            tar,
+            f"--format={tar_format}",
+            "--sort=name",
+            "-cf",
+            tmp_path / "x.tar",
+            "-C",
+            source,
+            ".",
+        ],
+        check=True,
     )
     check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
     write_shard(tmp_path / "ours.tar", samples)
@@ -138,7 +155,9 @@ def test_gnu_tar_both_ways(tmp_path, samples, tar_format):
 
 
 def test_float32_arrays_and_given_buffers(tmp_path, samples):
-    sample = Triplet("a", samples[0].latents.astype(np.float32) / 3, samples[0].reference, samples[0].metadata)
+    sample = Triplet(
+        "a", samples[0].latents.astype(np.float32) / 3, samples[0].reference, samples[0].metadata
+    )
     write_tar(tmp_path / "x.tar", members_of(sample).items())
     dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
     latents = np.full((300, CHANNELS), 7, np.float32)
@@ -229,7 +248,11 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
 @pytest.mark.parametrize(
     "name, data, sentence",
     [
-        ("utt000001.npy", npy(np.array([[{}]], dtype=object)), "'utt000001.npy' has dtype '|O'; only"),
+        (
+            "utt000001.npy",
+            npy(np.array([[{}]], dtype=object)),
+            "'utt000001.npy' has dtype '|O'; only",
+        ),
         ("utt000001.npy", npy(GOOD.astype(np.int16)), "has dtype '<i2'"),
         ("utt000001.npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
         ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "in Fortran order"),
@@ -238,11 +261,23 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ("utt000001.npy", b"RIFF and more than twelve bytes", "is not an npy array"),
         ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "header that cannot be read"),
         ("utt000001.npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
-        ("utt000001.ref.npy", npy(GOOD[:, :-1]), "of sample 'utt000001' are 8 and 7 wide where the tar's first is 8"),
-        ("utt000001.json", b'{"words": 1}', "JSON of sample 'utt000001' is no utf-8 object with a \"text\""),
+        (
+            "utt000001.ref.npy",
+            npy(GOOD[:, :-1]),
+            "of sample 'utt000001' are 8 and 7 wide where the tar's first is 8",
+        ),
+        (
+            "utt000001.json",
+            b'{"words": 1}',
+            "JSON of sample 'utt000001' is no utf-8 object with a \"text\"",
+        ),
         ("utt000001.json", b'{"text": "\xff"}', "JSON of sample 'utt000001'"),
         ("utt000001.json", b'["text"]', "JSON of sample 'utt000001'"),
-        ("utt000001.ref.npy", None, "1 of 5 samples are incomplete, the first is 'utt000001', which lacks .ref.npy"),
+        (
+            "utt000001.ref.npy",
+            None,
+            "1 of 5 samples are incomplete, the first is 'utt000001', which lacks .ref.npy",
+        ),
     ],
 )
 def test_unusable_members_are_one_sentence(tmp_path, samples, name, data, sentence):
@@ -316,7 +351,9 @@ def test_index_is_used_and_rebuilt_when_stale_or_damaged(tmp_path, monkeypatch):
     assert len(built) == 1 and again.fingerprint == first.fingerprint
     assert again.sample_id(3) == first.sample_id(3)
 
-    for number, bad in enumerate((b"", stored[:-1], stored[:-1] + b"?", b"OTHER" + stored[5:]), start=2):
+    for number, bad in enumerate(
+        (b"", stored[:-1], stored[:-1] + b"?", b"OTHER" + stored[5:]), start=2
+    ):
         sidecar.write_bytes(bad)
         assert open_dataset(tar, CHANNELS).fingerprint == first.fingerprint
         assert len(built) == number and sidecar.read_bytes() == stored
@@ -336,7 +373,10 @@ def test_several_starting_at_once_write_the_same_index(tmp_path):
         indexes = list(pool.map(index.load_index, [tar] * 12))
     assert len({made.digest for made in indexes}) == 1
     assert sorted(os.listdir(tmp_path)) == ["000000.tar", "000000.tar.idx"]
-    assert index._read_sidecar(tar + ".idx", indexes[0].tar_bytes, indexes[0].tar_mtime_ns).digest == indexes[0].digest
+    assert (
+        index._read_sidecar(tar + ".idx", indexes[0].tar_bytes, indexes[0].tar_mtime_ns).digest
+        == indexes[0].digest
+    )
 
 
 def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.data.build import batch_split, build_dataloader
 
 CHANNELS = 8
+ROOT = Path(__file__).parents[2]
 
 
 class Utf8:
@@ -75,7 +77,13 @@ def global_batches(folder, ranks, accumulation, count, **changes):
     loaders = [build(folder, ranks, rank, accumulation, **changes) for rank in range(ranks)]
     per_rank = [take(loader, count * accumulation) for loader in loaders]
     return [
-        joined([per_rank[rank][k * accumulation + m] for m in range(accumulation) for rank in range(ranks)])
+        joined(
+            [
+                per_rank[rank][k * accumulation + m]
+                for m in range(accumulation)
+                for rank in range(ranks)
+            ]
+        )
         for k in range(count)
     ]
 
@@ -94,11 +102,19 @@ def test_contents_of_a_batch(folder):
     where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
     shapes = set()
     for inputs, labels in take(loader, 12):
-        T, L, R = inputs["latents"].shape[1], inputs["text_ids"].shape[1], inputs["speaker"].shape[1]
+        T, L, R = (
+            inputs["latents"].shape[1],
+            inputs["text_ids"].shape[1],
+            inputs["speaker"].shape[1],
+        )
         shapes.add((T, L, R))
         B = len(inputs["sample_id"])
         assert inputs["latents"].dtype == inputs["speaker"].dtype == torch.float32
-        assert inputs["latents"].shape == (B, T, CHANNELS) and inputs["speaker"].shape == (B, R, CHANNELS)
+        assert inputs["latents"].shape == (B, T, CHANNELS) and inputs["speaker"].shape == (
+            B,
+            R,
+            CHANNELS,
+        )
         assert inputs["batch_rows"] == B and inputs["batch_row"].tolist() == list(range(B))
         assert labels.dtype == torch.int64 and labels.shape == (B, T)
         for row, sample_id in enumerate(inputs["sample_id"]):
@@ -109,7 +125,9 @@ def test_contents_of_a_batch(folder):
             assert inputs["frames"][row] == frames
             assert torch.equal(inputs["latents"][row, :frames], latents)
             assert not inputs["latents"][row, frames:].any()
-            assert (labels[row, :frames] == 0).all() and (labels[row, frames:] == IGNORE_INDEX).all()
+            assert (labels[row, :frames] == 0).all() and (
+                labels[row, frames:] == IGNORE_INDEX
+            ).all()
             assert torch.equal(inputs["speaker"][row, : len(reference)], reference)
             assert not inputs["speaker"][row, len(reference) :].any()
             assert inputs["speaker_mask"][row].tolist() == [i < len(reference) for i in range(R)]
@@ -129,7 +147,9 @@ def test_any_split_is_the_same_global_batch(folder, ranks, accumulation):
 @pytest.mark.parametrize("workers, prefetch", [(1, 1), (2, 4), (3, 9)])
 def test_threads_change_nothing(folder, workers, prefetch):
     changes = dict(num_workers=workers, prefetch_batches=prefetch)
-    for left, right in zip(global_batches(folder, 1, 2, 10), global_batches(folder, 1, 2, 10, **changes), strict=True):
+    for left, right in zip(
+        global_batches(folder, 1, 2, 10), global_batches(folder, 1, 2, 10, **changes), strict=True
+    ):
         assert_same(left, right)
 
 
@@ -151,10 +171,14 @@ def test_resume_under_another_split(folder, step):
         resumed = []
         for rank in range(ranks):
             changes = dict(num_workers=workers, prefetch_batches=2)
-            loader = build_and_load(folder, state, ranks=ranks, rank=rank, accumulation=accumulation, **changes)
+            loader = build_and_load(
+                folder, state, ranks=ranks, rank=rank, accumulation=accumulation, **changes
+            )
             resumed.append(take(loader, 3 * accumulation))
         for k in range(3):
-            parts = [resumed[r][k * accumulation + m] for m in range(accumulation) for r in range(ranks)]
+            parts = [
+                resumed[r][k * accumulation + m] for m in range(accumulation) for r in range(ranks)
+            ]
             assert_same(joined(parts), expected[k])
 
 
@@ -199,13 +223,21 @@ def test_an_iterator_made_before_the_load_does_not_replay(folder, workers):
     "changes, sentence",
     [
         ({"seed": 1}, "its seed is 0 and this run's 1; restore data.seed"),
-        ({"num_buckets": 2}, "its bucket_frames is .* restore data.bucket_frames or data.num_buckets"),
+        (
+            {"num_buckets": 2},
+            "its bucket_frames is .* restore data.bucket_frames or data.num_buckets",
+        ),
         ({"batch_multiple": 1}, "its batch_sizes is"),
-        ({"max_text_tokens": 40, "bucket_frames": [32, 64, 200]}, "restore data.max_frames or data.max_text_tokens"),
+        (
+            {"max_text_tokens": 40, "bucket_frames": [32, 64, 200]},
+            "restore data.max_frames or data.max_text_tokens",
+        ),
     ],
 )
 def test_another_order_is_refused_and_named(folder, changes, sentence):
-    saved = build(folder, **{name: value for name, value in changes.items() if name == "bucket_frames"}).state_dict()
+    saved = build(
+        folder, **{name: value for name, value in changes.items() if name == "bucket_frames"}
+    ).state_dict()
     with pytest.raises(ValueError, match=sentence):
         build(folder, **changes).load_state_dict(saved)
 
@@ -217,7 +249,9 @@ def test_another_dataset_is_refused_and_named(folder, tmp_path):
 
 
 def test_what_the_ranks_cannot_divide(folder):
-    with pytest.raises(ValueError, match="cannot be divided by 5 data-parallel ranks times 1 accumulation steps"):
+    with pytest.raises(
+        ValueError, match="cannot be divided by 5 data-parallel ranks times 1 accumulation steps"
+    ):
         build_dataloader(5, 0, Utf8(), config(folder, local=8))
     assert batch_split(-1, 4, 2) == (8, 1) and batch_split(32, 4, 2) == (32, 4)
     with pytest.raises(ValueError, match="training.global_batch_size is 12"):
@@ -249,7 +283,9 @@ def test_an_error_in_a_thread_reaches_the_consumer(folder, workers):
 
 def test_a_tokenizer_that_breaks_its_promise(folder):
     loader = build(folder)
-    loader.tokenizer = SimpleNamespace(pad_id=0, num_special_tokens=1, encode=lambda text: [1] * 500)
+    loader.tokenizer = SimpleNamespace(
+        pad_id=0, num_special_tokens=1, encode=lambda text: [1] * 500
+    )
     with pytest.raises(ValueError, match="has 500 text tokens but its bucket holds"):
         next(iter(loader))
 
@@ -276,7 +312,7 @@ def test_the_interpreter_exits_with_batches_ahead(folder):
         "it = iter(t.build(sys.argv[1], num_workers=2, prefetch_batches=8))\n"
         "next(it)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60, cwd=ROOT)
 
 
 def test_the_log_block(folder, caplog):

@@ -29,7 +29,9 @@ def test_every_sample_once_an_epoch():
         assert np.isin(batch.samples, BUCKETS[batch.bucket]).all()
     # A pass that has ended has had every sample once: nobody is ever two passes ahead.
     for epoch in (1, 7, 30):
-        counts = Counter(s for b in taken[: made.batches_before_epoch(epoch)] for s in b.samples.tolist())
+        counts = Counter(
+            s for b in taken[: made.batches_before_epoch(epoch)] for s in b.samples.tolist()
+        )
         for bucket, size in zip(BUCKETS, SIZES):
             for sample in bucket.tolist():
                 assert epoch - -(-size // len(bucket)) <= counts[sample] <= epoch
@@ -41,7 +43,11 @@ def test_random_access_equals_sequential_and_resume():
     other = order()
     for k in np.random.default_rng(0).permutation(400).tolist():
         batch = other.batch(k)
-        assert (batch.number, batch.epoch, batch.bucket) == (k, sequential[k].epoch, sequential[k].bucket)
+        assert (batch.number, batch.epoch, batch.bucket) == (
+            k,
+            sequential[k].epoch,
+            sequential[k].bucket,
+        )
         np.testing.assert_array_equal(batch.samples, sequential[k].samples)
     np.testing.assert_array_equal(order().batch(399).samples, sequential[399].samples)
 
@@ -56,7 +62,9 @@ def test_epochs_are_contiguous_and_counted():
 
 
 def test_seeds_and_epochs_differ():
-    assert any(not np.array_equal(order(0).batch(k).samples, order(1).batch(k).samples) for k in range(3))
+    assert any(
+        not np.array_equal(order(0).batch(k).samples, order(1).batch(k).samples) for k in range(3)
+    )
     length = order().batches_in_epoch(0)
     first = [tuple(order().batch(k).samples) for k in range(length)]
     second = [tuple(order().batch(k + length).samples) for k in range(length)]
@@ -144,7 +152,10 @@ def test_given_edges():
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"global_batch_size": 12}, "comes to 12 samples, which is no multiple of data.batch_multiple = 8"),
+        (
+            {"global_batch_size": 12},
+            "comes to 12 samples, which is no multiple of data.batch_multiple = 8",
+        ),
         ({"num_buckets": 9}, "data.num_buckets is 9"),
         ({"bucket_frames": [50, 40]}, "ascending"),
         ({"bucket_frames": [50]}, "ends at 50 frames but a sample within data.max_frames has 100"),
@@ -160,9 +171,14 @@ def test_selection():
     frames, text = np.array([10, 900, 20, 30]), np.array([10, 10, 500, 190])
     settings = dict(max_frames=768, max_text_tokens=192, extra_text_tokens=2)
     dropped = select_samples(frames, text, overlong="drop", **settings)
-    assert dropped.samples.tolist() == [0, 3] and (dropped.too_long, dropped.too_much_text) == (1, 1)
+    assert dropped.samples.tolist() == [0, 3] and (dropped.too_long, dropped.too_much_text) == (
+        1,
+        1,
+    )
     # A subword tokenizer makes fewer tokens than bytes: where the bound fails, the count decides.
-    counted = select_samples(frames, text, overlong="drop", count_tokens=lambda sample: 100, **settings)
+    counted = select_samples(
+        frames, text, overlong="drop", count_tokens=lambda sample: 100, **settings
+    )
     assert counted.samples.tolist() == [0, 2, 3]
     with pytest.raises(ValueError, match="the first is 'name1' with 900 frames"):
         select_samples(frames, text, overlong="error", sample_name=lambda i: f"name{i}", **settings)

@@ -1,13 +1,14 @@
 """The trainer: upstream's, with the flow-matching step, EMA, audit and the run's folder."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -27,16 +28,7 @@ class DiTTTSTrainer(Trainer):
 
     def __init__(self, job_config: JobConfig):
         super().__init__(job_config)
-        o = job_config.objective
-        self.objective = FlowMatching(
-            prediction=o.prediction,
-            time_distribution=o.time_distribution,
-            logit_mean=o.logit_mean,
-            logit_std=o.logit_std,
-            text_dropout=o.text_dropout,
-            speaker_dropout=o.speaker_dropout,
-            seed=job_config.data.seed,
-        )
+        self.objective = build_objective(job_config)
         self.ema = (
             EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
         )
@@ -51,6 +43,7 @@ class DiTTTSTrainer(Trainer):
 
     def _load_checkpoint(self, step: int = -1) -> bool:
         """Loads as upstream does, then brings the run's folder to the step that was loaded."""
+        self._remove_unfinished_checkpoints()
         loaded = self._load(step=step)
         self.run_folder.resume_at(self.step)
         self.metrics_processor.start(
@@ -58,6 +51,18 @@ class DiTTTSTrainer(Trainer):
         )
         self.run_folder.set_state("running", self.step)
         return loaded
+
+    def _remove_unfinished_checkpoints(self) -> None:
+        """A kill during a run's first save leaves a checkpoint folder without a whole checkpoint,
+        and upstream would then skip initial_load_path as if the run were under way."""
+        checkpointer = self.checkpointer
+        if not checkpointer.enable or checkpointer.load_only:
+            return
+        unfinished = os.path.isdir(checkpointer.folder) and checkpointer._find_load_step() == -1
+        torch.distributed.barrier()
+        if unfinished and torch.distributed.get_rank() == 0:
+            shutil.rmtree(checkpointer.folder)
+        torch.distributed.barrier()
 
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]

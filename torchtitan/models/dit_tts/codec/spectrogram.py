@@ -120,7 +120,12 @@ def integrate_phase(magnitudes: Tensor, window_length: int, hop: int) -> Tensor:
 
 
 def griffin_lim(
-    magnitudes: Tensor, phase: Tensor, window: Tensor, hop: int, iterations: int, momentum: float = 0.99
+    magnitudes: Tensor,
+    phase: Tensor,
+    window: Tensor,
+    hop: int,
+    iterations: int,
+    momentum: float = 0.99,
 ) -> Tensor:
     """Waveform (frames*hop,) with these STFT magnitudes (frames, bins), from a starting phase.
 

@@ -3,8 +3,9 @@
 Read the files in the order a sample travels through them:
 
 ``shard_writer``  writes one tar of triplets (latents, reference, metadata)
-``archive``       parses a tar strictly and finds every member's bytes
-``index``         the sidecar index of a tar, and ``open_dataset``
+``tar_members``   walks a tar strictly: damage is an error, never a short list
+``index``         where every triplet of a tar lies; kept beside it as a sidecar
+``archive``       ``open_dataset``, and reading any sample by offset
 ``buckets``       which few static shapes and batch sizes a run uses
 ``order``         which samples make up global batch number k
 ``dataloader``    fills the padded micro-batches of one rank, and its state

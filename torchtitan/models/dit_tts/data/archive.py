@@ -50,32 +50,52 @@ def open_dataset(path: str, latent_channels: int = 128) -> "Dataset":
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if index.channels != latent_channels:
             raise InputError(
-                f"{tar_path}: its arrays are {index.channels} wide (first sample '{index.key(0)}') where "
-                f"data.latent_channels is {latent_channels}; set it to {index.channels} or use another archive."
+                f"{tar_path}: its arrays are {index.channels} wide (first sample '{index.key(0)}') "
+                f"where data.latent_channels is {latent_channels}; set it to {index.channels} or "
+                "use another archive."
             )
     return Dataset(tar_paths, indexes)
 
 
 def _find_shards(path: str) -> list[str]:
     if not path:
-        raise InputError("data.path is empty; set it to a folder of .tar shards, one .tar file or a glob.")
+        raise InputError(
+            "data.path is empty; set it to a folder of .tar shards, one .tar file or a glob."
+        )
     expanded = os.path.expanduser(path)
     if os.path.isdir(expanded):
-        names = [name for name in os.listdir(expanded) if name.endswith(".tar") and not name.startswith(".")]
+        names = [
+            name
+            for name in os.listdir(expanded)
+            if name.endswith(".tar") and not name.startswith(".")
+        ]
         found = [os.path.join(expanded, name) for name in sorted(names)]
         if not found:
-            raise InputError(f"data.path '{path}' is a folder without a .tar file; point it at the folder of shards.")
+            raise InputError(
+                f"data.path '{path}' is a folder without a .tar file; point it at the folder of "
+                "shards."
+            )
     elif os.path.isfile(expanded):
         if not expanded.endswith(".tar"):
-            raise InputError(f"data.path '{path}' is a file that does not end in .tar; shards must be plain .tar files.")
+            raise InputError(
+                f"data.path '{path}' is a file that does not end in .tar; shards are plain .tar "
+                "files."
+            )
         found = [expanded]
     elif glob.has_magic(expanded):
-        matches = [match for match in glob.glob(expanded) if match.endswith(".tar") and os.path.isfile(match)]
+        matches = [
+            match
+            for match in glob.glob(expanded)
+            if match.endswith(".tar") and os.path.isfile(match)
+        ]
         found = sorted(matches, key=lambda match: (os.path.basename(match), match))
         if not found:
             raise InputError(f"data.path '{path}' matches no .tar file; check the pattern.")
     else:
-        raise InputError(f"data.path '{path}' does not exist; set it to a folder of .tar shards, one .tar file or a glob.")
+        raise InputError(
+            f"data.path '{path}' does not exist; set it to a folder of .tar shards, one .tar file "
+            "or a glob."
+        )
     names = [os.path.basename(tar_path) for tar_path in found]
     for first, second, name in zip(found, found[1:], names[1:]):
         if os.path.basename(first) == name:
@@ -93,7 +113,10 @@ class _OpenFile:
         try:
             self.descriptor = os.open(tar_path, os.O_RDONLY)
         except OSError as error:
-            raise InputError(f"{tar_path}: cannot be opened ({error.strerror}) since it was indexed; restore it.") from None
+            raise InputError(
+                f"{tar_path}: cannot be opened any more ({error.strerror}); restore it and start "
+                "again."
+            ) from None
         found = os.fstat(self.descriptor).st_size
         if found != expected_bytes:
             raise InputError(
@@ -139,7 +162,9 @@ class Dataset:
 
         digest = hashlib.sha256()
         for tar_path, index in zip(tar_paths, indexes, strict=True):
-            digest.update(_shard_name(tar_path).encode("utf-8", "surrogateescape") + b"\0" + index.digest)
+            digest.update(
+                _shard_name(tar_path).encode("utf-8", "surrogateescape") + b"\0" + index.digest
+            )
         # Names and contents, no times and no folders: a copied dataset is the same dataset.
         self.fingerprint: str = digest.hexdigest()[:16]
         self._open_files()
@@ -149,7 +174,11 @@ class Dataset:
         self._files_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_files_lock")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_files", "_files_lock")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -161,7 +190,8 @@ class Dataset:
     def sample_id(self, sample: int) -> str:
         """``shard:key``, the shard being the tar's file name without ``.tar``."""
         shard = int(self.shard[sample])
-        return f"{_shard_name(self.tar_paths[shard])}:{self._indexes[shard].key(int(sample - self._first[shard]))}"
+        key = self._indexes[shard].key(int(sample - self._first[shard]))
+        return f"{_shard_name(self.tar_paths[shard])}:{key}"
 
     def read(
         self,
@@ -187,8 +217,8 @@ class Dataset:
             reference_out = np.empty((reference_frames, channels), np.float32)
         if len(latents_out) < frames:
             raise InputError(
-                f"sample '{self.sample_id(sample)}' has {frames} frames but its buffer has {len(latents_out)}; "
-                "utterances are never cropped."
+                f"sample '{self.sample_id(sample)}' has {frames} frames but its buffer has "
+                f"{len(latents_out)}; utterances are never cropped."
             )
         latents_out = latents_out[:frames]
         reference_out = reference_out[:reference_frames]
@@ -197,7 +227,7 @@ class Dataset:
             (reference_out, self._reference_offset[sample], self._reference_item_bytes[sample]),
         ):
             dtype = _DTYPES[int(item_bytes)]
-            # float16 on disk is read as it is and widened by one pass over a buffer that stays in cache.
+            # float16 is read as it is and widened in one pass over a buffer that stays in cache.
             target = out if out.dtype == dtype else np.empty(out.shape, dtype)
             self._read_bytes(file, sample, target, int(offset))
             if target is not out:
@@ -223,20 +253,22 @@ class Dataset:
                 self._files.move_to_end(shard)
             return file
 
-    def _read_bytes(self, file: _OpenFile, sample: int, target: np.ndarray | bytearray, offset: int) -> None:
+    def _read_bytes(
+        self, file: _OpenFile, sample: int, target: np.ndarray | bytearray, offset: int
+    ) -> None:
         view = memoryview(target).cast("B") if len(target) else memoryview(b"")
         while len(view):
             count = os.preadv(file.descriptor, [view], offset)
             if count == 0:
                 raise InputError(
-                    f"sample '{self.sample_id(sample)}': its shard ends before the sample does, so it changed "
-                    "during the run; restore the shard and start again."
+                    f"sample '{self.sample_id(sample)}': its shard ends before the sample does, so "
+                    "it changed during the run; restore the shard and start again."
                 )
             view, offset = view[count:], offset + count
 
 
 def _widen(source: np.ndarray, out: np.ndarray) -> None:
-    """Copy (n, C) between float16 and float32 by torch, whose conversion is 20 times faster than numpy's."""
+    """Copy (n, C) between float16 and float32; torch converts 20 times faster than numpy."""
     source_tensor, out_tensor = torch.from_numpy(source), torch.from_numpy(out)
     if out.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
         out_tensor.copy_(source_tensor)

@@ -99,15 +99,17 @@ def select_samples(
     if overlong == "error" and not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         raise InputError(
-            f"{too_long} samples have more than data.max_frames = {max_frames} frames and {too_much_text} more than "
-            f"data.max_text_tokens = {max_text_tokens} text tokens, the first is '{sample_name(first)}' with "
-            f"{int(frames[first])} frames and {int(text_bytes[first])} bytes of text; raise the limits or set "
-            "data.overlong to 'drop'."
+            f"{too_long} samples have more than data.max_frames = {max_frames} frames and "
+            f"{too_much_text} more than data.max_text_tokens = {max_text_tokens} text tokens, the "
+            f"first is '{sample_name(first)}' with {int(frames[first])} frames and "
+            f"{int(text_bytes[first])} bytes of text; raise the limits or set data.overlong to "
+            "'drop'."
         )
     if not fits.any():
         raise InputError(
-            f"none of the {len(frames)} samples fits data.max_frames = {max_frames} ({too_long} are longer) and "
-            f"data.max_text_tokens = {max_text_tokens} ({too_much_text} have more); raise the limits."
+            f"none of the {len(frames)} samples fits data.max_frames = {max_frames} ({too_long} "
+            f"are longer) and data.max_text_tokens = {max_text_tokens} ({too_much_text} have "
+            "more); raise the limits."
         )
     return Selection(np.flatnonzero(fits), too_long, too_much_text)
 
@@ -138,7 +140,9 @@ def make_batch_policy(
         speaker_patch_size: reference frames the speaker encoder takes at once.
         extra_text_tokens: tokens a text may have beyond one a utf-8 byte.
     """
-    _check_settings(num_buckets, global_batch_size, batch_multiple, max_speaker_frames, speaker_patch_size)
+    _check_settings(
+        num_buckets, global_batch_size, batch_multiple, max_speaker_frames, speaker_patch_size
+    )
     if len(bucket_frames):
         edges = _checked_edges(bucket_frames, frames)
     else:
@@ -212,23 +216,28 @@ def _round_up(value, multiple: int):
 
 
 def _check_settings(
-    num_buckets: int, global_batch_size: int, batch_multiple: int, max_speaker_frames: int, speaker_patch_size: int
+    num_buckets: int,
+    global_batch_size: int,
+    batch_multiple: int,
+    max_speaker_frames: int,
+    speaker_patch_size: int,
 ) -> None:
     if not 1 <= num_buckets <= MAX_BUCKETS:
         raise InputError(
-            f"data.num_buckets is {num_buckets}; every bucket is a compiled shape, so use 1 to {MAX_BUCKETS}."
+            f"data.num_buckets is {num_buckets}; every bucket is a compiled shape, so use 1 to "
+            f"{MAX_BUCKETS}."
         )
     if batch_multiple < 1:
         raise InputError(f"data.batch_multiple is {batch_multiple}; it must be 1 or more.")
     if global_batch_size < 1 or global_batch_size % batch_multiple:
         raise InputError(
-            f"training.global_batch_size comes to {global_batch_size} samples, which is no multiple of "
-            f"data.batch_multiple = {batch_multiple}; change one of them."
+            f"training.global_batch_size comes to {global_batch_size} samples, which is no "
+            f"multiple of data.batch_multiple = {batch_multiple}; change one of them."
         )
     if speaker_patch_size < 1 or max_speaker_frames < 1 or max_speaker_frames % speaker_patch_size:
         raise InputError(
-            f"data.max_speaker_frames is {max_speaker_frames}, which is no positive multiple of the speaker "
-            f"encoder's patch of {speaker_patch_size} frames; set it to a multiple."
+            f"data.max_speaker_frames is {max_speaker_frames}, which is no positive multiple of "
+            f"the speaker encoder's patch of {speaker_patch_size} frames; set it to a multiple."
         )
 
 
@@ -237,13 +246,13 @@ def _checked_edges(bucket_frames: Sequence[int], frames: np.ndarray) -> list[int
     ascending = all(low < high for low, high in zip([0, *edges], edges))
     if not ascending or len(edges) > MAX_BUCKETS:
         raise InputError(
-            f"data.bucket_frames is {edges}; give 1 to {MAX_BUCKETS} positive lengths in ascending order, "
-            "or none to have them chosen."
+            f"data.bucket_frames is {edges}; give 1 to {MAX_BUCKETS} positive lengths in ascending "
+            "order, or none to have them chosen."
         )
     longest = int(frames.max())
     if longest > edges[-1]:
         raise InputError(
-            f"data.bucket_frames ends at {edges[-1]} frames but a sample within data.max_frames has {longest}; "
-            f"add a longer bucket or set data.max_frames to {edges[-1]}."
+            f"data.bucket_frames ends at {edges[-1]} frames but a sample within data.max_frames "
+            f"has {longest}; add a longer bucket or set data.max_frames to {edges[-1]}."
         )
     return edges

@@ -11,8 +11,10 @@ from .dataloader import LatentDataLoader, Tokenizer
 from .order import GlobalOrder
 
 
-def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config) -> LatentDataLoader:
-    """The loader of data-parallel rank ``dp_rank``; the signature is upstream's ``build_dataloader_fn``.
+def build_dataloader(
+    dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config
+) -> LatentDataLoader:
+    """The loader of data-parallel rank ``dp_rank``, as upstream's ``build_dataloader_fn``.
 
     Reads ``job_config.data`` and the batch sizes of ``job_config.training``. Every rank computes
     the same order, so nothing is exchanged.
@@ -49,7 +51,9 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job
     )
     bucket = policy.bucket_of(dataset.frames[samples])
     order = GlobalOrder(
-        [samples[bucket == number] for number in range(len(policy.edges))], policy.batch_sizes, data.seed
+        [samples[bucket == number] for number in range(len(policy.edges))],
+        policy.batch_sizes,
+        data.seed,
     )
     loader = LatentDataLoader(
         dataset,
@@ -70,7 +74,9 @@ def build_dataloader(dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job
     return loader
 
 
-def batch_split(global_batch_size: int, local_batch_size: int, dp_world_size: int) -> tuple[int, int]:
+def batch_split(
+    global_batch_size: int, local_batch_size: int, dp_world_size: int
+) -> tuple[int, int]:
     """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
 
     A negative ``global_batch_size`` means one accumulation step.
@@ -83,8 +89,8 @@ def batch_split(global_batch_size: int, local_batch_size: int, dp_world_size: in
     if global_batch_size == 0 or global_batch_size % one_step:
         raise InputError(
             f"training.global_batch_size is {global_batch_size}, which is no positive multiple of "
-            f"training.local_batch_size = {local_batch_size} times {dp_world_size} data-parallel ranks; set it to a "
-            f"multiple of {one_step}, or to -1 for one accumulation step."
+            f"training.local_batch_size = {local_batch_size} times {dp_world_size} data-parallel "
+            f"ranks; set it to a multiple of {one_step}, or to -1 for one accumulation step."
         )
     return global_batch_size, global_batch_size // one_step
 
@@ -97,19 +103,25 @@ def describe(
     blocks = loader.dp_world_size * loader.accumulation_steps
     hours = int(dataset.frames[selection.samples].sum(dtype="int64")) / frames_per_second / 3600
     low, high = min(policy.batch_sizes), max(policy.batch_sizes)
+    summary = (
+        f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} "
+        f"shards; left out: {selection.too_long} too long, {selection.too_much_text} with too "
+        "much text"
+    )
     lines = [
-        f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} shards; left out: "
-        f"{selection.too_long} too long, {selection.too_much_text} with too much text",
+        summary,
         "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
     ]
     for number, (T, L, R) in enumerate(policy.shapes):
         size = policy.batch_sizes[number]
         lines.append(
-            f"data: {number:6d}  {T:6d}  {L:4d}  {R:7d}  {policy.sample_counts[number]:7d}  {size:12d}  {size // blocks:11d}"
+            f"data: {number:6d}  {T:6d}  {L:4d}  {R:7d}  {policy.sample_counts[number]:7d}  "
+            f"{size:12d}  {size // blocks:11d}"
         )
     lines.append(
-        f"data: {low} to {high} samples a step = {loader.dp_world_size} ranks x {loader.accumulation_steps} accumulation "
-        f"steps x {low // blocks} to {high // blocks}; {loader.order.batches_per_epoch:.1f} steps an epoch; "
-        f"{policy.useful_fraction:.1%} of the latent frames are useful"
+        f"data: {low} to {high} samples a step = {loader.dp_world_size} ranks x "
+        f"{loader.accumulation_steps} accumulation steps x {low // blocks} to {high // blocks}; "
+        f"{loader.order.batches_per_epoch:.1f} steps an epoch; {policy.useful_fraction:.1%} of the "
+        "latent frames are useful"
     )
     return lines

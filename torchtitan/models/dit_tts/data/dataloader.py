@@ -103,8 +103,8 @@ class LatentDataLoader(BaseDataLoader):
         _check_divisible(policy, dp_world_size, accumulation_steps)
         if num_workers < 0 or (num_workers > 0 and prefetch_batches < 1):
             raise InputError(
-                f"data.num_workers is {num_workers} and data.prefetch_batches {prefetch_batches}; workers must be "
-                "0 or more, and with any at least 1 batch must be made ahead."
+                f"data.num_workers is {num_workers} and data.prefetch_batches {prefetch_batches}; "
+                "workers must be 0 or more, and with any at least 1 batch must be made ahead."
             )
         self.dataset = dataset
         self.order = order
@@ -144,7 +144,7 @@ class LatentDataLoader(BaseDataLoader):
         """Go to the saved place; ranks, accumulation, workers and prefetch may all have changed.
 
         Raises:
-            ValueError: the order of the batches is no longer the one of the checkpoint.
+            InputError: the order of the batches is no longer the one of the checkpoint.
         """
         if not state_dict:
             return
@@ -154,9 +154,10 @@ class LatentDataLoader(BaseDataLoader):
             # The first is the cause: other shards or buckets change all that follows.
             name = differing[0]
             raise InputError(
-                f"the checkpoint was trained on another order of the data: its {name} is {saved.get(name)} and this "
-                f"run's {self._order_parts[name]}; restore {_SET_BY[name]}, or start the data anew with "
-                "checkpoint.exclude_from_loading = [\"dataloader\"]."
+                f"the checkpoint was trained on another order of the data: its {name} is "
+                f"{saved.get(name)} and this run's {self._order_parts[name]}; restore "
+                f"{_SET_BY[name]}, or start the data anew with "
+                'checkpoint.exclude_from_loading = ["dataloader"].'
             )
         self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
 
@@ -198,7 +199,12 @@ class LatentDataLoader(BaseDataLoader):
         return input_dict, labels
 
     def _fill_row(
-        self, sample: int, sample_id: str, latents: np.ndarray, speaker: np.ndarray, text_ids: np.ndarray
+        self,
+        sample: int,
+        sample_id: str,
+        latents: np.ndarray,
+        speaker: np.ndarray,
+        text_ids: np.ndarray,
     ) -> tuple[int, int, int]:
         """Fill latents (T, C), speaker (R, C) and text_ids (L,); return how much of each is valid."""
         try:
@@ -212,8 +218,10 @@ class LatentDataLoader(BaseDataLoader):
         speaker[speaker_frames:] = 0
         if len(ids) > len(text_ids):
             raise InputError(
-                f"sample '{sample_id}' has {len(ids)} text tokens but its bucket holds {len(text_ids)}; the tokenizer "
-                f"gave more than {self.tokenizer.num_special_tokens} beyond one a byte, so raise its num_special_tokens."
+                f"sample '{sample_id}' has {len(ids)} text tokens but its bucket holds "
+                f"{len(text_ids)}; the tokenizer gave more than "
+                f"{self.tokenizer.num_special_tokens} beyond one a byte, so raise its "
+                "num_special_tokens."
             )
         text_ids[: len(ids)] = ids
         return frames, speaker_frames, len(ids)
@@ -287,7 +295,8 @@ def _check_divisible(policy: BatchPolicy, dp_world_size: int, accumulation_steps
     for edge, size in zip(policy.edges, policy.batch_sizes, strict=True):
         if size % blocks:
             raise InputError(
-                f"the global batch of {size} samples (bucket of {edge} frames, data.batch_multiple = "
-                f"{policy.batch_multiple}) cannot be divided by {dp_world_size} data-parallel ranks times "
-                f"{accumulation_steps} accumulation steps; set data.batch_multiple to a multiple of {blocks}."
+                f"the global batch of {size} samples (bucket of {edge} frames, data.batch_multiple "
+                f"= {policy.batch_multiple}) cannot be divided by {dp_world_size} data-parallel "
+                f"ranks times {accumulation_steps} accumulation steps; set data.batch_multiple to "
+                f"a multiple of {blocks}."
             )

@@ -92,7 +92,9 @@ class ShardIndex:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over contents and size; the same wherever and whenever the tar was copied."""
-        return hashlib.sha256(struct.pack("<QQ", self.tar_bytes, self.channels) + self.payload).digest()
+        return hashlib.sha256(
+            struct.pack("<QQ", self.tar_bytes, self.channels) + self.payload
+        ).digest()
 
 
 def load_index(tar_path: str) -> ShardIndex:
@@ -104,7 +106,7 @@ def load_index(tar_path: str) -> ShardIndex:
     try:
         stat = os.stat(tar_path)
     except OSError as error:
-        raise InputError(f"{tar_path}: cannot be opened ({error.strerror}); check the path and its rights.") from None
+        raise _cannot_open(tar_path, error) from None
     places = [tar_path + ".idx", _cache_path(tar_path)]
     for place in places:
         index = _read_sidecar(place, stat.st_size, stat.st_mtime_ns)
@@ -125,7 +127,7 @@ def build_index(tar_path: str) -> ShardIndex:
     try:
         descriptor = os.open(tar_path, os.O_RDONLY)
     except OSError as error:
-        raise InputError(f"{tar_path}: cannot be opened ({error.strerror}); check the path and its rights.") from None
+        raise _cannot_open(tar_path, error) from None
     try:
         stat = os.fstat(descriptor)
         samples = _collect_members(descriptor, tar_path)
@@ -137,11 +139,14 @@ def build_index(tar_path: str) -> ShardIndex:
             text_bytes = _text_bytes(descriptor, tar_path, key, members[METADATA_SUFFIX])
             channels = channels or latents[2]
             if latents[1] == 0:
-                raise InputError(f"{tar_path}: sample '{key}' has no latent frame; leave empty utterances out.")
+                raise InputError(
+                    f"{tar_path}: sample '{key}' has no latent frame; leave empty utterances out."
+                )
             if {latents[2], reference[2]} != {channels}:
                 raise InputError(
-                    f"{tar_path}: the arrays of sample '{key}' are {latents[2]} and {reference[2]} wide where "
-                    f"the tar's first is {channels}; all arrays of a dataset must have the same width."
+                    f"{tar_path}: the arrays of sample '{key}' are {latents[2]} and {reference[2]} "
+                    f"wide where the tar's first is {channels}; all arrays of a dataset must have "
+                    "the same width."
                 )
             key_utf8 = key.encode("utf-8")
             key_end += len(key_utf8)
@@ -153,7 +158,9 @@ def build_index(tar_path: str) -> ShardIndex:
             )  # fmt: skip
         after = os.stat(tar_path)
         if (after.st_size, after.st_mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-            raise InputError(f"{tar_path}: changed while it was being indexed; start again when it is complete.")
+            raise InputError(
+                f"{tar_path}: changed while it was being indexed; start again when it is complete."
+            )
     finally:
         os.close(descriptor)
     columns = {
@@ -163,36 +170,45 @@ def build_index(tar_path: str) -> ShardIndex:
     return ShardIndex(channels, stat.st_size, stat.st_mtime_ns, columns, b"".join(keys))
 
 
+def _cannot_open(tar_path: str, error: OSError) -> InputError:
+    return InputError(
+        f"{tar_path}: cannot be opened ({error.strerror}); check the path and its rights."
+    )
+
+
 def _collect_members(descriptor: int, tar_path: str) -> dict[str, dict[str, Member]]:
     """Group members by key as webdataset does; every group must be a whole triplet."""
     samples: dict[str, dict[str, Member]] = {}
     for member in walk_members(descriptor, tar_path):
         folder, slash, basename = member.name.rpartition(b"/")
-        stem, dot, suffix = basename.partition(b".")
+        stem, _, suffix = basename.partition(b".")
         kind = _SUFFIXES.get(suffix.lower())
         if kind is None or not stem:
             continue
         if member.is_link:
             raise InputError(
-                f"{tar_path}: member '{shown(member.name)}' is a link, which cannot be read by offset; "
-                "write the tar again with --dereference --hard-dereference."
+                f"{tar_path}: member '{shown(member.name)}' is a link, which cannot be read by "
+                "offset; write the tar again with --dereference --hard-dereference."
             )
         # "tar -cf x.tar ." prefixes names with "./"; that is not part of a sample's name.
         key = shown((folder + slash + stem).removeprefix(b"./"))
         members = samples.setdefault(key, {})
         if kind in members:
             raise InputError(
-                f"{tar_path}: sample '{key}' has the member .{kind} twice; keys must be unique within a tar."
+                f"{tar_path}: sample '{key}' has the member .{kind} twice; keys must be unique "
+                "within a tar."
             )
         members[kind] = member
     incomplete = [key for key, members in samples.items() if len(members) < len(_SUFFIXES)]
     if not samples:
         raise InputError(
-            f"{tar_path}: none of its members belongs to a sample; each sample needs KEY.{LATENTS_SUFFIX}, "
-            f"KEY.{REFERENCE_SUFFIX} and KEY.{METADATA_SUFFIX}."
+            f"{tar_path}: none of its members belongs to a sample; each sample needs "
+            f"KEY.{LATENTS_SUFFIX}, KEY.{REFERENCE_SUFFIX} and KEY.{METADATA_SUFFIX}."
         )
     if incomplete:
-        missing = ", ".join(f".{kind}" for kind in _SUFFIXES.values() if kind not in samples[incomplete[0]])
+        missing = ", ".join(
+            f".{kind}" for kind in _SUFFIXES.values() if kind not in samples[incomplete[0]]
+        )
         raise InputError(
             f"{tar_path}: {len(incomplete)} of {len(samples)} samples are incomplete, the first is "
             f"'{incomplete[0]}', which lacks {missing}; complete or remove them."
@@ -223,7 +239,8 @@ def _npy_location(descriptor: int, tar_path: str, member: Member) -> tuple[int, 
     expected = data_start + shape[0] * shape[1] * item_bytes
     if member.size != expected:
         raise InputError(
-            f"{where} has {member.size} bytes where its npy header (shape {shape}) needs {expected}; write it again."
+            f"{where} has {member.size} bytes where its npy header (shape {shape}) needs "
+            f"{expected}; write it again."
         )
     return member.offset + data_start, shape[0], shape[1], item_bytes
 
@@ -233,13 +250,17 @@ def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
         header = ast.literal_eval(text.decode("latin-1").strip())
         descr, fortran_order, shape = header["descr"], header["fortran_order"], header["shape"]
     except (ValueError, SyntaxError, KeyError, TypeError):
-        raise InputError(f"{where} has an npy header that cannot be read; write it again with numpy.save.") from None
+        raise InputError(
+            f"{where} has an npy header that cannot be read; write it again with numpy.save."
+        ) from None
     if not isinstance(descr, str) or descr not in _ITEM_BYTES:
         raise InputError(
             f"{where} has dtype {descr!r}; only little-endian float16 and float32 are read "
             "(pickled objects never are), so convert it with astype(numpy.float16)."
         )
-    whole = isinstance(shape, tuple) and all(isinstance(length, int) and length >= 0 for length in shape)
+    whole = isinstance(shape, tuple) and all(
+        isinstance(length, int) and length >= 0 for length in shape
+    )
     if not whole or len(shape) != 2 or shape[1] == 0:
         raise InputError(f"{where} has shape {shape}; it must be (frames, channels).")
     if fortran_order:
@@ -251,7 +272,11 @@ def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
 
 
 def _text_bytes(descriptor: int, tar_path: str, key: str, member: Member) -> int:
-    data = member.head if member.size <= len(member.head) else os.pread(descriptor, member.size, member.offset)
+    data = (
+        member.head
+        if member.size <= len(member.head)
+        else os.pread(descriptor, member.size, member.offset)
+    )
     try:
         text = json.loads(data)["text"]
         return len(text.encode("utf-8"))
@@ -265,7 +290,9 @@ def _text_bytes(descriptor: int, tar_path: str, key: str, member: Member) -> int
 def _cache_path(tar_path: str) -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     real = os.path.realpath(tar_path)
-    name = f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:20]}-{os.path.basename(real)[:100]}.idx"
+    name = (
+        f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:20]}-{os.path.basename(real)[:100]}.idx"
+    )
     return os.path.join(base, "titan-tts", "index", name)
 
 

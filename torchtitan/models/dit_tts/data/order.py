@@ -87,7 +87,10 @@ class GlobalOrder:
 
     def batches_before_epoch(self, epoch: int) -> int:
         """C(e): global batches of the epochs 0 .. e-1."""
-        return sum(epoch * count // size for count, size in zip(self._counts, self.batch_sizes, strict=True))
+        return sum(
+            epoch * count // size
+            for count, size in zip(self._counts, self.batch_sizes, strict=True)
+        )
 
     def batches_in_epoch(self, epoch: int) -> int:
         return self.batches_before_epoch(epoch + 1) - self.batches_before_epoch(epoch)
@@ -115,8 +118,14 @@ class GlobalOrder:
     def batch(self, number: int) -> GlobalBatch:
         """Global batch ``number``; a few microseconds, but at the first touch of an epoch."""
         epoch = self.epoch_of(number)
-        firsts = [epoch * count // size for count, size in zip(self._counts, self.batch_sizes, strict=True)]
-        lasts = [(epoch + 1) * count // size for count, size in zip(self._counts, self.batch_sizes, strict=True)]
+        firsts = [
+            epoch * count // size
+            for count, size in zip(self._counts, self.batch_sizes, strict=True)
+        ]
+        lasts = [
+            (epoch + 1) * count // size
+            for count, size in zip(self._counts, self.batch_sizes, strict=True)
+        ]
         shuffle = self._permutation(_SHUFFLE, epoch, sum(lasts) - sum(firsts))
         slot = int(shuffle[number - sum(firsts)])
         for bucket, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
@@ -139,7 +148,7 @@ class GlobalOrder:
         return self._samples[bucket][np.concatenate(parts)]
 
     def _permutation(self, word: int, epoch: int, length: int) -> np.ndarray:
-        """Of bucket ``word``, or of all batches; the latest two epochs are kept, as a batch may straddle."""
+        """Of bucket ``word``, or of all batches; two epochs are kept, as a batch may straddle."""
         kept = self._kept.setdefault(word, OrderedDict())
         if epoch not in kept:
             kept[epoch] = seeded_permutation(length, (self.seed, epoch, word))

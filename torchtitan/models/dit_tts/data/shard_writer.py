@@ -94,8 +94,16 @@ def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
                 width = _check_arrays(path, sample, width)
                 metadata = _metadata_bytes(path, sample)
                 keys.add(sample.key)
-                _add(tar, f"{sample.key}.{LATENTS_SUFFIX}", _npy_bytes(path, sample.key, sample.latents))
-                _add(tar, f"{sample.key}.{REFERENCE_SUFFIX}", _npy_bytes(path, sample.key, sample.reference))
+                _add(
+                    tar,
+                    f"{sample.key}.{LATENTS_SUFFIX}",
+                    _npy_bytes(path, sample.key, sample.latents),
+                )
+                _add(
+                    tar,
+                    f"{sample.key}.{REFERENCE_SUFFIX}",
+                    _npy_bytes(path, sample.key, sample.reference),
+                )
                 _add(tar, f"{sample.key}.{METADATA_SUFFIX}", metadata)
         if not keys:
             raise InputError(f"{path}: no samples were given to write; a shard needs at least one.")
@@ -126,11 +134,13 @@ def _check_key(path: str | os.PathLike, key: str, seen: set[str]) -> None:
     basename = key.rsplit("/", 1)[-1]
     if not basename or "." in basename or "\0" in key or key.startswith(("/", "./")):
         raise InputError(
-            f"{path}: key '{key}' cannot name a sample; use a relative name whose last "
-            "component is not empty and has no dot (what follows the first dot is the member's kind)."
+            f"{path}: key '{key}' cannot name a sample; use a relative name whose last component "
+            "is not empty and has no dot (what follows the first dot is the member's kind)."
         )
     if key in seen:
-        raise InputError(f"{path}: key '{key}' was given twice; keys must be unique within a shard.")
+        raise InputError(
+            f"{path}: key '{key}' was given twice; keys must be unique within a shard."
+        )
 
 
 def _check_arrays(path: str | os.PathLike, sample: Triplet, width: int | None) -> int:
@@ -138,8 +148,8 @@ def _check_arrays(path: str | os.PathLike, sample: Triplet, width: int | None) -
         array = np.asarray(array)
         if array.ndim != 2 or array.dtype.kind != "f" or array.shape[1] == 0:
             raise InputError(
-                f"{path}: {name} of sample '{sample.key}' are {array.dtype} of shape {array.shape}; "
-                "they must be floating point of shape (frames, channels)."
+                f"{path}: {name} of sample '{sample.key}' are {array.dtype} of shape "
+                f"{array.shape}; they must be floating point of shape (frames, channels)."
             )
         width = array.shape[1] if width is None else width
         if array.shape[1] != width:
@@ -148,14 +158,17 @@ def _check_arrays(path: str | os.PathLike, sample: Triplet, width: int | None) -
                 f"the shard has {width}; all arrays of a shard must have the same width."
             )
     if sample.latents.shape[0] == 0:
-        raise InputError(f"{path}: sample '{sample.key}' has no latent frame; leave empty utterances out.")
+        raise InputError(
+            f"{path}: sample '{sample.key}' has no latent frame; leave empty utterances out."
+        )
     return width
 
 
 def _metadata_bytes(path: str | os.PathLike, sample: Triplet) -> bytes:
     if not isinstance(sample.metadata.get("text"), str):
         raise InputError(
-            f"{path}: metadata of sample '{sample.key}' has no \"text\" string; every sample needs one."
+            f"{path}: metadata of sample '{sample.key}' has no \"text\" string; every sample needs "
+            "one."
         )
     try:
         # allow_nan=False: NaN is not JSON, and other readers of the shard would refuse it.

@@ -82,7 +82,9 @@ def walk_members(descriptor: int, tar_path: str) -> Iterator[Member]:
         name = pax.get(b"path") or long_name or _header_name(header)
         if b"size" in pax:
             size = _pax_size(pax[b"size"], tar_path, name)
-        if kind in (_GNU_SPARSE, _GNU_CONTINUED) or any(key.startswith(b"GNU.sparse.") for key in pax):
+        if kind in (_GNU_SPARSE, _GNU_CONTINUED) or any(
+            key.startswith(b"GNU.sparse.") for key in pax
+        ):
             raise InputError(
                 f"{tar_path}: member '{shown(name)}' is sparse or split over volumes, which cannot "
                 "be read by offset; write the tar again without --sparse and --multi-volume."
@@ -92,8 +94,8 @@ def walk_members(descriptor: int, tar_path: str) -> Iterator[Member]:
         end = offset + (_padded(size) if has_data else 0)
         if end > tar_bytes:
             raise InputError(
-                f"{tar_path}: the data of member '{shown(name)}' should end at byte {end} but the tar "
-                f"has {tar_bytes} bytes, so it is truncated; copy or write it again."
+                f"{tar_path}: the data of member '{shown(name)}' should end at byte {end} but the "
+                f"tar has {tar_bytes} bytes, so it is truncated; copy or write it again."
             )
         # A folder in an archive older than ustar is a regular member whose name ends in a slash.
         if kind in _LINKS or (kind in _REGULAR and not name.endswith(b"/")):
@@ -122,13 +124,15 @@ def _check_header_sum(header: bytes, tar_path: str, position: int) -> None:
     if stored == unsigned:
         return
     # Some old writers summed signed bytes.
-    signed = unsigned - 256 * (sum(byte > 127 for byte in header) - sum(byte > 127 for byte in field))
+    signed = unsigned - 256 * (
+        sum(byte > 127 for byte in header) - sum(byte > 127 for byte in field)
+    )
     if stored == signed:
         return
     if position == 0:
         raise InputError(
-            f"{tar_path}: not a plain tar (its first header fails its checksum); "
-            "shards must be uncompressed ustar, GNU or PAX tars, so write it again if it is damaged."
+            f"{tar_path}: not a plain tar (its first header fails its checksum); shards must be "
+            "uncompressed ustar, GNU or PAX tars, so write it again if it is damaged."
         )
     raise InputError(
         f"{tar_path}: the header at byte {position} fails its checksum, so the tar is damaged; "
@@ -165,8 +169,8 @@ def _record_data(descriptor: int, tar_path: str, position: int, size: int) -> by
         data = os.pread(descriptor, size, position + BLOCK_BYTES)
     if len(data) < size:
         raise InputError(
-            f"{tar_path}: the extended header at byte {position} claims {size} bytes that are not there "
-            f"(at most {_MAX_NAME_RECORD_BYTES} are allowed); copy or write the tar again."
+            f"{tar_path}: the extended header at byte {position} claims {size} bytes that are not "
+            f"there (at most {_MAX_NAME_RECORD_BYTES} are allowed); copy or write the tar again."
         )
     return data
 
@@ -182,8 +186,8 @@ def _pax_records(data: bytes, tar_path: str, position: int) -> dict[bytes, bytes
         key, equals, value = data[space + 1 : max(stop - 1, 0)].partition(b"=")
         if not equals or stop > len(data) or data[stop - 1 : stop] != b"\n":
             raise InputError(
-                f"{tar_path}: the PAX header at byte {position} is malformed, so the tar is damaged; "
-                "copy or write it again."
+                f"{tar_path}: the PAX header at byte {position} is malformed, so the tar is "
+                "damaged; copy or write it again."
             )
         records[key] = value
         start = stop
@@ -193,8 +197,8 @@ def _pax_records(data: bytes, tar_path: str, position: int) -> dict[bytes, bytes
 def _pax_size(value: bytes, tar_path: str, name: bytes) -> int:
     if not value.isdigit():
         raise InputError(
-            f"{tar_path}: the PAX size of member '{shown(name)}' is {value!r}, not a decimal number; "
-            "write the tar again."
+            f"{tar_path}: the PAX size of member '{shown(name)}' is {value!r}, not a decimal "
+            "number; write the tar again."
         )
     return int(value)
 
@@ -209,7 +213,7 @@ def _check_end(descriptor: int, tar_path: str, position: int) -> None:
     while chunk := os.pread(descriptor, 1 << 20, position):
         if chunk.count(0) != len(chunk):
             raise InputError(
-                f"{tar_path}: data follow a zero block at byte {position} or later; the tar is damaged "
-                "or several tars were joined by cat, so write it again as one archive."
+                f"{tar_path}: data follow a zero block at byte {position} or later; the tar is "
+                "damaged or several tars were joined by cat, so write it again as one archive."
             )
         position += len(chunk)

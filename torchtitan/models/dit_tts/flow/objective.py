@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 
-from torchtitan.config import JobConfig
+from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys, uniform
 
 PREDICTIONS = ("velocity", "noise")
@@ -113,6 +113,20 @@ def squared_error_sum(
     """
     error = (prediction.float() - target.float()).square().mean(-1)
     return torch.where(frame_mask, error, 0.0).sum()
+
+
+def build_objective(job_config: JobConfig) -> FlowMatching:
+    """The objective that the config's [objective] section describes."""
+    o = job_config.objective
+    return FlowMatching(
+        prediction=o.prediction,
+        time_distribution=o.time_distribution,
+        logit_mean=o.logit_mean,
+        logit_std=o.logit_std,
+        text_dropout=o.text_dropout,
+        speaker_dropout=o.speaker_dropout,
+        seed=job_config.data.seed,
+    )
 
 
 def build_flow_loss(job_config: JobConfig, **kwargs: Any) -> Callable[..., torch.Tensor]:

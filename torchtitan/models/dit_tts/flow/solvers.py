@@ -1,6 +1,5 @@
 """Sampling: integrates the learned velocity from noise (t = 1) to data (t = 0)."""
 
-from dataclasses import dataclass
 from typing import Callable
 
 import torch
@@ -20,19 +19,3 @@ def euler(velocity: Velocity, noise: torch.Tensor, times: list[float]) -> torch.
     for t, t_next in zip(times[:-1], times[1:]):
         x = x + (t_next - t) * velocity(x, t)
     return x
-
-
-@dataclass(frozen=True)
-class Guidance:
-    """Independent classifier-free guidance: v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker),
-    for times in [min_t, max_t]; outside them the conditional velocity alone."""
-
-    text_scale: float = 3.0
-    speaker_scale: float = 0.0
-    min_t: float = 0.5
-    max_t: float = 1.0
-
-    def active(self, t: float) -> bool:
-        return (self.text_scale != 0.0 or self.speaker_scale != 0.0) and (
-            self.min_t <= t <= self.max_t
-        )

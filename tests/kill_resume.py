@@ -1,0 +1,123 @@
+"""Kills a training run with SIGKILL at random moments and resumes it on other numbers of processes.
+
+Used by the integration test and, many times over, by benchmarks/kill_resume.py.
+"""
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import runs
+
+STEPS = 14
+
+# (processes, loader threads, further arguments) of each life of the run, in turn. The global batch
+# stays 8 samples at the longest bucket; only its split changes.
+LIVES = [
+    (1, 0, ["--training.local_batch_size=8"]),
+    (
+        2,
+        2,
+        [
+            "--training.local_batch_size=4",
+            "--parallelism.data_parallel_shard_degree=2",
+            "--checkpoint.async_mode=async",
+        ],
+    ),
+    (
+        4,
+        1,
+        [
+            "--training.local_batch_size=2",
+            "--parallelism.data_parallel_replicate_degree=2",
+            "--parallelism.data_parallel_shard_degree=2",
+        ],
+    ),
+    (1, 3, ["--training.local_batch_size=4"]),
+]
+
+
+@dataclass
+class Outcome:
+    """What a killed and resumed run and the unbroken one have in common."""
+
+    same_ids: bool
+    largest_loss_difference: float
+    kills: list[int]
+    """last step that had been logged when each kill struck"""
+
+    steps_trained_again: int
+
+
+def common_arguments(folder: Path) -> list[str]:
+    return [
+        *runs.TINY,
+        "--data.path",
+        str(folder / "data"),
+        "--data.audit",
+        f"--training.steps={STEPS}",
+        "--checkpoint.interval=2",
+        "--checkpoint.initial_load_path",
+        str(folder / "seed" / "checkpoint" / "step-0"),
+    ]
+
+
+def make_seed_checkpoint(folder: Path) -> None:
+    runs.run(
+        folder,
+        "seed",
+        [*runs.TINY, "--data.path", str(folder / "data"), "--checkpoint.create_seed_checkpoint"],
+    )
+
+
+def _last_step(run: runs.Run) -> int:
+    return max(run.metrics(), default=0)
+
+
+def _wait_for_step(run: runs.Run, step: int) -> None:
+    deadline = time.monotonic() + 240
+    while _last_step(run) < step:
+        status = run.process.poll()
+        assert status is None or _last_step(run) >= step, (
+            f"ended with {status} before step {step}:\n{run.log.read_text()[-4000:]}"
+        )
+        assert time.monotonic() < deadline, f"no step {step} in time:\n{run.log.read_text()[-4000:]}"
+        time.sleep(0.02)
+
+
+def kill_and_resume(folder: Path, name: str, unbroken: runs.Run, seed: int) -> Outcome:
+    """One run that is killed in every life but the last, at a random step and a random moment of it."""
+    rng = random.Random(seed)
+    common = common_arguments(folder)
+    kills, again, step = [], 0, 0
+    for number, (processes, threads, arguments) in enumerate(LIVES):
+        life = runs.start(
+            folder, name, [*common, *arguments, f"--data.num_workers={threads}"], processes
+        )
+        if number == len(LIVES) - 1:
+            status = life.wait()
+            assert status == 0, life.log.read_text()[-4000:]
+            break
+        try:
+            # A resumed life first drops the lines of steps after its checkpoint, so wait for progress
+            # beyond what the last life had reached.
+            step = min(step + rng.randint(1, 4), STEPS - 2)
+            _wait_for_step(life, step)
+            time.sleep(rng.random() * 0.5)
+        finally:
+            life.kill()
+        last = _last_step(life)
+        kills.append(last)
+        again += last - 2 * (last // 2)
+        step = last
+    expected, found = unbroken.metrics(), life.metrics()
+    assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
+    return Outcome(
+        same_ids=life.audited_ids(ranks=4) == unbroken.audited_ids(ranks=1),
+        largest_loss_difference=max(
+            abs(found[s]["loss"] - expected[s]["loss"]) for s in expected
+        ),
+        kills=kills,
+        steps_trained_again=again,
+    )

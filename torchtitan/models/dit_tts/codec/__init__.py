@@ -1,0 +1,42 @@
+"""Codecs: waveform <-> latent frames. Everything above this folder sees the `Codec` protocol only."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from torchtitan.models.dit_tts.errors import InputError
+
+KNOWN_CODECS = ("mel_dct",)
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """What the rest of the system needs of a codec; latents are float32 with a std of about one."""
+
+    name: str
+    sample_rate: int  # Hz, of the waveforms that go in and come out
+    hop_length: int  # samples a latent frame
+    latent_channels: int  # 128
+    fingerprint: str  # digest of all constants that change the latents; differs -> encode again
+
+    @property
+    def frames_per_second(self) -> float:
+        """Latent frames a second: sample_rate / hop_length."""
+        ...
+
+    def encode(self, waveform: Tensor) -> Tensor:
+        """Waveform (samples,) float32 in [-1, 1] -> latents (T, 128), T = ceil(samples / hop_length)."""
+        ...
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents (T, 128) -> waveform (T * hop_length,) float32 in [-1, 1]."""
+        ...
+
+
+def build_codec(name: str) -> Codec:
+    """Make the codec called `name`; each codec's libraries are imported here and not before."""
+    if name == "mel_dct":
+        from torchtitan.models.dit_tts.codec.mel_dct import MelDctCodec
+
+        return MelDctCodec()
+    raise InputError(f"codec '{name}' is not known; known are: {', '.join(KNOWN_CODECS)}")

@@ -1,0 +1,44 @@
+"""Classifier-free guidance (Ho and Salimans 2022) with text and speaker scaled independently."""
+
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+Branches = Callable[[torch.Tensor, float, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(latents (B, T, C), t, keep_text (B,), keep_speaker (B,)) to velocity (B, T, C)."""
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker) for times in [min_t, 1], else v.
+
+    A scale of zero costs no branch; the branches that are needed run as one batch.
+    """
+
+    text_scale: float = 3.0
+    speaker_scale: float = 0.0
+    min_t: float = 0.5
+
+    def branches_at(self, t: float) -> list[tuple[float, bool, bool]]:
+        """(scale, keep text, keep speaker) of each unconditional branch at time t."""
+        if t < self.min_t:
+            return []
+        branches = [(self.text_scale, False, True), (self.speaker_scale, True, False)]
+        return [branch for branch in branches if branch[0] != 0.0]
+
+    def velocity(self, network: Branches, latents: torch.Tensor, t: float) -> torch.Tensor:
+        """Guided velocity (B, T, C); `network` sees (1 + branches)·B rows."""
+        branches = self.branches_at(t)
+        batch = latents.shape[0]
+        keep = [(True, True)] + [branch[1:] for branch in branches]
+        keep_text, keep_speaker = (
+            torch.tensor(flags, device=latents.device).repeat_interleave(batch)
+            for flags in zip(*keep)
+        )
+        outputs = network(latents.repeat(len(keep), 1, 1), t, keep_text, keep_speaker)
+        conditional, *unconditional = outputs.chunk(len(keep))
+        velocity = conditional
+        for (scale, _, _), other in zip(branches, unconditional):
+            velocity = velocity + scale * (conditional - other)
+        return velocity

@@ -1,0 +1,109 @@
+"""`titan-tts evaluate`: lets a run say held-out texts in each voice and has a recogniser read them."""
+
+import argparse
+import json
+import time
+from functools import partial
+
+import torch
+from tqdm import tqdm
+
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.audio_files import write_wav
+from torchtitan.models.dit_tts.inference.duration import fit_durations
+from torchtitan.models.dit_tts.inference.evaluate import listen, read_heldout, speak
+from torchtitan.models.dit_tts.inference.generate_command import (
+    add_sampling_arguments,
+    sampling_settings,
+)
+from torchtitan.models.dit_tts.inference.load_run import build_run_model, load_run
+from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
+from torchtitan.models.dit_tts.inference.recognizer import SPOKEN_DIGITS, KeywordRecognizer
+from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
+from torchtitan.models.dit_tts.run_folder import write_atomic
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_sampling_arguments(parser)
+    parser.add_argument("--heldout", required=True, help="archives of texts that were not trained on")
+    parser.add_argument("--recordings", help="corpus with the held-out recordings, to compare with")
+    parser.add_argument("--data", help="training archives; the run's [data] path by default")
+    parser.add_argument(
+        "--vocabulary",
+        default=",".join(SPOKEN_DIGITS),
+        help="words that the recogniser may hear, with commas between",
+    )
+    parser.add_argument("--pictures", type=int, default=4, help="pictures for each voice")
+
+
+def run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    loaded = load_run(options.run, options.step, not options.no_ema)
+    config = loaded.config
+    codec = build_codec(config.sampling.codec)
+    guidance, steps = sampling_settings(options, loaded)
+    recognizer = KeywordRecognizer(options.vocabulary.split(","))
+    durations = fit_durations(open_dataset(options.data or config.data.path))
+    items = read_heldout(open_dataset(options.heldout), config.data.max_speaker_frames)
+
+    audio: dict[str, list[torch.Tensor]] = {}
+    if options.recordings:
+        recordings = {u.key: u.waveform for u in read_audio_corpus(options.recordings)}
+        missing = [item.key for item in items if item.key not in recordings]
+        if missing:
+            raise InputError(
+                f"{options.recordings} lacks {len(missing)} of the held-out recordings, the first is "
+                f"{missing[0]}; give the corpus that {options.heldout} was prepared from"
+            )
+        audio["recordings"] = [recordings[item.key] for item in items]
+    audio["codec"] = [codec.decode(item.latents) for item in items]
+    untrained = build_run_model(config, loaded.device)
+    for name, model in (("generated", loaded.model), ("untrained", untrained)):
+        bar = partial(tqdm, desc=f"speaking ({name})", unit="batch")
+        audio[name] = speak(
+            loaded, model, codec, items, durations, guidance, steps, options.seed, bar
+        )
+
+    rates, heard = {}, {}
+    for name, waveforms in audio.items():
+        errors, heard[name] = listen(recognizer, items, waveforms, codec.sample_rate)
+        rates[name] = errors.rates()
+
+    folder = loaded.folder / "samples" / f"step-{loaded.step}"
+    drawn: dict[str, int] = {}
+    for index, item in enumerate(items):
+        write_wav(folder / f"{item.key}.wav", audio["generated"][index], codec.sample_rate)
+        drawn[item.speaker] = drawn.get(item.speaker, 0) + 1
+        if drawn[item.speaker] <= options.pictures:
+            reference = audio.get("recordings", audio["codec"])[index]
+            panels = [
+                (f'{item.speaker}: "{item.text}", recording', reference),
+                (f'generated, heard as "{" ".join(heard["generated"][index])}"',
+                 audio["generated"][index]),
+            ]
+            save_spectrogram_comparison(folder / f"{item.key}.png", panels, codec.sample_rate)
+
+    report = {
+        "step": loaded.step,
+        "word_error_rate": rates,
+        "utterances": len(items),
+        "sampling_steps": steps,
+        "text_scale": guidance.text_scale,
+        "speaker_scale": guidance.speaker_scale,
+        "seed": options.seed,
+        "seconds": time.monotonic() - began,
+        "heard": [
+            {"key": item.key, "text": item.text, **{k: " ".join(v[i]) for k, v in heard.items()}}
+            for i, item in enumerate(items)
+        ],
+    }
+    write_atomic(folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
+    speakers = sorted({item.speaker for item in items}) + ["all"]
+    print(f"\nWord error rate of {len(items)} held-out utterances, step {loaded.step}:")
+    print(f"{'':12}" + "".join(f"{speaker:>9}" for speaker in speakers))
+    for name, by_speaker in rates.items():
+        print(f"{name:12}" + "".join(f"{by_speaker[speaker]:>9.1%}" for speaker in speakers))
+    print(f"wavs, pictures and evaluation.json: {folder}")
+    return 0

@@ -1,0 +1,87 @@
+"""A trained run's model, from its folder: the resolved config and a checkpoint's averaged weights."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer, build_tokenizer
+from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
+from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.tools.utils import device_type
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """What generation needs of a run. The model is in eval mode."""
+
+    folder: Path
+    config: JobConfig
+    model: DiTTTSModel
+    tokenizer: ByteTokenizer
+    objective: FlowMatching
+    step: int
+    device: torch.device
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of the whole checkpoints in a run's folder, ascending."""
+    steps = []
+    for path in (folder / "checkpoint").glob("step-*"):
+        match = re.fullmatch(r"step-(\d+)", path.name)
+        if match and (path / ".metadata").is_file():
+            steps.append(int(match.group(1)))
+    return sorted(steps)
+
+
+def build_run_model(config: JobConfig, device: torch.device) -> DiTTTSModel:
+    """The run's model with freshly drawn weights, as training started from (same seed)."""
+    args = model_flavors()[config.model.flavor]
+    args.update_from_config(config)
+    with torch.device("meta"):
+        model = DiTTTSModel(args)
+    model.to_empty(device=device)
+    if config.debug.seed is not None:
+        torch.manual_seed(config.debug.seed)
+    with torch.no_grad():
+        model.init_weights()
+    return model.eval()
+
+
+def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) -> LoadedRun:
+    """Loads a run's model; by default the averaged weights of its last checkpoint.
+
+    Raises:
+        InputError: no run, no such checkpoint, or no averaged weights in it.
+    """
+    folder = Path(folder)
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder} is not a run's folder: it has no config.toml; give outputs/NAME")
+    config = load_config(["--job.config_file", str(folder / "config.toml")])
+    steps = checkpoint_steps(folder)
+    if not steps or (step is not None and step not in steps):
+        found = ", ".join(map(str, steps)) or "none"
+        wanted = "a checkpoint" if step is None else f"checkpoint step-{step}"
+        raise InputError(f"{folder / 'checkpoint'} has not {wanted}; it has steps: {found}")
+    step = steps[-1] if step is None else step
+    path = folder / "checkpoint" / f"step-{step}"
+    device = torch.device(device_type)
+    model = build_run_model(config, device)
+    weights = {name: torch.empty_like(p) for name, p in model.named_parameters()}
+    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    if use_ema and not any(name.startswith("ema.") for name in saved):
+        raise InputError(
+            f"{path} holds no averaged weights (the run had [ema] enable = false or saved the model "
+            f"only); load the trained ones with --no-ema"
+        )
+    dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
+    model.load_state_dict(weights)
+    return LoadedRun(
+        folder, config, model, build_tokenizer(config), build_objective(config), step, device
+    )

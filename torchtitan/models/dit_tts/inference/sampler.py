@@ -1,0 +1,103 @@
+"""Text and a speaker's reference to latents: the model, the guidance and the solver in one call."""
+
+from dataclasses import dataclass
+
+import torch
+
+from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys
+from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
+from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """One utterance to generate."""
+
+    text: str
+    reference: torch.Tensor
+    """(R, C) latents of the speaker"""
+
+    frames: int
+    """length to generate, in latent frames"""
+
+
+def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (L_i, ...) to (B, max L, ...) padded with zeros, and the mask (B, max L)."""
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return padded, torch.arange(padded.shape[1])[None] < lengths[:, None]
+
+
+def _repeat(conditions: Conditions, times: int) -> Conditions:
+    return Conditions(
+        *(
+            tensor.repeat(times, *[1] * (tensor.dim() - 1))
+            for tensor in (
+                conditions.text,
+                conditions.text_mask,
+                conditions.speaker,
+                conditions.speaker_mask,
+            )
+        )
+    )
+
+
+@torch.no_grad()
+def generate_latents(
+    model: DiTTTSModel,
+    tokenizer: ByteTokenizer,
+    objective: FlowMatching,
+    requests: list[SpeechRequest],
+    guidance: Guidance,
+    steps: int,
+    seed: int,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """Latents (frames, C) float32 on the CPU for each request, as one batch.
+
+    The noise of request i is keyed by (seed, i), so a request's result does not depend on how long
+    the others of its batch are. Conditions are encoded once and their K and V kept for all steps.
+    """
+    text, text_mask = pad_stack([torch.tensor(tokenizer.encode(r.text)) for r in requests])
+    speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
+    lengths = torch.tensor([r.frames for r in requests], device=device)
+    frames = int(lengths.max())
+    frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]
+    conditions = model.encode_conditions(
+        *(tensor.to(device) for tensor in (text, text_mask, speaker, speaker_mask))
+    )
+    key_values = {1: model.condition_key_values(conditions)}
+    repeated = {1: conditions}
+
+    def network(
+        latents: torch.Tensor, t: float, keep_text: torch.Tensor, keep_speaker: torch.Tensor
+    ) -> torch.Tensor:
+        times = len(latents) // len(requests)
+        if times not in repeated:
+            repeated[times] = _repeat(conditions, times)
+            key_values[times] = [
+                tuple(tuple(x.repeat(times, 1, 1, 1) for x in stream) for stream in layer)
+                for layer in key_values[1]
+            ]
+        t_batch = torch.full((len(latents),), t, device=device)
+        output = model.denoise(
+            latents,
+            t_batch,
+            frame_mask.repeat(times, 1),
+            repeated[times],
+            keep_text,
+            keep_speaker,
+            key_values[times],
+        )
+        return objective.velocity(output, latents, t_batch)
+
+    rows = torch.arange(len(requests), device=device)
+    keys = stream_keys(seed, torch.tensor(0, device=device), rows, stream=0)
+    noise = normal(keys, (frames, model.args.latent_channels))
+    latents = euler(
+        lambda x, t: guidance.velocity(network, x, t), noise, linear_times(steps)
+    )
+    return [row[: request.frames].cpu() for row, request in zip(latents, requests)]

@@ -1,0 +1,1 @@
+"""Audio and text -> archives of latent triplets."""
