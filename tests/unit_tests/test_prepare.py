@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus

@@ -1,7 +1,9 @@
 """Reads a run's config: TOML, then the command line, each key checked by name and type."""
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import os
 import sys
 from pathlib import Path
@@ -24,6 +26,24 @@ def _hint(name: str, allowed: list[str]) -> str:
     return f"did you mean {close[0]}?" if close else "allowed are " + ", ".join(sorted(allowed))
 
 
+def _of_type(value: Any, kind: Any) -> bool:
+    """Every element counts, and true is no number."""
+    try:
+        typeguard.check_type(
+            value, kind, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
+        )
+    except typeguard.TypeCheckError:
+        return False
+    return not isinstance(value, bool) or kind is bool
+
+
+def _unboxed(words: str) -> str:
+    """The sentence inside tyro's box, without the help that follows its rule."""
+    lines = [line.strip("│ ") for line in words.splitlines() if line.startswith("│")]
+    rule = next((i for i, line in enumerate(lines) if line.startswith("─")), len(lines))
+    return " ".join(lines[:rule]).rstrip(".").replace(". ", "; ") or " ".join(words.split())
+
+
 class TTSConfigManager(ConfigManager):
     """Upstream's config manager, whose errors name the file, the key and what is allowed."""
 
@@ -31,6 +51,16 @@ class TTSConfigManager(ConfigManager):
         super().__init__(config_cls=JobConfig)
         self._file = ""
         self._section = ""
+
+    def parse_args(self, args: list[str]) -> JobConfig:
+        words = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(words):
+                return super().parse_args(args)
+        except SystemExit as stop:  # tyro's, at a value that does not fit its flag
+            if not stop.code:
+                raise
+            raise InputError(f"command line: {_unboxed(words.getvalue())}; see --help") from stop
 
     def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
         self._check_command_line(args)
@@ -48,7 +78,7 @@ class TTSConfigManager(ConfigManager):
                 f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
                 f"for example train_configs/debug.toml"
             ) from error
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # TOML's grammar, or bytes that are no utf-8
             raise InputError(f"{self._file} is not valid TOML: {error}; mend that line") from error
 
     def _check_command_line(self, args: list[str]) -> None:
@@ -83,13 +113,13 @@ class TTSConfigManager(ConfigManager):
                 values[name] = self._dict_to_dataclass(kind, value)
                 self._section = outer
                 continue
-            try:
-                values[name] = typeguard.check_type(value, kind)
-            except typeguard.TypeCheckError as error:
+            if not _of_type(value, kind):
+                allowed = kind.__name__ if kind in (bool, int, float, str) else kind
                 raise InputError(
-                    f"{self._file}: {key} = {value!r} has the wrong type: "
-                    f"it {str(error).split(maxsplit=1)[1]}; allowed is {kind}"
-                ) from error
+                    f"{self._file}: {key} = {value!r} has the wrong type; allowed is "
+                    f"{str(allowed).removeprefix('typing.')}"
+                )
+            values[name] = value
         return cls(**values)
 
     def _validate_config(self) -> None:

@@ -150,9 +150,6 @@ class EMA:
 
 @dataclass
 class Sampling:
-    freq: int = 0
-    """Steps between two generated samples in samples/; 0: none during training"""
-
     steps: int = 40
     """Euler steps"""
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import traceback
 from typing import Callable
 
@@ -13,7 +14,8 @@ EXIT_INPUT_ERROR = 2
 def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
     """Turns an InputError into its sentence on stderr and exit status 2.
 
-    Every rank meets the same mistake in the config, so only the first of a machine prints it.
+    Most mistakes are met by every rank, a damaged sample by one. The first rank of a machine prints
+    at once and the launcher then ends the others; these wait their turn, so that one of them speaks.
     """
 
     def wrapped(args: list[str]) -> int:
@@ -22,8 +24,8 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
         except InputError as error:
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
-            if os.environ.get("LOCAL_RANK", "0") == "0" or "rank" in str(error):
-                print(f"error: {error}", file=sys.stderr, flush=True)
+            time.sleep(2.0 * int(os.environ.get("LOCAL_RANK", "0")))
+            print(f"error: {error}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
 
     return wrapped
@@ -70,7 +72,8 @@ def train(args: list[str]) -> int:
         folder.set_state("oom", trainer.step if trainer else 0, error=str(error).split("\n")[0])
         raise
     except Exception as error:
-        state = "timeout" if "timeout" in str(error).lower() else "failed"
+        words = str(error).lower()
+        state = "timeout" if "timeout" in words or "timed out" in words else "failed"
         folder.set_state(state, trainer.step if trainer else 0, error=str(error).split("\n")[0])
         raise
     finally:

@@ -5,6 +5,7 @@ MFU is exact-FLOPs MFU: training FLOPs of the executed (padded) shapes without r
 real lengths only.
 """
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ _PEAK_TFLOPS = {  # dense bf16, from the vendors' datasheets; the first name fou
     "H100 PCIe": 756.0,
     "H100": 989.0,
     "GH200": 989.0,
+    "H200 NVL": 835.0,
     "H200": 989.0,
     "B200": 2250.0,
     "L40S": 362.0,
@@ -38,7 +40,7 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
     if peak_tflops > 0:
         return peak_tflops * 1e12
     for name, tflops in _PEAK_TFLOPS.items():
-        if name in device_name:
+        if re.search(rf"\b{name}\b", device_name):  # an RTX A1000 is no A100
             return tflops * 1e12
     return None
 

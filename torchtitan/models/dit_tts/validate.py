@@ -1,5 +1,8 @@
 """Checks a config against itself, the machine and the data before anything is built."""
 
+import os
+
+from torchtitan.models.dit_tts.config import run_folder_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 
@@ -106,6 +109,22 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"{dp_degree * steps} that divides global_batch_size",
     )
     _validate_numbers(config)
+    checkpoint = config.checkpoint
+    _require(
+        not checkpoint.create_seed_checkpoint or (checkpoint.enable and world_size == 1),
+        f"[checkpoint] create_seed_checkpoint = true with {world_size} processes and enable = "
+        f"{str(checkpoint.enable).lower()}; it needs 1 process and enable = true",
+    )
+    resumes = (run_folder_path(config) / checkpoint.folder).exists()
+    _require(
+        not checkpoint.initial_load_path or resumes or os.path.isdir(checkpoint.initial_load_path),
+        f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r} is not a folder; give "
+        f"that of one checkpoint, for example outputs/NAME/checkpoint/step-1000",
+    )
+    _require(
+        not config.validation.enable,
+        "[validation] enable = true is not supported by this model family; set it to false",
+    )
     ac = config.activation_checkpoint
     _require(
         ac.mode != "selective"
@@ -141,7 +160,6 @@ def _validate_numbers(config: JobConfig) -> None:
     for key, value in {
         "[data] num_workers": d.num_workers,
         "[data] prefetch_batches": d.prefetch_batches,
-        "[sampling] freq": config.sampling.freq,
         "[optimizer] lr": config.optimizer.lr,
         "[lr_scheduler] warmup_steps": config.lr_scheduler.warmup_steps,
     }.items():

@@ -9,10 +9,10 @@ Shapes are those of DAC-VAE (25 frames/s, 128 channels), so a model trained on i
       -> the low corner: 56+40+20+12 columns  (T, 128)
       -> minus mean, over sd^0.5, times one constant
 
-Dividing by sd^0.5 (half-whitening) keeps half of the natural order of importance: fully whitened
-latents gave five times the word errors when a small flow-matching network was trained on them. The
-constant brings the mean variance over the channels to one, which flow matching's noise expects.
-The 128 means and deviations in mel_dct_stats.json were measured by scripts/measure_codec_stats.py
+Dividing by sd^0.5 (half-whitening) keeps half of the natural order of importance: a small
+flow-matching network trained on fully whitened principal components of such blocks made five times
+the word errors. The constant brings the mean variance over the channels to one, which flow
+matching's noise expects. The 128 means and deviations in mel_dct_stats.json were measured by scripts/measure_codec_stats.py
 on the training part of assets/spoken_digits.
 
 Decoding runs the steps backwards; phase comes from integrating its gradients, refined by 16 fast

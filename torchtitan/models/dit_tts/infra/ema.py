@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchtitan.models.dit_tts.model.initialization import plain_name
@@ -24,6 +25,7 @@ class EMA(Stateful):
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
         self.num_updates = 0
+        self.model = model
         self.weights = {plain_name(name): p for name, p in model.named_parameters()}
         self.shadow = {name: p.detach().clone() for name, p in self.weights.items()}
 
@@ -58,6 +60,10 @@ class EMASwap:
         self.ema = ema
 
     def _exchange(self) -> None:
+        # What FSDP has gathered and kept would outlive the exchange of the shards.
+        for module in self.ema.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         with torch.no_grad():
             for name, average in self.ema.shadow.items():
                 trained = _local(self.ema.weights[name].detach())

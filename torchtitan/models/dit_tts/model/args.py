@@ -72,6 +72,8 @@ class DiTTTSModelArgs(BaseModelArgs):
         Raises:
             InputError: the text encoder's width or a size that cannot be built.
         """
+        self.latent_channels = job_config.data.latent_channels
+        self.speaker_patch_size = job_config.data.speaker_patch_size
         encoder = job_config.encoder
         if encoder.model == "bytes":
             from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer
@@ -93,6 +95,10 @@ class DiTTTSModelArgs(BaseModelArgs):
         ):
             if name == "byte encoder" and not self.text_vocab_size:
                 continue
+            if heads < 1 or width < 1:
+                raise InputError(
+                    f"the {name} has width {width} and {heads} heads; both must be at least 1"
+                )
             if width % heads or (width // heads) % 2:
                 raise InputError(
                     f"the {name}'s width {width} with {heads} heads gives a head of "
