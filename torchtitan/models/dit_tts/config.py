@@ -142,3 +142,9 @@ def load_config(args: list[str]) -> JobConfig:
 def run_folder_path(config: JobConfig) -> Path:
     """The run's folder, <dump_folder>/<experiment>."""
     return Path(os.path.expanduser(config.job.dump_folder)) / config.job.experiment
+
+
+def in_folder(config: JobConfig, folder: Path) -> JobConfig:
+    """The config as upstream should see it: it writes everything below dump_folder."""
+    job = dataclasses.replace(config.job, dump_folder=str(folder))
+    return dataclasses.replace(config, job=job)

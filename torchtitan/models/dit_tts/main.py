@@ -31,6 +31,17 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
     return wrapped
 
 
+def failure_state(error: Exception) -> str:
+    """The state in which an error leaves a run: oom, timeout or failed."""
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom"
+    if isinstance(error, torch.distributed.DistError) and "timed out" in str(error).lower():
+        return "timeout"
+    return "failed"
+
+
 @report_input_errors
 def train(args: list[str]) -> int:
     """Trains as the command line says. Returns the exit status.
@@ -46,35 +57,35 @@ def train(args: list[str]) -> int:
     import torch
 
     from torchtitan.models.dit_tts import model_flavors
-    from torchtitan.models.dit_tts.config import load_config, run_folder_path
+    from torchtitan.models.dit_tts.config import in_folder, load_config, run_folder_path
     from torchtitan.models.dit_tts.run_folder import RunFolder
     from torchtitan.models.dit_tts.validate import validate_config
     from torchtitan.tools.logging import init_logger, logger
 
-    config = load_config(args)
-    validate_config(config, int(os.environ["WORLD_SIZE"]), list(model_flavors()))
-    init_logger()
-    folder = RunFolder(run_folder_path(config), int(os.environ["RANK"]))
-    folder.start(config)
-    logger.info(f"Run folder: {folder.path}")
-    # Upstream writes checkpoints, traces and snapshots below dump_folder.
-    config.job.dump_folder = str(folder.path)
-
     trainer = None
+    folder = None
     try:
-        trainer = DiTTTSTrainer(config)
+        config = load_config(args)
+        validate_config(config, int(os.environ["WORLD_SIZE"]), list(model_flavors()))
+        init_logger()
+        folder = RunFolder(run_folder_path(config), int(os.environ["RANK"]))
+        folder.start(config)
+        logger.info(f"Run folder: {folder.path}")
+        # Upstream writes checkpoints, traces and snapshots below dump_folder.
+        trainer = DiTTTSTrainer(in_folder(config, folder.path))
+        folder.start(config, replace=True)
         if config.checkpoint.create_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
             trainer.train()
         folder.set_state("completed", trainer.step)
-    except torch.OutOfMemoryError as error:
-        folder.set_state("oom", trainer.step if trainer else 0, error=str(error).split("\n")[0])
-        raise
     except Exception as error:
-        words = str(error).lower()
-        state = "timeout" if "timeout" in words or "timed out" in words else "failed"
-        folder.set_state(state, trainer.step if trainer else 0, error=str(error).split("\n")[0])
+        if folder is not None:
+            step = trainer.step if trainer is not None else 0
+            folder.set_state(failure_state(error), step, error=str(error).split("\n")[0])
+        # Until training starts every rank meets the same mistake; one of a machine says it.
+        if isinstance(error, InputError) and trainer is None and os.environ["LOCAL_RANK"] != "0":
+            return EXIT_INPUT_ERROR
         raise
     finally:
         if trainer is not None:

@@ -121,13 +121,17 @@ class RunFolder:
         self.metrics = LineFile(path / "metrics.jsonl")
         self.audit = LineFile(path / "audit" / f"rank{rank}.jsonl")
 
-    def start(self, config: JobConfig) -> None:
-        """Writes config and environment. A resumed run replaces both."""
-        if self.rank == 0:
+    def start(self, config: JobConfig, replace: bool = False) -> None:
+        """Writes config and environment and, before anything is built, the state `init`.
+
+        What an earlier life of the run left is only replaced once this one is known to work.
+        """
+        if self.rank == 0 and (replace or not (self.path / "config.toml").exists()):
             write_atomic(self.path / "config.toml", tomli_w.dumps(_without_none(asdict(config))))
             write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
             (self.path / "samples").mkdir(exist_ok=True)
-        self.set_state("init", step=0)
+        if not replace:
+            self.set_state("init", step=0)
 
     def resume_at(self, step: int) -> None:
         """Brings the line files back to the state they had when `step` was saved."""

@@ -54,7 +54,8 @@ def _bits(keys: torch.Tensor, count: int) -> torch.Tensor:
 
 def uniform(keys: torch.Tensor) -> torch.Tensor:
     """One number a key, (B,) float64 in (0, 1)."""
-    return (_shift_right(_bits(keys, 1)[:, 0], 11).double() + 0.5) * 2.0**-53
+    # 52 bits: with the half, float64 holds them exactly, and 1 cannot occur.
+    return (_shift_right(_bits(keys, 1)[:, 0], 12).double() + 0.5) * 2.0**-52
 
 
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -65,7 +66,7 @@ def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """
     count = math.prod(shape)
     bits = _bits(keys, (count + 1) // 2)
-    # 24 bits each: float32 holds them exactly, and log(0) cannot occur.
+    # 24 bits each; the half makes log(0) impossible, and a first that rounds to 1 gives radius 0.
     first = (_shift_right(bits, 40).float() + 0.5) * 2.0**-24
     second = ((bits & _LOW_32) >> 8).float() * 2.0**-24
     radius = torch.sqrt(-2.0 * torch.log(first))

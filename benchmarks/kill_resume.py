@@ -1,0 +1,69 @@
+"""Kills training runs with SIGKILL at random moments, many times over, and compares with an unbroken one.
+
+    python benchmarks/kill_resume.py --runs 20
+
+Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
+threads, and is killed in every life but the last. Writes benchmarks/results/kill_resume.json.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests import kill_resume, runs  # noqa: E402
+from tests.synthetic import make_shards  # noqa: E402
+from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
+    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/kill_resume.json"))
+    options = parser.parse_args()
+
+    began = time.monotonic()
+    outcomes = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_shards(folder / "data", 40, seed=5)
+        kill_resume.make_seed_checkpoint(folder)
+        unbroken = runs.run(folder, "unbroken", kill_resume.common_arguments(folder))
+        for number in range(options.runs):
+            outcome = kill_resume.kill_and_resume(
+                folder, f"killed{number}", unbroken, options.seed + number
+            )
+            outcomes.append(outcome)
+            elapsed = time.monotonic() - began
+            remaining = elapsed / (number + 1) * (options.runs - number - 1)
+            print(
+                f"run {number + 1}/{options.runs}: same ids {outcome.same_ids}, largest loss difference "
+                f"{outcome.largest_loss_difference:.2e}, kills after steps {outcome.kills}, ETA "
+                f"{remaining:.0f} s",
+                flush=True,
+            )
+    report = {
+        "runs": options.runs,
+        "kills": sum(len(o.kills) for o in outcomes),
+        "runs_with_the_same_sample_ids_in_every_step": sum(o.same_ids for o in outcomes),
+        "largest_loss_difference": max(o.largest_loss_difference for o in outcomes),
+        "steps_a_run": kill_resume.STEPS,
+        "kills_after_steps": [o.kills for o in outcomes],
+        "seconds": time.monotonic() - began,
+        "conditions": environment(),
+    }
+    write_atomic(Path(options.output), json.dumps(report, indent=2) + "\n")
+    good = report["runs_with_the_same_sample_ids_in_every_step"] == options.runs
+    good = good and report["largest_loss_difference"] < 1e-5
+    print(f"{'passed' if good else 'FAILED'}: {options.output}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
