@@ -34,6 +34,10 @@ def lay_overlay() -> None:
 
     from torchtitan import _cpu, models
 
+    # Upstream's `models` is a package of its own, which does not look into another folder.
+    families = [str(Path(folder, "models")) for folder in folders]
+    models.__path__ = list(dict.fromkeys([*models.__path__, *families]))
+
     _cpu.use_cpu_without_accelerator()
     models._supported_models |= {"dit_tts"}
 

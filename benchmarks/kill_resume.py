@@ -44,7 +44,8 @@ def main() -> int:
             remaining = elapsed / (number + 1) * (options.runs - number - 1)
             print(
                 f"run {number + 1}/{options.runs}: same ids {outcome.same_ids}, largest loss difference "
-                f"{outcome.largest_loss_difference:.2e}, kills after steps {outcome.kills}, ETA "
+                f"{outcome.largest_loss_difference:.2e}, of weights "
+                f"{outcome.largest_weight_difference:.2e}, kills after steps {outcome.kills}, ETA "
                 f"{remaining:.0f} s",
                 flush=True,
             )
@@ -53,6 +54,7 @@ def main() -> int:
         "kills": sum(len(o.kills) for o in outcomes),
         "runs_with_the_same_sample_ids_in_every_step": sum(o.same_ids for o in outcomes),
         "largest_loss_difference": max(o.largest_loss_difference for o in outcomes),
+        "largest_weight_difference": max(o.largest_weight_difference for o in outcomes),
         "steps_a_run": kill_resume.STEPS,
         "kills_after_steps": [o.kills for o in outcomes],
         "seconds": time.monotonic() - began,

@@ -24,7 +24,7 @@ fi
 NGPU=$processes CONFIG=train_configs/debug.toml scripts/train_tts.sh \
     --job.dump_folder outputs --job.experiment debug \
     --parallelism.data_parallel_replicate_degree "$processes" \
-    --training.local_batch_size $((32 / processes)) "$@"
+    --training.local_batch_size $((12 / processes)) "$@"
 trained=$SECONDS
 
 OMP_NUM_THREADS=$(nproc) .venv/bin/titan-tts evaluate "$run" --heldout "$data/heldout" --recordings "$corpus"

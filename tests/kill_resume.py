@@ -8,6 +8,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
 from tests import runs
 
 STEPS = 14
@@ -44,6 +48,9 @@ class Outcome:
 
     same_ids: bool
     largest_loss_difference: float
+    largest_weight_difference: float
+    """over the weights and their averages in the last checkpoint"""
+
     kills: list[int]
     """last step that had been logged when each kill struck"""
 
@@ -68,6 +75,20 @@ def make_seed_checkpoint(folder: Path) -> None:
         "seed",
         [*runs.TINY, "--data.path", str(folder / "data"), "--checkpoint.create_seed_checkpoint"],
     )
+
+
+def last_weights(run: runs.Run) -> dict[str, torch.Tensor]:
+    """Weights and averaged weights (`ema.`) of the checkpoint at the last step."""
+    path = run.folder / "checkpoint" / f"step-{STEPS}"
+    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    weights = {
+        name: torch.empty(entry.size)
+        for name, entry in saved.items()
+        if isinstance(entry, TensorStorageMetadata) and not name.startswith("optimizer.")
+    }
+    assert any(name.startswith("ema.") for name in weights)
+    dcp.load(weights, checkpoint_id=path, no_dist=True)
+    return weights
 
 
 def _last_step(run: runs.Run) -> int:
@@ -111,10 +132,14 @@ def kill_and_resume(folder: Path, name: str, unbroken: runs.Run, seed: int) -> O
         step = last
     expected, found = unbroken.metrics(), life.metrics()
     assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
+    weights, wanted = last_weights(life), last_weights(unbroken)
     return Outcome(
         same_ids=life.audited_ids(ranks=4) == unbroken.audited_ids(ranks=1),
         largest_loss_difference=max(
             abs(found[s]["loss"] - expected[s]["loss"]) for s in expected
+        ),
+        largest_weight_difference=max(
+            (weights[name] - wanted[name]).abs().max().item() for name in wanted
         ),
         kills=kills,
     )

@@ -17,6 +17,7 @@ def test_killed_and_resumed_run_equals_the_unbroken_one(tmp_path):
     outcome = kill_resume.kill_and_resume(tmp_path, "killed", unbroken, seed=1)
     assert outcome.same_ids
     assert outcome.largest_loss_difference < 1e-5
+    assert outcome.largest_weight_difference < 1e-4
     assert len(outcome.kills) == len(kill_resume.LIVES) - 1
     state = json.loads((tmp_path / "killed" / "state.json").read_text())
     assert (state["state"], state["step"]) == ("completed", kill_resume.STEPS)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -14,3 +15,11 @@ def one_thread():
 def own_cache(tmp_path_factory, monkeypatch):
     """Nothing is read from or left in the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def one_process_group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

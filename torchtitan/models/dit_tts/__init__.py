@@ -20,7 +20,7 @@ _WIDE_SPEAKER = {"speaker_dim": 1024, "speaker_n_heads": 8, "speaker_mlp_dim": 2
 _FLAVORS = {
     "debug": DiTTTSModelArgs(
         dim=192,
-        n_layers=6,
+        n_layers=4,
         n_heads=4,
         mlp_dim=528,
         speaker_dim=128,

@@ -35,9 +35,11 @@ def failure_state(error: Exception) -> str:
     """The state in which an error leaves a run: oom, timeout or failed."""
     import torch
 
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    said = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in said:
         return "oom"
-    if isinstance(error, torch.distributed.DistError) and "timed out" in str(error).lower():
+    # gloo says "Timed out", NCCL "timeout"; both raise kinds of RuntimeError.
+    if isinstance(error, RuntimeError) and ("timed out" in said or "timeout" in said):
         return "timeout"
     return "failed"
 
@@ -83,9 +85,6 @@ def train(args: list[str]) -> int:
         if folder is not None:
             step = trainer.step if trainer is not None else 0
             folder.set_state(failure_state(error), step, error=str(error).split("\n")[0])
-        # Until training starts every rank meets the same mistake; one of a machine says it.
-        if isinstance(error, InputError) and trainer is None and os.environ["LOCAL_RANK"] != "0":
-            return EXIT_INPUT_ERROR
         raise
     finally:
         if trainer is not None:

@@ -49,7 +49,7 @@ class _TensorBoard(BaseLogger):
     """One folder a run; a resume hides the steps that it trains again."""
 
     def __init__(self, folder: str, resumed_step: int):
-        self.writer = SummaryWriter(folder, purge_step=resumed_step + 1 if resumed_step else None)
+        self.writer = SummaryWriter(folder, purge_step=resumed_step + 1)
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         for name, value in metrics.items():

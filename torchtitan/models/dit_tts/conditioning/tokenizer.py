@@ -2,6 +2,7 @@
 
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import JobConfig
+from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
 
 
 class ByteTokenizer(BaseTokenizer):
@@ -16,7 +17,7 @@ class ByteTokenizer(BaseTokenizer):
     num_special_tokens = 2
     """ids that `encode` adds to the bytes"""
 
-    vocab_size = 256 + 3
+    vocab_size = BYTE_VOCAB_SIZE
 
     def __init__(self) -> None:
         self.eos_id = self.end_id

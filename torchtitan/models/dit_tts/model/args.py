@@ -9,6 +9,9 @@ from torchtitan.config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.protocols.model import BaseModelArgs
 
+BYTE_VOCAB_SIZE = 3 + 256
+"""Ids of the learned byte encoder: padding, begin, end, and the 256 bytes"""
+
 
 @dataclass
 class DiTTTSModelArgs(BaseModelArgs):
@@ -76,9 +79,7 @@ class DiTTTSModelArgs(BaseModelArgs):
         self.speaker_patch_size = job_config.data.speaker_patch_size
         encoder = job_config.encoder
         if encoder.model == "bytes":
-            from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer
-
-            self.text_vocab_size = ByteTokenizer.vocab_size
+            self.text_vocab_size = BYTE_VOCAB_SIZE
             self.text_dim = encoder.dim or self.text_dim
             self.text_n_layers = encoder.n_layers
             self.text_n_heads = encoder.n_heads

@@ -5,9 +5,13 @@ K keys costs 4·T·K·D and is never halved: the decoder's is not causal, and th
 causal one is counted whole, as the counter does.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the sizes' own hook calls the functions here
+    from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,182 @@
+"""Figures of a run: peaks, sums over micro-batches, waste, and what a resume does to the logs."""
+
+import math
+
+import pytest
+import torch
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.run_folder import LineFile
+
+ARGS = model_flavors()["debug"]
+
+
+@pytest.mark.parametrize(
+    "device, tflops",
+    [
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA L40S", 362),
+    ],
+)
+def test_peak_of_known_devices(device, tflops):
+    assert peak_flops(device, 0.0) == tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["", "CPU", "CPU Intel(R) Xeon(R) Platinum 8480C", "NVIDIA H20", "NVIDIA RTX A1000",
+     "NVIDIA L40", "NVIDIA GeForce RTX 4090", "AMD Instinct MI300X"],
+)  # fmt: skip
+def test_an_unknown_device_has_no_peak(device):
+    assert peak_flops(device, 0.0) is None
+
+
+def test_a_given_peak_wins():
+    assert peak_flops("NVIDIA H200", 500.0) == 500e12
+    assert peak_flops("CPU", 0.05) == 0.05e12
+
+
+@pytest.mark.parametrize(
+    "seconds, shown", [(0, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (360000, "100:00:00")]
+)
+def test_eta(seconds, shown):
+    assert eta(seconds) == shown
+
+
+def processor(*arguments: str) -> TTSMetricsProcessor:
+    config = load_config(["--training.steps=20", "--metrics.no-enable-tensorboard", *arguments])
+    dims = ParallelDims(
+        dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1
+    )
+    made = TTSMetricsProcessor(config, dims, ARGS)
+    made.data_loading_times.append(0.0)
+    return made
+
+
+def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProcessor:
+    made = processor(*arguments)
+    made.start(resumed_step, str(tmp_path / "tb"), LineFile(tmp_path / "metrics.jsonl"))
+    return made
+
+
+def test_count_sums_executed_and_useful_flops():
+    metrics = processor()
+    metrics.count((3, 64, 24, 32), [64, 40, 7], [24, 10, 3], [32, 9, 0])
+    metrics.count((2, 128, 40, 32), [100, 128], [40, 1], [30, 32])
+    metrics.count((1, 64, 24, 32), [64], [24], [32])
+    executed = [(64, 24, 32)] * 4 + [(128, 40, 32)] * 2
+    useful = [
+        (64, 24, 32), (40, 10, 9), (7, 3, 0), (100, 40, 30), (128, 1, 32), (64, 24, 32)
+    ]  # fmt: skip
+
+    def flops(lengths):
+        return sum(training_flops(ARGS, Lengths(*each)) for each in lengths)
+
+    assert metrics.executed_flops == flops(executed)
+    assert metrics.useful_flops == flops(useful)
+    assert metrics.samples == 6
+    assert metrics.valid_frames == 64 + 40 + 7 + 100 + 128 + 64
+    assert metrics.padded_frames == 4 * 64 + 2 * 128
+    assert metrics.shapes == {(3, 64, 24, 32), (2, 128, 40, 32), (1, 64, 24, 32)}
+
+
+def test_what_is_logged(tmp_path, one_process_group):
+    metrics = started(tmp_path, "--metrics.peak_tflops=2", "--data.frames_per_second=50")
+    metrics.count((2, 100, 10, 8), [100, 20], [10, 3], [8, 8])
+    metrics.log(1, 0.5, 0.6, 1.25, extra_metrics={"lr": 0.1})
+    executed, useful = metrics.executed_flops, metrics.useful_flops
+    assert (executed, useful) == (0, 0)  # counted anew for the next line
+    for _ in range(3):
+        metrics.count((4, 50, 10, 8), [50] * 4, [10] * 4, [8] * 4)
+    metrics.log(4, 0.25, 0.25, 1.0)
+
+    first, second = LineFile(tmp_path / "metrics.jsonl").read()
+    assert (first["step"], first["loss"], first["loss_max_rank"]) == (1, 0.5, 0.6)
+    assert (first["grad_norm"], first["lr"], first["progress"]) == (1.25, 0.1, 0.05)
+    assert first["padding_waste"] == pytest.approx(1 - 120 / 200)
+    assert first["compiled_shapes"] == 1 and second["compiled_shapes"] == 2
+    # Rates divide the same seconds, so their ratios are exact.
+    assert first["audio_seconds_per_second"] / first["frames_per_second"] == pytest.approx(
+        120 / 200 / 50
+    )
+    assert first["frames_per_second"] / first["samples_per_second"] == pytest.approx(100)
+    assert first["mfu"] / first["tflops_per_device"] == pytest.approx(1 / 2)
+    flops = [training_flops(ARGS, Lengths(*each)) for each in ((100, 10, 8), (20, 3, 8))]
+    assert first["goodput_mfu"] / first["mfu"] == pytest.approx(sum(flops) / (2 * flops[0]))
+    assert first["goodput_mfu"] < first["mfu"]
+    # Nothing padded: all that was executed was useful.
+    assert second["padding_waste"] == 0 and second["goodput_mfu"] == second["mfu"] > 0
+    assert second["seconds_per_step"] * second["samples_per_second"] == pytest.approx(12 / 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_goodput_never_exceeds_what_was_executed(seed):
+    metrics = processor()
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high, count=1):
+        return torch.randint(low, high + 1, (count,), generator=generator).tolist()
+
+    for _ in range(20):
+        shape = (draw(1, 5)[0], draw(1, 200)[0], draw(1, 60)[0], draw(1, 60)[0])
+        lengths = [draw(low, most, shape[0]) for low, most in zip((1, 0, 0), shape[1:])]
+        before = metrics.useful_flops, metrics.executed_flops
+        metrics.count(shape, *lengths)
+        useful, executed = metrics.useful_flops - before[0], metrics.executed_flops - before[1]
+        assert 0 < useful <= executed
+
+
+def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group, monkeypatch):
+    metrics = started(tmp_path)
+    metrics.peak = None  # as on a CPU; this test may run beside an accelerator
+    metrics.count((1, 10, 10, 8), [10], [10], [8])
+    metrics.log(1, 0.5, 0.5, 1.0)
+    (row,) = LineFile(tmp_path / "metrics.jsonl").read()
+    assert row["mfu"] is None and row["goodput_mfu"] is None
+    assert math.isfinite(row["tflops_per_device"])
+
+
+def test_first_regular_and_last_steps_are_logged():
+    metrics = processor("--metrics.log_freq=6")
+    assert [step for step in range(1, 21) if metrics.should_log(step)] == [1, 6, 12, 18, 20]
+
+
+def logged_scalars(folder, name: str) -> dict[int, float]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+@pytest.mark.parametrize("checkpoint", [0, 2])
+def test_a_resume_replaces_the_steps_it_trains_again(tmp_path, one_process_group, checkpoint):
+    """Also one that begins anew, killed before its first checkpoint."""
+
+    def log(metrics, step, loss):
+        metrics.count((1, 10, 10, 8), [10], [10], [8])
+        metrics.log(step, loss, loss, 1.0)
+
+    file = LineFile(tmp_path / "metrics.jsonl")
+    killed = started(tmp_path, "--metrics.enable-tensorboard")
+    for step in (1, 2, 3, 4):
+        log(killed, step, 1.0)
+    killed.close()
+    file.keep_until(checkpoint)
+    resumed = started(tmp_path, "--metrics.enable-tensorboard", resumed_step=checkpoint)
+    log(resumed, checkpoint + 1, 0.5)
+    resumed.close()
+    expected = {1: 1.0, 2: 1.0, 3: 0.5} if checkpoint else {1: 0.5}
+    assert {row["step"]: row["loss"] for row in file.read()} == expected
+    assert logged_scalars(tmp_path / "tb", "loss") == expected

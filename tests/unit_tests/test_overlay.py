@@ -1,0 +1,207 @@
+"""Our tree over torchtitan: from a checkout, from a wheel, in children, and beside upstream's own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+from torch._utils import _get_available_device_type
+
+import torchtitan
+from torchtitan import _cpu
+from torchtitan.protocols.train_spec import get_train_spec
+from torchtitan.tools import utils
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ROOT / "torchtitan"
+UPSTREAM = Path(distribution("torchtitan").locate_file("torchtitan"))
+
+
+def run_python(code: str, cwd: Path, *python_path: Path) -> dict:
+    """Runs code in a fresh interpreter; its last line of output is a JSON object."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, python_path))}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_no_file_of_ours_shadows_upstreams():
+    upstream = {str(file) for file in distribution("torchtitan").files}
+    ours = {str(path.relative_to(ROOT)) for path in OURS.rglob("*.py")}
+    assert "torchtitan/train.py" in upstream and "torchtitan/_cpu.py" in ours
+    assert ours & upstream == {"torchtitan/__init__.py", "torchtitan/models/__init__.py"}
+
+
+def test_ours_come_first_and_upstreams_are_found():
+    assert Path(torchtitan.__file__) == OURS / "__init__.py"
+    assert Path(utils.__file__) == UPSTREAM / "tools/utils.py"
+    assert torchtitan.__version__ == "0.2.2"
+    assert [Path(folder) for folder in torchtitan.__path__[:2]] == [OURS, UPSTREAM]
+
+
+def test_upstreams_families_are_still_listed():
+    from torchtitan.models import _supported_models
+
+    tree = (UPSTREAM / "models/__init__.py").read_text()
+    for name in _supported_models - {"dit_tts"}:
+        assert f'"{name}"' in tree
+        assert Path(importlib.util.find_spec(f"torchtitan.models.{name}").origin).is_relative_to(
+            UPSTREAM
+        )
+    assert tree.count('"') == 2 * (len(_supported_models) - 1)
+
+
+@pytest.mark.parametrize(
+    "family, flavor, needs",
+    [("llama3", "debugmodel", "triton"), ("flux", "flux-debug", "transformers")],
+)
+def test_upstreams_families_still_build(family, flavor, needs):
+    pytest.importorskip(needs, reason=f"upstream's {family} imports {needs}")
+    spec = get_train_spec(family)
+    with torch.device("meta"):
+        model = spec.model_cls(spec.model_args[flavor])
+    assert sum(p.numel() for p in model.parameters()) > 1e6
+
+
+def test_the_cpu_stands_in_where_there_is_no_accelerator():
+    device = _cpu.CPUDeviceModule
+    if _get_available_device_type() is None:
+        assert utils.device_type == "cpu" and utils.device_module is device
+        from torchtitan.components import metrics  # one of the modules that copy the choice
+
+        assert metrics.device_type == "cpu"
+    else:
+        assert utils.device_type == _get_available_device_type()
+    assert device.get_device_name().startswith("CPU")
+    total = device.get_device_properties().total_memory
+    device.reset_peak_memory_stats()
+    peak = device.memory_stats().get("active_bytes.all.peak", 1)
+    assert 0 < peak < total
+
+
+CHILD = """
+import dataclasses, inspect, json, multiprocessing, pickle, sys
+
+if __name__ == "__main__":
+    import torchtitan
+    from torchtitan.config import JobConfig
+    from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+
+    args = pickle.loads(pickle.dumps(DiTTTSModelArgs(dim=24)))
+    assert type(args) is DiTTTSModelArgs and args.dim == 24
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        child = pool.map(inspect.getfile, [DiTTTSModelArgs, JobConfig])
+        dim = pool.apply(dataclasses.asdict, (args,))["dim"]
+    here = [inspect.getfile(DiTTTSModelArgs), inspect.getfile(JobConfig)]
+    print(json.dumps({"here": here, "child": child, "dim": dim, "torchtitan": torchtitan.__file__}))
+"""
+
+
+def test_a_spawned_child_resolves_both():
+    found = run_python(CHILD, ROOT)
+    assert found["here"] == found["child"] == [
+        str(OURS / "models/dit_tts/model/args.py"), str(UPSTREAM / "config/job_config.py")
+    ]  # fmt: skip
+    assert found["dim"] == 24 and found["torchtitan"] == str(OURS / "__init__.py")
+
+
+# The command `titan-tts`
+
+COMMAND = """
+import json, sys
+
+{before}
+import titan_tts
+
+sys.argv = ["titan-tts", "--help"]
+try:
+    titan_tts.main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+
+import torchtitan
+from torchtitan import models
+from torchtitan.models.dit_tts import trainer
+from torchtitan.protocols.train_spec import get_train_spec
+
+spec = get_train_spec("dit_tts")
+print(json.dumps({{
+    "flavors": sorted(spec.model_args),
+    "ours": sys.modules[spec.__class__.__module__].__file__ and trainer.__file__,
+    "upstream": trainer.Trainer.__init__.__code__.co_filename,
+    "version": torchtitan.__version__,
+}}))
+"""
+
+# As on a machine that has none; upstream's own `import torchtitan` fails there.
+WITHOUT_TRITON = 'sys.modules["triton"] = None'
+
+
+def check_command(found: dict, ours: Path) -> None:
+    assert found["flavors"] == ["3B", "800M", "8B", "debug"]
+    assert found["ours"] == str(ours / "torchtitan/models/dit_tts/trainer.py")
+    assert Path(found["upstream"]).name == "train.py" or "errors" in found["upstream"]
+    assert found["version"] == "0.2.2"
+
+
+def test_command_of_a_checkout_from_another_folder(tmp_path):
+    """An editable install puts the checkout last on sys.path, behind upstream."""
+    check_command(
+        run_python(COMMAND.format(before=f"sys.path.append({str(ROOT)!r})"), tmp_path), ROOT
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    pytest.importorskip("hatchling", reason="the wheel's build backend: pip install .[dev]")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("titan_tts-*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
+    expected = {
+        str(path.relative_to(ROOT))
+        for path in (OURS / "models/dit_tts").rglob("*")
+        if path.is_file() and path.suffix in (".py", ".json")
+    }
+    expected |= {"titan_tts.py", "torchtitan/_cpu.py"}
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == expected
+    assert not held & {str(file) for file in distribution("torchtitan").files}
+    (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert "titan-tts = titan_tts:main" in wheel.read(entry_points).decode()
+
+
+def test_command_of_a_wheel_in_a_folder_of_its_own(wheel, tmp_path):
+    """As with `pip install --user` beside a torchtitan that the system has."""
+    wheel.extractall(tmp_path / "unpacked")
+    (tmp_path / "elsewhere").mkdir()
+    check_command(
+        run_python(
+            COMMAND.format(before=WITHOUT_TRITON), tmp_path / "elsewhere", tmp_path / "unpacked"
+        ),
+        tmp_path / "unpacked",
+    )
+
+
+def test_command_of_a_wheel_in_upstreams_folder(wheel, tmp_path):
+    """As pip installs it: our files lie among upstream's, whose own stay as they are."""
+    site = tmp_path / "site"
+    for file in distribution("torchtitan").files:
+        if file.parts[0] == "torchtitan" and file.suffix == ".py":
+            link = site / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.locate())
+    wheel.extractall(site)
+    check_command(run_python(COMMAND.format(before=WITHOUT_TRITON), tmp_path, site), site)
