@@ -21,7 +21,7 @@ else
     processes=$((cores > 1 ? 2 : 1))
     export OMP_NUM_THREADS=$((cores / processes))
 fi
-NGPU=$processes CONFIG=train_configs/debug.toml scripts/train_tts.sh \
+PYTHON=.venv/bin/python NGPU=$processes CONFIG=train_configs/debug.toml scripts/train_tts.sh \
     --job.dump_folder outputs --job.experiment debug \
     --parallelism.data_parallel_replicate_degree "$processes" \
     --training.local_batch_size $((12 / processes)) "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that training and the tests need. A torch that the machine's own
-# python already has is used and left alone; without one, torch 2.13.0 is installed first.
+# Makes .venv with everything that training and the tests need. A torch that the present python already
+# has is used and left alone; without one, torch 2.13.0 is installed first.
 #   scripts/setup.sh [extra]      extra: speech (default) or dev
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,14 +11,28 @@ base=${PYTHON:-python3}
     echo "error: $("$base" --version) is too old; Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2
     exit 2
 }
-if [[ ! -x .venv/bin/python ]]; then
+python=.venv/bin/python
+stamp=.venv/ready-$extra
+if [[ -e $stamp ]] && cmp -s pyproject.toml "$stamp"; then
+    exit 0
+fi
+if ! "$python" -m pip --version >/dev/null 2>&1; then
+    rm -rf .venv # absent, or half made
     if "$base" -c 'import torch' 2>/dev/null; then
         "$base" -m venv --system-site-packages .venv
+        # Where the present python is itself a virtual environment, its packages come by their path.
+        "$base" - "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" <<'EOF'
+import pathlib, sys, sysconfig
+if sys.prefix != sys.base_prefix:
+    pathlib.Path(sys.argv[1], "present_python.pth").write_text(sysconfig.get_path("purelib") + "\n")
+EOF
     else
-        "$base" -m venv .venv
+        "$base" -m venv .venv || {
+            echo "error: $base cannot make a virtual environment; install its venv module (Debian: python3-venv) or set PYTHON" >&2
+            exit 2
+        }
     fi
 fi
-python=.venv/bin/python
 if ! "$python" -c 'import torch' 2>/dev/null; then
     "$python" -m pip install --quiet "torch==2.13.0"
 fi
@@ -28,4 +42,5 @@ constraint=$(mktemp)
 trap 'rm -f "$constraint"' EXIT
 echo "torch==$torch" >"$constraint"
 "$python" -m pip install --quiet --constraint "$constraint" --editable ".[$extra]"
+cp pyproject.toml "$stamp"
 echo "ready: torch $torch in .venv"

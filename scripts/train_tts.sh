@@ -3,7 +3,11 @@
 #   NGPU=8 CONFIG=train_configs/dit_tts_800m.toml scripts/train_tts.sh [--section.key value ...]
 #   NNODES=4 NODE_RANK=0 MASTER_ADDR=host0 MASTER_PORT=29500 NGPU=8 CONFIG=... scripts/train_tts.sh
 set -euo pipefail
+config=${CONFIG:-train_configs/debug.toml}
+[[ -e $config ]] && config=$(realpath "$config") # relative to where you are, else to the checkout
 cd "$(dirname "$0")/.."
+# Batches of several shapes fragment the allocator's fixed segments.
+export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}
 
 python=${PYTHON:-python3}
 if [[ -z ${PYTHON:-} && -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]]; then
@@ -18,4 +22,4 @@ else
 fi
 exec "$python" -m torchtitan.models.dit_tts.launch \
     --nnodes "${NNODES:-1}" --nproc_per_node "${NGPU:-1}" "${rendezvous[@]}" \
-    train.py --job.config_file "${CONFIG:-train_configs/debug.toml}" "$@"
+    train.py --job.config_file "$config" "$@"

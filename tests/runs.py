@@ -72,7 +72,8 @@ def start(dump_folder: Path, experiment: str, arguments: list[str], processes: i
         command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     command += [str(ROOT / "train.py"), "--job.config_file", str(ROOT / "train_configs/debug.toml")]
     command += ["--job.dump_folder", str(dump_folder), "--job.experiment", experiment, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # The bars are for float32 on the CPU, and a machine may have fewer accelerators than processes.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     with open(log, "wb") as output:

@@ -280,6 +280,8 @@ def test_help_is_printed(capsys):
         (["--ema.decay=-0.1"], 1, ["[ema] decay = -0.1", "0 and 1"]),
         (["--objective.logit_std=0"], 1, ["[objective] logit_std = 0", "greater than 0"]),
         (["--checkpoint.keep_latest_k=1"], 1, ["[checkpoint] keep_latest_k = 1", "at least 2"]),
+        (["--checkpoint.folder=."], 1, ["[checkpoint] folder = '.'", "without '/'"]),
+        (["--checkpoint.folder=/data"], 1, ["[checkpoint] folder = '/data'", "without '/'"]),
         (
             ["--checkpoint.initial_load_path=no/where"],
             1,

@@ -240,20 +240,24 @@ def test_times_differ_by_batch_and_seed_not_by_split():
 
 
 def test_condition_dropout_rates_and_independence():
-    objective = FlowMatching(text_dropout=0.1, speaker_dropout=0.3)
-    latents, text, speaker = torch.zeros(500, 1, 2), [], []
+    objective = FlowMatching(
+        time_distribution="uniform", text_dropout=0.1, speaker_dropout=0.3
+    )
+    latents, drawn = torch.zeros(500, 1, 2), []
     for batch in range(100):
         noisy = corrupted(objective, latents, batch)
-        text.append(~noisy.keep_text)
-        speaker.append(~noisy.keep_speaker)
-    text, speaker = torch.cat(text).double(), torch.cat(speaker).double()
+        place = noisy.t.double() * 500 % 1
+        noise = noisy.latents[:, 0, 0] / noisy.t
+        drawn.append(torch.stack([~noisy.keep_text, ~noisy.keep_speaker, noisy.t, place, noise]))
+    text, speaker, *others = torch.cat(drawn, dim=1).double()
     n = len(text)
     assert text.mean().item() == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / n))
     assert speaker.mean().item() == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / n))
     assert abs(correlation(text, speaker)) < 4 / math.sqrt(n)
-    # Neither goes with the stratum, hence with the time.
-    for dropped in (text, speaker):
-        assert abs(correlation(dropped, torch.arange(500).repeat(100))) < 4 / math.sqrt(n)
+    # Neither goes with the time, its place within the stratum, or the noise.
+    for other in others:
+        assert abs(correlation(text, other)) < 4 / math.sqrt(n)
+        assert abs(correlation(speaker, other)) < 4 / math.sqrt(n)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import io
 import os
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,6 @@ import typeguard
 from torchtitan.config import ConfigManager
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def _hint(name: str, allowed: list[str]) -> str:
@@ -136,6 +131,9 @@ def load_config(args: list[str]) -> JobConfig:
     if not config.job.experiment:
         stem = Path(config.job.config_file).stem if config.job.config_file else "default"
         config.job.experiment = stem
+    if config.data.path:
+        # The run's config.toml must name the same data from any folder.
+        config.data.path = os.path.abspath(os.path.expanduser(config.data.path))
     return config
 
 

@@ -135,8 +135,8 @@ class Objective:
     """Share of samples whose speaker keys are hidden"""
 
     loss_on_padding: bool = False
-    """Counts the padding after the end as silence to be learned, so that the model learns where to
-    stop; the padded frames are then visible to it"""
+    """Counts the padding after the end, zero latents, so that the model learns where to stop; the
+    padded frames are then visible to it"""
 
 
 @dataclass
@@ -145,7 +145,7 @@ class EMA:
     """Keeps an exponential moving average of the weights, sharded like them and checkpointed"""
 
     decay: float = 0.9999
-    """Decay a step, after a warm-up of min(decay, (1 + n) / (10 + n))"""
+    """Decay a step; after n earlier updates it is min(decay, n / (9 + n))"""
 
 
 @dataclass

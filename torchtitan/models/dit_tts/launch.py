@@ -2,6 +2,7 @@
 
 import sys
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
@@ -10,6 +11,9 @@ def launch(args: list[str]) -> int:
     """Runs torchrun with its own arguments. Returns the first failed rank's exit status, or 0."""
     try:
         torchrun(args)
+    except SignalException as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 128 + error.sigval
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         # A rank that a signal ended has a negative status; shells call that 128 + signal.

@@ -1,18 +1,22 @@
 """Runs one training process from a config: checks, trains, and leaves a state that tools can read."""
 
 import os
+import signal
 import sys
 import time
 import traceback
+import warnings
+from types import FrameType
 from typing import Callable
 
 from torchtitan.models.dit_tts.errors import InputError
 
 EXIT_INPUT_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 
 def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
-    """Turns an InputError into its sentence on stderr and exit status 2.
+    """Turns an InputError into its sentence on stderr and exit status 2, an interrupt into 130.
 
     Most mistakes are met by every rank, a damaged sample by one. The first rank of a machine prints
     at once and the launcher then ends the others; these wait their turn, so that one of them speaks.
@@ -27,11 +31,14 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             time.sleep(2.0 * int(os.environ.get("LOCAL_RANK", "0")))
             print(f"error: {error}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
+        except KeyboardInterrupt as error:
+            print(f"error: {error or 'interrupted'}", file=sys.stderr, flush=True)
+            return EXIT_INTERRUPTED
 
     return wrapped
 
 
-def failure_state(error: Exception) -> str:
+def failure_state(error: BaseException) -> str:
     """The state in which an error leaves a run: oom, timeout or failed."""
     import torch
 
@@ -42,6 +49,22 @@ def failure_state(error: Exception) -> str:
     if isinstance(error, RuntimeError) and ("timed out" in said or "timeout" in said):
         return "timeout"
     return "failed"
+
+
+def raise_terminated(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, from a scheduler or from torchrun when another rank failed, as an exception."""
+    raise KeyboardInterrupt("terminated by SIGTERM")
+
+
+def quiet_known_warnings() -> None:
+    """Hides warnings of torch that say nothing about this family's runs."""
+    for message in (
+        "FSDP2-wrapped module .* returned a view tensor",  # nobody writes to the output in place
+        "DTensor random operators may not have complete support",  # weights are drawn whole
+        r"DTensor manual_seed\(\) may not have complete support",
+        "In CPU autocast, but the target dtype is not supported",  # float32: no autocast is meant
+    ):
+        warnings.filterwarnings("ignore", message=message)
 
 
 @report_input_errors
@@ -70,21 +93,22 @@ def train(args: list[str]) -> int:
         config = load_config(args)
         validate_config(config, int(os.environ["WORLD_SIZE"]), list(model_flavors()))
         init_logger()
-        folder = RunFolder(run_folder_path(config), int(os.environ["RANK"]))
-        folder.start(config)
+        quiet_known_warnings()
+        if os.environ["RANK"] != "0":
+            logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
+        folder = RunFolder(run_folder_path(config), int(os.environ["RANK"]), config)
+        folder.start()
         logger.info(f"Run folder: {folder.path}")
-        # Upstream writes checkpoints, traces and snapshots below dump_folder.
-        trainer = DiTTTSTrainer(in_folder(config, folder.path))
-        folder.start(config, replace=True)
+        signal.signal(signal.SIGTERM, raise_terminated)
+        trainer = DiTTTSTrainer(in_folder(config, folder.path), folder)
         if config.checkpoint.create_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
             trainer.train()
         folder.set_state("completed", trainer.step)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if folder is not None:
-            step = trainer.step if trainer is not None else 0
-            folder.set_state(failure_state(error), step, error=str(error).split("\n")[0])
+            folder.fail(failure_state(error), str(error).split("\n")[0] or type(error).__name__)
         raise
     finally:
         if trainer is not None:

@@ -6,6 +6,7 @@ real lengths only.
 """
 
 import re
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -111,8 +112,10 @@ class TTSMetricsProcessor(MetricsProcessor):
             self.logger = loggers
 
     def should_log(self, step: int) -> bool:
-        last = step == self.job_config.training.steps
-        return super().should_log(step) or last
+        """Also at every step that is saved: a checkpoint is made of finite weights only."""
+        checkpoint = self.job_config.checkpoint
+        saved = checkpoint.enable and step % checkpoint.interval == 0
+        return super().should_log(step) or saved or step == self.job_config.training.steps
 
     def count(
         self,
@@ -165,6 +168,11 @@ class TTSMetricsProcessor(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
+        if not (math.isfinite(global_avg_loss) and math.isfinite(grad_norm)):
+            raise FloatingPointError(
+                f"step {step}: loss {global_avg_loss}, gradient norm {grad_norm}; the run ends before a "
+                f"checkpoint is made of it: lower [optimizer] lr or look at the data"
+            )
         now = time.perf_counter()
         seconds = now - self.time_last_log
         executed, useful, samples, valid, padded = self._global_sums()
@@ -181,7 +189,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "audio_seconds_per_second": valid
             / self.job_config.data.frames_per_second
             / seconds,
-            "frames_per_second": padded / seconds,
+            "padded_frames_per_second": padded / seconds,
             "tflops_per_device": executed / seconds / devices / 1e12,
             "padding_waste": 1.0 - valid / padded,
             "compiled_shapes": len(self.shapes),
@@ -193,7 +201,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             # None on a device whose peak is not known: an MFU against a guessed peak is no figure.
             "mfu": self.peak and executed / seconds / devices / self.peak,
             "goodput_mfu": self.peak and useful / seconds / devices / self.peak,
-            **(extra_metrics or {}),
+            "lr": (extra_metrics or {}).get("lr"),
         }
         self.logger.log(metrics, step)
         if self.metrics_file is not None:

@@ -119,23 +119,36 @@ class LineFile:
 class RunFolder:
     """Writes the run's folder; see the README's "A run's folder"."""
 
-    def __init__(self, path: Path, rank: int):
+    def __init__(self, path: Path, rank: int, config: JobConfig):
         self.path = path
         self.rank = rank
+        self.config = config
+        self.started = time.time()
+        self.step = 0
         self.metrics = LineFile(path / "metrics.jsonl")
         self.audit = LineFile(path / "audit" / f"rank{rank}.jsonl")
 
-    def start(self, config: JobConfig, replace: bool = False) -> None:
-        """Writes config and environment and, before anything is built, the state `init`.
+    def start(self) -> None:
+        """Writes the state `init` and, in a new folder, config and environment."""
+        self.step = self._state().get("step", 0)
+        if self.rank == 0 and not (self.path / "config.toml").exists():
+            self.confirm()
+        self.set_state("init", self.step)
 
-        What an earlier life of the run left is only replaced once this one is known to work.
-        """
-        if self.rank == 0 and (replace or not (self.path / "config.toml").exists()):
-            write_atomic(self.path / "config.toml", tomli_w.dumps(_without_none(asdict(config))))
+    def confirm(self) -> None:
+        """Writes config and environment. Called again when the checkpoint is loaded, so that what an
+        earlier life left is only replaced by a life that works."""
+        if self.rank == 0:
+            content = tomli_w.dumps(_without_none(asdict(self.config)))
+            write_atomic(self.path / "config.toml", content)
             write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
             (self.path / "samples").mkdir(exist_ok=True)
-        if not replace:
-            self.set_state("init", step=0)
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "state.json").read_text())
+        except (OSError, ValueError):
+            return {}
 
     def resume_at(self, step: int) -> None:
         """Brings the line files back to the state they had when `step` was saved."""
@@ -144,9 +157,21 @@ class RunFolder:
             for audit in (self.path / "audit").glob("rank*.jsonl"):
                 LineFile(audit).keep_until(step)
 
-    def set_state(self, state: str, step: int, **details: Any) -> None:
-        """Writes state.json: one of STATES, the last step and when."""
+    def set_state(self, state: str, step: int) -> None:
+        """Rank 0 writes state.json: one of STATES, the last step and when."""
         assert state in STATES
+        self.step = step
         if self.rank == 0:
-            row = {"state": state, "step": step, "pid": os.getpid(), "time": time.time(), **details}
-            write_atomic(self.path / "state.json", json.dumps(row) + "\n")
+            self._write_state({"state": state, "step": step})
+
+    def fail(self, state: str, error: str) -> None:
+        """Any rank writes why the run ended. The first of this life's ranks to fail is kept: the
+        others fail because of it."""
+        known = self._state()
+        if known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started:
+            return
+        self._write_state({"state": state, "step": self.step, "error": error, "rank": self.rank})
+
+    def _write_state(self, row: dict[str, Any]) -> None:
+        row = {**row, "pid": os.getpid(), "time": time.time()}
+        write_atomic(self.path / "state.json", json.dumps(row) + "\n")

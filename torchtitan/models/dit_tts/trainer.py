@@ -8,6 +8,7 @@ from typing import Any, Iterable, Iterator
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.job_config import JobConfig
@@ -17,7 +18,7 @@ from torchtitan.train import Trainer
 
 
 class DiTTTSTrainer(Trainer):
-    """Trains `DiTTTSModel`. `job_config.job.dump_folder` is the run's own folder here.
+    """Trains `DiTTTSModel`. `job_config.job.dump_folder` is the run's own folder, `run_folder`.
 
     Upstream's `train_step` is used as it is: it counts the valid frames of all micro-batches by
     their labels, accumulates, clips and steps. What diffusion adds is `forward_backward_step`.
@@ -26,7 +27,7 @@ class DiTTTSTrainer(Trainer):
     job_config: JobConfig
     metrics_processor: TTSMetricsProcessor
 
-    def __init__(self, job_config: JobConfig):
+    def __init__(self, job_config: JobConfig, run_folder: RunFolder):
         super().__init__(job_config)
         self.objective = build_objective(job_config)
         self.ema = (
@@ -34,9 +35,7 @@ class DiTTTSTrainer(Trainer):
         )
         if self.ema is not None and self.checkpointer.enable:
             self.checkpointer.states["ema"] = self.ema
-        self.run_folder = RunFolder(
-            Path(job_config.job.dump_folder), torch.distributed.get_rank()
-        )
+        self.run_folder = run_folder
         self.step_ids: list[str] = []
         self._load = self.checkpointer.load
         self.checkpointer.load = self._load_checkpoint
@@ -44,7 +43,9 @@ class DiTTTSTrainer(Trainer):
     def _load_checkpoint(self, step: int = -1) -> bool:
         """Loads as upstream does, then brings the run's folder to the step that was loaded."""
         self._remove_unfinished_checkpoints()
+        self._refuse_to_lose_steps(step)
         loaded = self._load(step=step)
+        self.run_folder.confirm()
         self.run_folder.resume_at(self.step)
         self.metrics_processor.start(
             self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
@@ -53,16 +54,39 @@ class DiTTTSTrainer(Trainer):
         return loaded
 
     def _remove_unfinished_checkpoints(self) -> None:
-        """A kill during a run's first save leaves a checkpoint folder without a whole checkpoint,
-        and upstream would then skip initial_load_path as if the run were under way."""
+        """A kill during a save leaves a step folder without its metadata. Upstream would count it
+        among the latest to keep, and a run's first one would hide initial_load_path."""
         checkpointer = self.checkpointer
         if not checkpointer.enable or checkpointer.load_only:
             return
-        unfinished = os.path.isdir(checkpointer.folder) and checkpointer._find_load_step() == -1
+        if torch.distributed.get_rank() == 0 and os.path.isdir(checkpointer.folder):
+            for path in Path(checkpointer.folder).glob("step-*"):
+                if not (path / ".metadata").is_file() and not list(path.glob("*.safetensors*")):
+                    shutil.rmtree(path)
+            if not os.listdir(checkpointer.folder):
+                os.rmdir(checkpointer.folder)
         torch.distributed.barrier()
-        if unfinished and torch.distributed.get_rank() == 0:
-            shutil.rmtree(checkpointer.folder)
-        torch.distributed.barrier()
+
+    def _refuse_to_lose_steps(self, step: int) -> None:
+        """Raises InputError where going on would overwrite what an earlier life of the run made."""
+        checkpointer = self.checkpointer
+        if not checkpointer.enable or checkpointer.load_only:
+            last = max((row["step"] for row in self.run_folder.metrics.read()), default=0)
+            if last:
+                raise InputError(
+                    f"{self.run_folder.path} already holds a run's metrics up to step {last}, which a "
+                    f"run that does not go on from its checkpoints would overwrite; give another "
+                    f"[job] experiment or remove the folder"
+                )
+            return
+        newest = checkpointer._find_load_step()
+        if step != -1 and step != newest:
+            raise InputError(
+                f"[checkpoint] load_step = {step}, but the newest checkpoint in {checkpointer.folder} is "
+                f"step {newest}, and training from an older one would overwrite it; give a new [job] "
+                f"experiment with [checkpoint] initial_load_path = .../step-{step} and "
+                f"initial_load_model_only = false"
+            )
 
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
@@ -78,6 +102,11 @@ class DiTTTSTrainer(Trainer):
                 batch["speaker_mask"].sum(1).tolist(),
             )
             self.step_ids.extend(batch["sample_id"])
+            # Labels stay on the CPU, where upstream counts them. The copy from pinned memory runs
+            # beside the step before.
+            for name, value in batch.items():
+                if isinstance(value, torch.Tensor):
+                    batch[name] = value.to(self.device, non_blocking=True)
             yield batch, labels
 
     def forward_backward_step(

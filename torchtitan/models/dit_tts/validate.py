@@ -5,6 +5,7 @@ import os
 from torchtitan.models.dit_tts.config import run_folder_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.tools.utils import device_type
 
 
 def _require(condition: bool, message: str) -> None:
@@ -109,11 +110,17 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"{dp_degree * steps} that divides global_batch_size",
     )
     _validate_numbers(config)
+    _validate_unsupported(config)
     checkpoint = config.checkpoint
     _require(
         not checkpoint.create_seed_checkpoint or (checkpoint.enable and world_size == 1),
         f"[checkpoint] create_seed_checkpoint = true with {world_size} processes and enable = "
         f"{str(checkpoint.enable).lower()}; it needs 1 process and enable = true",
+    )
+    _require(
+        checkpoint.folder not in ("", ".", "..") and "/" not in checkpoint.folder,
+        f"[checkpoint] folder = {checkpoint.folder!r} must be a folder's name without '/'; it lies in "
+        f"the run's folder",
     )
     resumes = (run_folder_path(config) / checkpoint.folder).exists()
     _require(
@@ -136,6 +143,34 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
     _require(
         ac.mode != "memory_budget" or config.compile.enable,
         "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
+    )
+
+
+def _validate_unsupported(config: JobConfig) -> None:
+    """Settings of upstream's that this family would ignore or break on."""
+    c, sharded = config.checkpoint, config.parallelism.data_parallel_shard_degree != 1
+    for key, wrong, allowed in (
+        ("[optimizer] early_step_in_backward", config.optimizer.early_step_in_backward, "false"),
+        ("[metrics] save_for_all_ranks", config.metrics.save_for_all_ranks, "false"),
+        ("[checkpoint] last_save_in_hf", c.last_save_in_hf, "false"),
+        ("[checkpoint] initial_load_in_hf", c.initial_load_in_hf, "false"),
+        ("[validation] enable", config.validation.enable, "false"),
+        ("[fault_tolerance] enable", config.fault_tolerance.enable, "false"),
+        (
+            "[training] enable_cpu_offload",
+            config.training.enable_cpu_offload and not sharded,
+            "false unless data_parallel_shard_degree is over 1",
+        ),
+    ):
+        _require(not wrong, f"{key} = true is not supported by this model family; set it to {allowed}")
+    _require(
+        config.optimizer.name in ("Adam", "AdamW"),
+        f"[optimizer] name = {config.optimizer.name!r} is not known; allowed are Adam and AdamW",
+    )
+    _require(
+        device_type != "cpu" or c.async_mode != "async_with_pinned_mem",
+        "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "
+        "it to 'async' or 'disabled'",
     )
 
 

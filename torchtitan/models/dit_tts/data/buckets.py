@@ -13,7 +13,6 @@ Everything here is a pure function of the dataset's lengths and the settings.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import lcm
 
 import numpy as np
 
@@ -149,7 +148,7 @@ def make_batch_policy(
         edges = choose_edges(frames, num_buckets, max_frames)
     longest = edges[-1]
     bucket = np.searchsorted(edges, frames)
-    reference_multiple = lcm(ALIGNMENT, speaker_patch_size)
+    reference_multiple = ALIGNMENT * speaker_patch_size  # the keys are counted in patches
     shapes, batch_sizes, counts = [], [], []
     for number, edge in enumerate(edges):
         inside = bucket == number

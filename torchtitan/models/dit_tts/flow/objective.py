@@ -12,9 +12,6 @@ import torch
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys, uniform
 
-PREDICTIONS = ("velocity", "noise")
-TIME_DISTRIBUTIONS = ("logit_normal", "uniform")
-
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT = range(4)
 
 
@@ -93,14 +90,21 @@ class FlowMatching:
             keep_speaker=uniform(keys(_SPEAKER_DROPOUT)) >= self.speaker_dropout,
         )
 
-    def velocity(self, output: torch.Tensor, latents: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def velocity(
+        self,
+        output: torch.Tensor,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        smallest_step: float = 1e-3,
+    ) -> torch.Tensor:
         """Velocity from the network's output at (latents, t): v = (ε - x_t) / (1 - t) for noise.
 
-        Noise prediction cannot tell the velocity at t = 1; there (1 - t) is bounded by 1e-3.
+        Noise prediction cannot tell the velocity at t = 1. There 1 - t is bounded by the solver's
+        step, so that an error of the prediction moves the sample by no more than itself.
         """
         if self.prediction == "velocity":
             return output
-        return (output - latents) / (1.0 - t[:, None, None]).clamp_min(1e-3)
+        return (output - latents) / (1.0 - t[:, None, None]).clamp_min(smallest_step)
 
 
 def squared_error_sum(

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _reference_of(dataset: Dataset, speaker: str) -> int:
-    """A sample of the speaker: the longest reference among the first thousand of theirs."""
+    """A sample of the speaker, that with the longest reference. Reads every sample's metadata."""
     known: dict[str, int] = {}
     best = -1
     for index in range(len(dataset.frames)):

@@ -30,10 +30,10 @@ class LoadedRun:
     device: torch.device
 
 
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the whole checkpoints in a run's folder, ascending."""
+def checkpoint_steps(checkpoints: Path) -> list[int]:
+    """Steps of the whole checkpoints in a run's checkpoint folder, ascending."""
     steps = []
-    for path in (folder / "checkpoint").glob("step-*"):
+    for path in checkpoints.glob("step-*"):
         match = re.fullmatch(r"step-(\d+)", path.name)
         if match and (path / ".metadata").is_file():
             steps.append(int(match.group(1)))
@@ -64,13 +64,14 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder} is not a run's folder: it has no config.toml; give outputs/NAME")
     config = load_config(["--job.config_file", str(folder / "config.toml")])
-    steps = checkpoint_steps(folder)
+    checkpoints = folder / config.checkpoint.folder
+    steps = checkpoint_steps(checkpoints)
     if not steps or (step is not None and step not in steps):
         found = ", ".join(map(str, steps)) or "none"
         wanted = "a checkpoint" if step is None else f"checkpoint step-{step}"
-        raise InputError(f"{folder / 'checkpoint'} has not {wanted}; it has steps: {found}")
+        raise InputError(f"{checkpoints} has not {wanted}; it has steps: {found}")
     step = steps[-1] if step is None else step
-    path = folder / "checkpoint" / f"step-{step}"
+    path = checkpoints / f"step-{step}"
     device = torch.device(device_type)
     model = build_run_model(config, device)
     weights = {name: torch.empty_like(p) for name, p in model.named_parameters()}

@@ -92,7 +92,7 @@ def generate_latents(
             keep_speaker,
             key_values[times],
         )
-        return objective.velocity(output, latents, t_batch)
+        return objective.velocity(output, latents, t_batch, smallest_step=1.0 / steps)
 
     rows = torch.arange(len(requests), device=device)
     keys = stream_keys(seed, torch.tensor(0, device=device), rows, stream=0)

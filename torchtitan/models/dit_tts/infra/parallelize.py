@@ -120,7 +120,12 @@ def parallelize_dit_tts(
         logger.info(f"Applied {'HSDP' if parallel_dims.dp_replicate_enabled else 'FSDP2'}")
     elif parallel_dims.dp_replicate_enabled:
         # Mixed precision under DDP is autocast's, as on a single device.
-        replicate(model, mesh=parallel_dims.get_mesh("dp_replicate"))
+        mesh = parallel_dims.get_mesh("dp_replicate")
+        for unit in (model.text_encoder, model.speaker_encoder, *model.layers):
+            if unit is not None:
+                # One all-reduce a unit, beside the backward pass of the units before it.
+                replicate(unit, mesh=mesh)
+        replicate(model, mesh=mesh)
         logger.info("Applied DDP")
     _sum_gradients(model)
     model.write_parameter = write_sharded

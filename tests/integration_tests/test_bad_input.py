@@ -1,0 +1,186 @@
+"""A user's mistake ends with one sentence and a status that is not zero, never with a traceback."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from tests import runs
+from tests.synthetic import make_shards
+from torchtitan.models.dit_tts import main
+from torchtitan.models.dit_tts.errors import InputError
+
+# Several trainings in one process, one after the other: a start costs seconds. Reads a list of
+# argument lists; after each case it writes a line with its number and its exit status.
+DRIVER = """
+import json, os, sys
+import torch
+from torchtitan.models.dit_tts.main import train
+
+for number, arguments in enumerate(json.load(sys.stdin)):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    status = train(arguments)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.write(f"case {number} ended with {status}\\n")
+    sys.stderr.flush()
+"""
+
+
+def incomplete_tar(path) -> None:
+    """Latents and text of two samples, but no speaker's reference."""
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as tar:
+        for key in ("a1", "a2"):
+            for suffix, content in (("npy", b"\x93NUMPY"), ("json", b'{"text": "one"}')):
+                member = tarfile.TarInfo(f"{key}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
+def cases(folder) -> dict[str, tuple[list[str], list[str]]]:
+    """Name to (arguments, what the sentence must say: key or file, found, allowed)."""
+    toml = folder / "misspelt.toml"
+    toml.write_text("[training]\nstepps = 5\n")
+    (folder / "empty").mkdir()
+    incomplete_tar(folder / "incomplete" / "000.tar")
+    make_shards(folder / "narrow", 8, shards=1, channels=64)
+    make_shards(folder / "good", 8, shards=1)
+
+    def data(name):
+        return ["--data.path", str(folder / name)]
+
+    return {
+        "unknown_key": (
+            ["--job.config_file", str(toml)],
+            [str(toml), "[training] stepps", "did you mean steps?"],
+        ),
+        "unknown_flavor": (
+            ["--model.flavor=13B"],
+            ["[model] flavor", "'13B'", "debug, 800M, 3B, 8B"],
+        ),
+        "wrong_type": (["--training.steps=many"], ["--training.steps", "'many'", "int"]),
+        "degrees": (
+            [*data("good"), "--parallelism.data_parallel_shard_degree=3"],
+            ["data_parallel_shard_degree 3", "1 processes", "must be 1"],
+        ),
+        "global_batch": (
+            [*data("good"), "--training.global_batch_size=12"],
+            ["[training] global_batch_size = 12", "local_batch_size 8"],
+        ),
+        "missing_folder": (
+            data("nowhere"),
+            ["data.path", str(folder / "nowhere"), "does not exist", "a folder of .tar"],
+        ),
+        "empty_folder": (
+            data("empty"),
+            ["data.path", str(folder / "empty"), "without a .tar file"],
+        ),
+        "incomplete_triplets": (
+            data("incomplete"),
+            ["000.tar", "2 of 2 samples are incomplete", "'a1'", "lacks .ref.npy"],
+        ),
+        "latent_width": (
+            data("narrow"),
+            ["000000.tar", "64 wide", "data.latent_channels is 128", "set it to 64"],
+        ),
+    }
+
+
+DATA_MISTAKES = ("missing_folder", "empty_folder", "incomplete_triplets", "latent_width")
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Name to (exit status, output, words to say, run's folder) of every case."""
+    folder = tmp_path_factory.mktemp("bad_input")
+    given = cases(folder)
+    arguments = [
+        [*runs.TINY, "--job.dump_folder", str(folder), f"--job.experiment={name}", *more]
+        for name, (more, _) in given.items()
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        cwd=runs.ROOT,
+        input=json.dumps(arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout
+    rest, found = result.stdout, {}
+    for number, (name, (_, words)) in enumerate(given.items()):
+        output, _, rest = rest.partition(f"case {number} ended with ")
+        status, _, rest = rest.partition("\n")
+        found[name] = (int(status), output, words, folder / name)
+    return found
+
+
+def check(status: int, output: str, words: list[str]) -> str:
+    """The one sentence of a run that was refused."""
+    assert status != 0
+    assert "Traceback" not in output, output
+    sentences = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1, output
+    for word in words:
+        assert word in sentences[0], sentences[0]
+    return sentences[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["unknown_key", "unknown_flavor", "wrong_type", "degrees", "global_batch", *DATA_MISTAKES],
+)
+def test_one_sentence(outputs, name):
+    status, output, words, folder = outputs[name]
+    sentence = check(status, output, words)
+    assert status == main.EXIT_INPUT_ERROR
+    if name in DATA_MISTAKES:
+        state = json.loads((folder / "state.json").read_text())
+        assert state["state"] == "failed" and f"error: {state['error']}" == sentence
+    else:
+        # Found before anything is made: the sentence is all there is.
+        assert output.splitlines() == [sentence] and not folder.exists()
+
+
+def test_a_process_of_its_own(tmp_path):
+    """`python train.py` as a user starts it."""
+    toml = tmp_path / "misspelt.toml"
+    toml.write_text("[modell]\nflavor = 'debug'\n")
+    run = runs.start(tmp_path, "own", ["--job.config_file", str(toml)])
+    sentence = check(run.wait(60), run.log.read_text(), [str(toml), "[modell]", "model?"])
+    assert run.log.read_text().splitlines() == [sentence]
+    assert not run.folder.exists()
+
+
+def test_under_the_launcher(tmp_path):
+    """Every rank meets the mistake, one says it, and torchrun adds no traceback of its own."""
+    arguments = [*runs.TINY, "--training.local_batch_size=6", "--training.global_batch_size=18"]
+    run = runs.start(tmp_path, "launched", arguments, processes=2)
+    words = ["global_batch_size = 18", "local_batch_size 6 x 2 data-parallel ranks = 12"]
+    status = run.wait(120)
+    check(status, run.log.read_text(), words)
+    assert status == main.EXIT_INPUT_ERROR
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("local_rank, waits", [("0", 0.0), ("3", 6.0)])
+def test_a_mistake_that_one_rank_meets_is_said_too(monkeypatch, capsys, local_rank, waits):
+    """Later ranks wait their turn, in which the launcher ends them if an earlier one has spoken."""
+    slept = []
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(main.time, "sleep", slept.append)
+
+    @main.report_input_errors
+    def fails(args):
+        raise InputError("sample 'a:b' cannot be loaded")
+
+    assert fails([]) == main.EXIT_INPUT_ERROR
+    assert capsys.readouterr().err == "error: sample 'a:b' cannot be loaded\n"
+    assert sum(slept) == waits

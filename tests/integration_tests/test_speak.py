@@ -1,0 +1,87 @@
+"""From the embedded recordings to speech: prepare, train a little, generate, evaluate."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import soundfile
+
+from tests import runs
+
+CORPUS = runs.ROOT / "assets/spoken_digits/spoken_digits.tar"
+COMMAND = [sys.executable, "-c", "import titan_tts; titan_tts.main()"]
+
+
+def titan_tts(*arguments: object) -> subprocess.CompletedProcess:
+    """Runs the console command from the checkout."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(runs.ROOT)}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Prepared archives and a run of three steps on them."""
+    folder = tmp_path_factory.mktemp("speak")
+    made = titan_tts("prepare", CORPUS, folder / "data")
+    assert made.returncode == 0, made.stderr
+    arguments = [
+        "--data.path",
+        str(folder / "data/train"),
+        "--training.steps=3",
+        "--metrics.log_freq=1",
+        "--objective.loss_on_padding",
+    ]
+    return folder, runs.run(folder, "run", arguments)
+
+
+def test_loss_on_padding_counts_every_frame(trained):
+    _, run = trained
+    assert all(0 < row["loss"] < 10 for row in run.metrics().values())
+    assert all(row["padding_waste"] > 0 for row in run.metrics().values())
+
+
+def test_generate_writes_a_wav_of_the_asked_length(trained):
+    folder, run = trained
+    out = folder / "pi.wav"
+    done = titan_tts(
+        "generate", run.folder, "--speaker", "slt", "--text", "three one four",
+        "--seconds", 1.2, "--sampling-steps", 2, "--out", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    samples, rate = soundfile.read(out)
+    assert (rate, len(samples)) == (16000, 19200)
+
+    again = folder / "again.wav"
+    done = titan_tts(
+        "generate", run.folder, "--reference", out, "--text", "nine", "--sampling-steps", 2,
+        "--out", again,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # One word, by the fit: longer than a sixth of a second, shorter than the three of before.
+    assert 16000 / 6 < len(soundfile.read(again)[0]) < 19200
+
+
+def test_generate_names_the_speakers_there_are(trained):
+    folder, run = trained
+    done = titan_tts("generate", run.folder, "--speaker", "nobody", "--text", "one")
+    assert done.returncode == 2
+    assert "awb, kal16, rms, slt" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_evaluate_reads_recordings_codec_and_untrained(trained):
+    folder, run = trained
+    done = titan_tts(
+        "evaluate", run.folder, "--heldout", folder / "data/heldout", "--recordings", CORPUS,
+        "--sampling-steps", 2, "--pictures", 1,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((run.folder / "samples/step-3/evaluation.json").read_text())
+    rates = {name: rate["all"] for name, rate in report["word_error_rate"].items()}
+    assert rates["recordings"] < 0.05 and rates["codec"] < 0.05
+    assert rates["untrained"] > 0.8 and rates["generated"] > 0.8
+    assert len(list((run.folder / "samples/step-3").glob("*.wav"))) == report["utterances"] == 48
+    assert len(list((run.folder / "samples/step-3").glob("*.png"))) == 4
