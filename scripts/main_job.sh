@@ -23,8 +23,7 @@ else
 fi
 PYTHON=.venv/bin/python NGPU=$processes CONFIG=train_configs/debug.toml scripts/train_tts.sh \
     --job.dump_folder outputs --job.experiment debug \
-    --parallelism.data_parallel_replicate_degree "$processes" \
-    --training.local_batch_size $((12 / processes)) "$@"
+    --parallelism.data_parallel_replicate_degree "$processes" "$@"
 trained=$SECONDS
 
 OMP_NUM_THREADS=$(nproc) .venv/bin/titan-tts evaluate "$run" --heldout "$data/heldout" --recordings "$corpus"

@@ -160,14 +160,16 @@ def test_a_process_of_its_own(tmp_path):
 
 
 def test_under_the_launcher(tmp_path):
-    """Every rank meets the mistake, one says it, and torchrun adds no traceback of its own."""
-    arguments = [*runs.TINY, "--training.local_batch_size=6", "--training.global_batch_size=18"]
+    """Every rank meets the mistake, one says it, and neither torchrun nor a rank that it ends while
+    it waits adds a traceback."""
+    nowhere = str(tmp_path / "nowhere")
+    arguments = [*runs.TINY, "--training.local_batch_size=4", "--data.path", nowhere]
     run = runs.start(tmp_path, "launched", arguments, processes=2)
-    words = ["global_batch_size = 18", "local_batch_size 6 x 2 data-parallel ranks = 12"]
     status = run.wait(120)
-    check(status, run.log.read_text(), words)
+    sentence = check(status, run.log.read_text(), ["data.path", nowhere, "does not exist"])
     assert status == main.EXIT_INPUT_ERROR
-    assert not run.folder.exists()
+    state = json.loads((run.folder / "state.json").read_text())
+    assert state["state"] == "failed" and f"error: {state['error']}" == sentence
 
 
 @pytest.mark.parametrize("local_rank, waits", [("0", 0.0), ("3", 6.0)])
@@ -176,6 +178,7 @@ def test_a_mistake_that_one_rank_meets_is_said_too(monkeypatch, capsys, local_ra
     slept = []
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr(main.time, "sleep", slept.append)
+    monkeypatch.setattr(main.signal, "signal", lambda *args: None)  # this is pytest's process
 
     @main.report_input_errors
     def fails(args):

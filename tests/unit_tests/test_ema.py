@@ -1,6 +1,5 @@
-"""The moving average of the weights: its arithmetic, the swap, and what a checkpoint keeps."""
+"""The moving average of the weights: its arithmetic, and what a checkpoint keeps."""
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -85,26 +84,22 @@ def test_average_moves_at_an_update_only():
         assert torch.equal(ema.shadow[name], value)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_swap_puts_the_average_in_and_gives_the_weights_back(fails):
-    model = small_net()
-    ema = EMA(model, decay=0.9)
-    for step in range(3):
-        move(model, step)
+def test_kept_in_float32_beside_bfloat16_weights():
+    """Steps of 1e-4 of a difference are below bfloat16's resolution and would be lost."""
+    model = small_net().bfloat16()
+    ema = EMA(model, decay=0.999)
+    ema.num_updates = 10**6  # past the warm-up
+    start = {name: value.clone() for name, value in ema.shadow.items()}
+    assert all(value.dtype == torch.float32 for value in start.values())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    target = weights_of(model)
+    for _ in range(50):
         ema.update()
-    trained, x = weights_of(model), torch.ones(1, 3)
-    averaged = {name: value.clone() for name, value in ema.shadow.items()}
-    expected = torch.func.functional_call(model, averaged, x)
-    try:
-        with ema.swapped():
-            assert torch.equal(model(x), expected)
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        pass
-    for name, p in model.named_parameters():
-        assert torch.equal(p, trained[name])
-        assert torch.equal(ema.shadow[name], averaged[name])
+    for name, value in ema.shadow.items():
+        expected = target[name].float() + (start[name] - target[name].float()) * 0.999**50
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-5)
 
 
 def test_names_are_those_of_the_plain_model():
@@ -156,47 +151,6 @@ def sharded_model(seed: int) -> DiTTTSModel:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
     apply_fsdp(model, mesh, precision, reshard_after_forward=True, cpu_offload=False)
     return model
-
-
-def batch() -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(0)
-    every = torch.ones(2, 6, dtype=torch.bool)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator)
-
-    return (
-        normal(2, 6, 4), torch.tensor([0.2, 0.9]), every, normal(2, 3, 8), every[:, :3],
-        normal(2, 4, 4), every[:, :4],
-    )  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-def test_swap_under_fsdp_leaves_no_trace(one_process_group):
-    """The last unit stays gathered after a forward pass: it must not keep the other weights."""
-    model, plain = sharded_model(0), plain_model(0)
-    ema = EMA(model, decay=0.9)
-    ema.update()
-    move(model, 1)
-
-    def train_pass(m):
-        out = m(*batch())
-        out.square().sum().backward()
-        m.zero_grad()
-        return out.detach()
-
-    with torch.no_grad():
-        averaged = plain(*batch())
-    move(plain, 1)
-    trained = train_pass(plain)
-    assert (trained - averaged).abs().max() > 0.1
-    torch.testing.assert_close(train_pass(model), trained, rtol=0, atol=1e-5)
-    for _ in range(2):
-        with ema.swapped(), torch.no_grad():
-            torch.testing.assert_close(model(*batch()), averaged, rtol=0, atol=1e-5)
-        with torch.no_grad():
-            torch.testing.assert_close(model(*batch()), trained, rtol=0, atol=1e-5)
-        torch.testing.assert_close(train_pass(model), trained, rtol=0, atol=1e-5)
 
 
 def test_a_plain_checkpoint_loads_into_a_sharded_average(one_process_group, tmp_path):

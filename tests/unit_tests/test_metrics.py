@@ -108,10 +108,10 @@ def test_what_is_logged(tmp_path, one_process_group):
     assert first["padding_waste"] == pytest.approx(1 - 120 / 200)
     assert first["compiled_shapes"] == 1 and second["compiled_shapes"] == 2
     # Rates divide the same seconds, so their ratios are exact.
-    assert first["audio_seconds_per_second"] / first["frames_per_second"] == pytest.approx(
+    assert first["audio_seconds_per_second"] / first["padded_frames_per_second"] == pytest.approx(
         120 / 200 / 50
     )
-    assert first["frames_per_second"] / first["samples_per_second"] == pytest.approx(100)
+    assert first["padded_frames_per_second"] / first["samples_per_second"] == pytest.approx(100)
     assert first["mfu"] / first["tflops_per_device"] == pytest.approx(1 / 2)
     flops = [training_flops(ARGS, Lengths(*each)) for each in ((100, 10, 8), (20, 3, 8))]
     assert first["goodput_mfu"] / first["mfu"] == pytest.approx(sum(flops) / (2 * flops[0]))
@@ -151,6 +151,22 @@ def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group, monkeypatch
 def test_first_regular_and_last_steps_are_logged():
     metrics = processor("--metrics.log_freq=6")
     assert [step for step in range(1, 21) if metrics.should_log(step)] == [1, 6, 12, 18, 20]
+
+
+def test_a_step_that_is_saved_is_logged():
+    """So that no checkpoint is made of weights that are not finite."""
+    metrics = processor("--metrics.log_freq=6", "--checkpoint.enable", "--checkpoint.interval=4")
+    logged = [step for step in range(1, 21) if metrics.should_log(step)]
+    assert logged == [1, 4, 6, 8, 12, 16, 18, 20]
+
+
+@pytest.mark.parametrize("loss, norm", [(math.nan, 1.0), (1.0, math.inf), (-math.inf, 1.0)])
+def test_figures_that_are_not_finite_end_the_run(tmp_path, one_process_group, loss, norm):
+    metrics = started(tmp_path)
+    metrics.count((1, 10, 10, 8), [10], [10], [8])
+    with pytest.raises(FloatingPointError, match="step 3.* before a checkpoint"):
+        metrics.log(3, loss, loss, norm)
+    assert LineFile(tmp_path / "metrics.jsonl").read() == []
 
 
 def logged_scalars(folder, name: str) -> dict[int, float]:

@@ -5,9 +5,12 @@ import os
 import threading
 
 import pytest
+import torch
 
 from torchtitan.models.dit_tts import run_folder
 from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.main import failure_state
 from torchtitan.models.dit_tts.run_folder import LineFile, RunFolder, write_atomic
 
 
@@ -130,8 +133,7 @@ SETTINGS = [
 @pytest.mark.parametrize("arguments", [[], SETTINGS], ids=["defaults", "settings"])
 def test_config_reads_back_equal(tmp_path, arguments):
     config = load_config(["--job.experiment=x", *arguments])
-    folder = RunFolder(tmp_path / "x", rank=0)
-    folder.start(config)
+    RunFolder(tmp_path / "x", 0, config).start()
     again = load_config(["--job.config_file", str(tmp_path / "x" / "config.toml")])
     assert again.job.config_file != config.job.config_file
     again.job.config_file = config.job.config_file
@@ -139,34 +141,42 @@ def test_config_reads_back_equal(tmp_path, arguments):
     assert (again == load_config(["--job.experiment=x"])) == (not arguments)
 
 
-def test_start_writes_config_environment_and_state(tmp_path):
-    RunFolder(tmp_path, rank=0).start(load_config([]))
+@pytest.fixture(scope="module")
+def config():
+    return load_config([])
+
+
+def state_of(folder) -> dict:
+    return json.loads((folder / "state.json").read_text())
+
+
+def test_start_writes_config_environment_and_state(tmp_path, config):
+    RunFolder(tmp_path, 0, config).start()
     assert files_below(tmp_path) == ["config.toml", "env.json", "state.json"]
     environment = json.loads((tmp_path / "env.json").read_text())
     assert environment["versions"]["torchtitan"] == "0.2.2"
     assert environment["versions"]["torch"] and environment["device"] and environment["command"]
-    state = json.loads((tmp_path / "state.json").read_text())
+    state = state_of(tmp_path)
     assert (state["state"], state["step"], state["pid"]) == ("init", 0, os.getpid())
 
 
 def test_an_earlier_config_stays_until_the_new_life_works(tmp_path):
-    folder = RunFolder(tmp_path, rank=0)
-    folder.start(load_config(["--training.steps=5"]))
-    folder.set_state("completed", 5)
+    earlier = RunFolder(tmp_path, 0, load_config(["--training.steps=5"]))
+    earlier.start()
+    earlier.set_state("completed", 5)
     before = (tmp_path / "config.toml").read_text()
-    later = load_config(["--training.steps=9"])
-    folder.start(later)
+    later = RunFolder(tmp_path, 0, load_config(["--training.steps=9"]))
+    later.start()
     assert (tmp_path / "config.toml").read_text() == before
-    assert json.loads((tmp_path / "state.json").read_text())["state"] == "init"
-    folder.set_state("running", 5)
-    folder.start(later, replace=True)
+    assert (state_of(tmp_path)["state"], state_of(tmp_path)["step"]) == ("init", 5)
+    later.confirm()
     assert "steps = 9" in (tmp_path / "config.toml").read_text()
-    assert json.loads((tmp_path / "state.json").read_text())["state"] == "running"
 
 
-def test_only_the_first_rank_writes_but_for_its_audit(tmp_path):
-    folder = RunFolder(tmp_path, rank=1)
-    folder.start(load_config([]))
+def test_only_the_first_rank_writes_but_for_its_audit(tmp_path, config):
+    folder = RunFolder(tmp_path, 1, config)
+    folder.start()
+    folder.confirm()
     folder.set_state("running", 3)
     folder.resume_at(0)
     assert files_below(tmp_path) == []
@@ -174,8 +184,8 @@ def test_only_the_first_rank_writes_but_for_its_audit(tmp_path):
     assert files_below(tmp_path) == ["audit/rank1.jsonl"]
 
 
-def test_resume_brings_every_line_file_back(tmp_path):
-    folders = [RunFolder(tmp_path, rank) for rank in range(2)]
+def test_resume_brings_every_line_file_back(tmp_path, config):
+    folders = [RunFolder(tmp_path, rank, config) for rank in range(2)]
     for folder in folders:
         for row in rows(1, 2, 3):
             folder.audit.append(row)
@@ -189,10 +199,52 @@ def test_resume_brings_every_line_file_back(tmp_path):
 
 
 @pytest.mark.parametrize("state", run_folder.STATES)
-def test_states(tmp_path, state):
-    folder = RunFolder(tmp_path, rank=0)
-    folder.set_state(state, 7, error="no room")
-    found = json.loads((tmp_path / "state.json").read_text())
-    assert (found["state"], found["step"], found["error"]) == (state, 7, "no room")
+def test_states(tmp_path, config, state):
+    folder = RunFolder(tmp_path, 0, config)
+    folder.set_state(state, 7)
+    assert (state_of(tmp_path)["state"], state_of(tmp_path)["step"]) == (state, 7)
     with pytest.raises(AssertionError):
         folder.set_state("done", 7)
+
+
+@pytest.mark.parametrize(
+    "error, state",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (MemoryError(), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
+        (torch.distributed.DistBackendError("Watchdog caught collective operation timeout"), "timeout"),
+        (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation"), "timeout"),
+        (InputError("[comm] train_timeout_seconds = -1 must not be negative"), "failed"),
+        (RuntimeError("shape mismatch"), "failed"),
+        (KeyboardInterrupt("terminated by SIGTERM"), "failed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_state_of_an_error(error, state):
+    assert failure_state(error) == state
+
+
+def test_the_first_failure_is_kept(tmp_path, config):
+    """The ranks that fail after it do so because of it."""
+    ranks = [RunFolder(tmp_path, rank, config) for rank in range(3)]
+    for folder in ranks:
+        folder.set_state("running", 4)
+    ranks[1].fail("oom", "no memory")
+    ranks[0].fail("failed", "connection closed by peer")
+    ranks[2].fail("timeout", "timed out")
+    state = state_of(tmp_path)
+    assert (state["state"], state["error"], state["step"]) == ("oom", "no memory", 4)
+    assert state["rank"] == 1
+
+    # An earlier life's failure is no cause of this one's.
+    again = RunFolder(tmp_path, 0, config)
+    again.fail("failed", "no data")
+    assert (state_of(tmp_path)["state"], state_of(tmp_path)["error"]) == ("failed", "no data")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1"])
+def test_an_unreadable_state_does_not_stop_a_run(tmp_path, config, content):
+    (tmp_path / "state.json").write_text(content)
+    RunFolder(tmp_path, 0, config).start()
+    assert state_of(tmp_path)["state"] == "init"

@@ -24,6 +24,6 @@ def main(args: list[str]) -> int:
             # Only the chosen one is imported: torch and audio libraries take seconds.
             loaded = importlib.import_module(f"torchtitan.models.dit_tts.{module}")
             loaded.add_arguments(command)
-            command.set_defaults(run=loaded.run)
+            command.set_defaults(run_command=loaded.run)
     options = parser.parse_args(args)
-    return options.run(options)
+    return options.run_command(options)

@@ -142,7 +142,13 @@ def run_folder_path(config: JobConfig) -> Path:
     return Path(os.path.expanduser(config.job.dump_folder)) / config.job.experiment
 
 
-def in_folder(config: JobConfig, folder: Path) -> JobConfig:
-    """The config as upstream should see it: it writes everything below dump_folder."""
-    job = dataclasses.replace(config.job, dump_folder=str(folder))
-    return dataclasses.replace(config, job=job)
+def upstream_view(config: JobConfig, folder: Path, dp_degree: int) -> JobConfig:
+    """The config as upstream's trainer should see it: it writes everything below dump_folder, and
+    a local batch size of 0 is the global batch divided by the data-parallel ranks."""
+    training = config.training
+    local = training.local_batch_size or training.global_batch_size // dp_degree
+    return dataclasses.replace(
+        config,
+        job=dataclasses.replace(config.job, dump_folder=str(folder)),
+        training=dataclasses.replace(training, local_batch_size=local),
+    )

@@ -9,6 +9,7 @@ from torchtitan.config.job_config import (
     Job as TitanJob,
     Metrics as TitanMetrics,
     Model as TitanModel,
+    Training as TitanTraining,
 )
 
 
@@ -48,6 +49,16 @@ class Checkpoint(TitanCheckpoint):
     last_save_model_only: bool = False
     """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
     resumed"""
+
+
+@dataclass
+class Training(TitanTraining):
+    local_batch_size: int = 0
+    """Samples of the longest bucket in one rank's micro-batch; 0: the global batch divided by the
+    ranks, without accumulation"""
+
+    global_batch_size: int = 32
+    """Samples of the longest bucket in a global batch; shorter buckets have more, to as many frames"""
 
 
 @dataclass
@@ -172,6 +183,7 @@ class JobConfig(TitanJobConfig):
     model: Model = field(default_factory=Model)
     metrics: Metrics = field(default_factory=Metrics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     encoder: Encoder = field(default_factory=Encoder)
     objective: Objective = field(default_factory=Objective)

@@ -28,6 +28,8 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
         except InputError as error:
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
+            # Whoever is ended while it waits has nothing to say: no exception out of the sleep.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(2.0 * int(os.environ.get("LOCAL_RANK", "0")))
             print(f"error: {error}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
@@ -82,16 +84,18 @@ def train(args: list[str]) -> int:
     import torch
 
     from torchtitan.models.dit_tts import model_flavors
-    from torchtitan.models.dit_tts.config import in_folder, load_config, run_folder_path
+    from torchtitan.models.dit_tts.config import load_config, run_folder_path, upstream_view
     from torchtitan.models.dit_tts.run_folder import RunFolder
-    from torchtitan.models.dit_tts.validate import validate_config
+    from torchtitan.models.dit_tts.validate import data_parallel_degree, validate_config
     from torchtitan.tools.logging import init_logger, logger
 
     trainer = None
     folder = None
     try:
         config = load_config(args)
-        validate_config(config, int(os.environ["WORLD_SIZE"]), list(model_flavors()))
+        world_size = int(os.environ["WORLD_SIZE"])
+        validate_config(config, world_size, list(model_flavors()))
+        dp_degree = data_parallel_degree(config, world_size)
         init_logger()
         quiet_known_warnings()
         if os.environ["RANK"] != "0":
@@ -100,7 +104,7 @@ def train(args: list[str]) -> int:
         folder.start()
         logger.info(f"Run folder: {folder.path}")
         signal.signal(signal.SIGTERM, raise_terminated)
-        trainer = DiTTTSTrainer(in_folder(config, folder.path), folder)
+        trainer = DiTTTSTrainer(upstream_view(config, folder.path, dp_degree), folder)
         if config.checkpoint.create_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:

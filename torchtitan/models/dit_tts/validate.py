@@ -67,9 +67,17 @@ def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
     """
     t = config.training
     _require(
-        t.local_batch_size >= 1,
-        f"[training] local_batch_size = {t.local_batch_size} must be at least 1",
+        t.local_batch_size >= 0,
+        f"[training] local_batch_size = {t.local_batch_size} must be at least 1, or 0 for the global "
+        f"batch divided by the ranks",
     )
+    if t.local_batch_size == 0:
+        _require(
+            t.global_batch_size > 0 and t.global_batch_size % dp_degree == 0,
+            f"[training] global_batch_size = {t.global_batch_size} is not a multiple of {dp_degree} "
+            f"data-parallel ranks, as local_batch_size = 0 needs; change one of them",
+        )
+        return 1
     if t.global_batch_size < 0:
         return 1
     per_pass = t.local_batch_size * dp_degree

@@ -10,6 +10,9 @@ from .buckets import BatchPolicy, Selection, make_batch_policy, select_samples
 from .dataloader import LatentDataLoader, Tokenizer
 from .order import GlobalOrder
 
+# Share of samples over the limits from which leaving them out is worth a warning.
+MANY_DROPPED = 0.01
+
 
 def build_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config
@@ -71,6 +74,13 @@ def build_dataloader(
     if dp_rank == 0:
         for line in describe(dataset, selection, loader, data.frames_per_second):
             logger.info(line)
+        dropped = 1 - len(selection.samples) / len(dataset)
+        if dropped > MANY_DROPPED:
+            logger.warning(
+                f"data: {dropped:.1%} of the samples are over [data] max_frames {data.max_frames} or "
+                f"max_text_tokens {data.max_text_tokens} and are left out; raise the limits, or set "
+                f"overlong = 'error' to make sure that none is"
+            )
     return loader
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchtitan.models.dit_tts.model.initialization import plain_name
@@ -26,7 +25,6 @@ class EMA(Stateful):
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
         self.num_updates = 0
-        self.model = model
         self.weights = {plain_name(name): p for name, p in model.named_parameters()}
         self.shadow = {name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()}
 

@@ -1,6 +1,6 @@
 """Activation checkpointing, compile and data parallelism for the plain model."""
 
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
     parameter.copy_(value)
 
 
-def apply_compile(model: nn.Module, backend: str) -> None:
+def apply_compile(model: nn.Module, backend: str | Callable) -> None:
     """Compiles each block in place: a wrapper around it would step past FSDP's hooks."""
     # One graph for each static shape of the data, in training and in evaluation mode.
     torch._dynamo.config.recompile_limit = max(
