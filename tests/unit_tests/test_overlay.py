@@ -59,12 +59,8 @@ def test_upstreams_families_are_still_listed():
     assert tree.count('"') == 2 * (len(_supported_models) - 1)
 
 
-@pytest.mark.parametrize(
-    "family, flavor, needs",
-    [("llama3", "debugmodel", "triton"), ("flux", "flux-debug", "transformers")],
-)
-def test_upstreams_families_still_build(family, flavor, needs):
-    pytest.importorskip(needs, reason=f"upstream's {family} imports {needs}")
+@pytest.mark.parametrize("family, flavor", [("llama3", "debugmodel"), ("flux", "flux-debug")])
+def test_upstreams_families_still_build(family, flavor):
     spec = get_train_spec(family)
     with torch.device("meta"):
         model = spec.model_cls(spec.model_args[flavor])
@@ -161,7 +157,6 @@ def test_command_of_a_checkout_from_another_folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    pytest.importorskip("hatchling", reason="the wheel's build backend: pip install .[dev]")
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)

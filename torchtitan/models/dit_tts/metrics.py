@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
@@ -102,6 +103,15 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Called once the checkpoint is loaded, on every rank."""
         self.first_step = self.last_logged_step = resumed_step
         self.start_time = self.time_last_log = time.perf_counter()
+        if self.peak is None:
+            logger.info(
+                "No MFU: the peak of this device is not known; [metrics] peak_tflops would give it"
+            )
+        else:
+            logger.info(
+                f"MFU: exact training FLOPs of the padded shapes (goodput: of the real lengths), without "
+                f"recomputation, over {self.peak / 1e12:.0f} dense bf16 TFLOP/s"
+            )
         if torch.distributed.get_rank() != 0:
             return
         self.metrics_file = metrics_file
@@ -169,7 +179,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         if not (math.isfinite(global_avg_loss) and math.isfinite(grad_norm)):
-            raise FloatingPointError(
+            raise InputError(
                 f"step {step}: loss {global_avg_loss}, gradient norm {grad_norm}; the run ends before a "
                 f"checkpoint is made of it: lower [optimizer] lr or look at the data"
             )
@@ -183,7 +193,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
         metrics: dict[str, Any] = {
             "loss": global_avg_loss,
-            "loss_max_rank": global_max_loss,
             "grad_norm": grad_norm,
             "samples_per_second": samples / seconds,
             "audio_seconds_per_second": valid

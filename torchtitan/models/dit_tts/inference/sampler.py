@@ -12,6 +12,10 @@ from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
 from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
 
 
+# Apart from training's streams: generation must not start from a noise that was trained on.
+SAMPLING_STREAM = 100
+
+
 @dataclass(frozen=True)
 class SpeechRequest:
     """One utterance to generate."""
@@ -95,7 +99,7 @@ def generate_latents(
         return objective.velocity(output, latents, t_batch, smallest_step=1.0 / steps)
 
     rows = torch.arange(len(requests), device=device)
-    keys = stream_keys(seed, torch.tensor(0, device=device), rows, stream=0)
+    keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = normal(keys, (frames, model.args.latent_channels))
     latents = euler(
         lambda x, t: guidance.velocity(network, x, t), noise, linear_times(steps)
