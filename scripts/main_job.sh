@@ -20,10 +20,12 @@ else
     if grep -qE 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null; then
         precision=bfloat16 # elsewhere the CPU would emulate it
     fi
-    # More threads than this only wait for each other on so small a model, and where a neighbour takes
-    # a core, threads that spin for long make a step many times slower (here 17 times).
+    # More threads than this only wait for each other on so small a model. They wait actively but
+    # briefly: asleep, every product wakes them first (a third slower); spinning for long, a neighbour
+    # on one of the cores makes a step many times slower.
     cores=$(nproc)
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))} GOMP_SPINCOUNT=3000
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
+    export OMP_WAIT_POLICY=active GOMP_SPINCOUNT=3000
     # Activations go back to the heap, not to the kernel: about a twentieth less time.
     export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 fi

@@ -19,6 +19,18 @@ LAYOUTS = {
             "--parallelism.data_parallel_shard_degree=2",
         ],
     ),
+    "ddp_accumulation": (
+        2,
+        ["--training.local_batch_size=2", "--parallelism.data_parallel_replicate_degree=2"],
+    ),
+    "hsdp_accumulation": (
+        4,
+        [
+            "--training.local_batch_size=1",
+            "--parallelism.data_parallel_replicate_degree=2",
+            "--parallelism.data_parallel_shard_degree=2",
+        ],
+    ),
     "full_checkpointing": (1, ["--activation_checkpoint.mode=full"]),
     "every_2nd_block": (
         1,

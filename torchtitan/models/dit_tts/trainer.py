@@ -11,6 +11,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
@@ -37,6 +38,7 @@ class DiTTTSTrainer(Trainer):
             self.checkpointer.states["ema"] = self.ema
         self.run_folder = run_folder
         self.step_ids: list[str] = []
+        self.micro_batch = 0
         self._load = self.checkpointer.load
         self.checkpointer.load = self._load_checkpoint
 
@@ -118,6 +120,12 @@ class DiTTTSTrainer(Trainer):
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
         by the number of valid frames in the whole global batch."""
+        self.micro_batch += 1
+        reduce_gradients(
+            self.model_parts[0],
+            self.parallel_dims,
+            now=self.micro_batch == self.gradient_accumulation_steps,
+        )
         frame_mask = labels != IGNORE_INDEX
         with torch.no_grad():
             noisy = self.objective.corrupt(
@@ -146,6 +154,7 @@ class DiTTTSTrainer(Trainer):
 
     def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
         self.step_ids = []
+        self.micro_batch = 0
         super().train_step(data_iterator)
         if self.ema is not None:
             self.ema.update()

@@ -63,6 +63,20 @@ def _sum_gradients(model: nn.Module) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
 
+def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -> None:
+    """Says whether the coming backward pass ends an accumulation (`now`).
+
+    Replicas then exchange gradients once a step, not once a micro-batch. Shards reduce-scatter each
+    time: keeping whole gradients would undo the sharding.
+    """
+    if not parallel_dims.dp_replicate_enabled:
+        return
+    if parallel_dims.fsdp_enabled:
+        model.set_requires_all_reduce(now)
+    else:
+        model.set_requires_gradient_sync(now)
+
+
 def apply_fsdp(
     model: nn.Module,
     mesh: DeviceMesh,
