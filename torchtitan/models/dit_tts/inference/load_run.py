@@ -1,6 +1,7 @@
 """A trained run's model, from its folder: the resolved config and a checkpoint's averaged weights."""
 
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,9 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
             f"{path} holds no averaged weights (the run had [ema] enable = false or saved the model "
             f"only); load the trained ones with --no-ema"
         )
-    dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
+        dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
     model.load_state_dict(weights)
     return LoadedRun(
         folder, config, model, build_tokenizer(config), build_objective(config), step, device
