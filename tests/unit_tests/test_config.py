@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan.models.dit_tts import job_config, model_flavors
-from torchtitan.models.dit_tts.config import in_folder, load_config, run_folder_path
+from torchtitan.models.dit_tts.config import load_config, run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.validate import (
@@ -85,9 +85,16 @@ def test_the_runs_folder(tmp_path, monkeypatch):
     assert run_folder_path(config) == tmp_path / "runs" / "given"
     named = load(tmp_path, "", "--job.experiment=other", "--job.dump_folder=d")
     assert run_folder_path(named) == Path("d/other")
-    inside = in_folder(named, run_folder_path(named))
+
+
+def test_upstream_sees_the_runs_folder_and_a_whole_local_batch(tmp_path):
+    named = load(tmp_path, "", "--job.experiment=other", "--job.dump_folder=d")
+    named.training.global_batch_size = 12
+    inside = upstream_view(named, run_folder_path(named), dp_degree=4)
     assert inside.job.dump_folder == "d/other" and named.job.dump_folder == "d"
-    assert inside.training == named.training
+    assert (inside.training.local_batch_size, named.training.local_batch_size) == (3, 0)
+    named.training.local_batch_size = 2
+    assert upstream_view(named, Path("x"), dp_degree=4).training.local_batch_size == 2
 
 
 @pytest.mark.parametrize(
@@ -257,9 +264,14 @@ def test_help_is_printed(capsys):
             ["global_batch_size = 2", "4"],
         ),
         (["--training.global_batch_size=0"], 1, ["global_batch_size = 0"]),
-        (["--training.local_batch_size=0"], 1, ["local_batch_size = 0", "at least 1"]),
+        (["--training.local_batch_size=-1"], 1, ["local_batch_size = -1", "at least 1"]),
         (
-            ["--training.local_batch_size=4", "--data.batch_multiple=6"],
+            ["--training.local_batch_size=0", "--training.global_batch_size=9"],
+            2,
+            ["global_batch_size = 9", "2 data-parallel ranks"],
+        ),
+        (
+            ["--training.local_batch_size=8", "--data.batch_multiple=6"],
             4,
             ["[data] batch_multiple = 6", "4 data-parallel ranks x 1", "multiple of 4"],
         ),
