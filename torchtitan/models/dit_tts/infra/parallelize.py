@@ -66,14 +66,10 @@ def _sum_gradients(model: nn.Module) -> None:
 def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -> None:
     """Says whether the coming backward pass ends an accumulation (`now`).
 
-    Replicas then exchange gradients once a step, not once a micro-batch. Shards reduce-scatter each
-    time: keeping whole gradients would undo the sharding.
+    DDP then exchanges gradients once a step, not once a micro-batch. Shards reduce each time: whole
+    gradients kept between would undo the sharding.
     """
-    if not parallel_dims.dp_replicate_enabled:
-        return
-    if parallel_dims.fsdp_enabled:
-        model.set_requires_all_reduce(now)
-    else:
+    if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
         model.set_requires_gradient_sync(now)
 
 
