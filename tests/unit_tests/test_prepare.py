@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
 from torchtitan.models.dit_tts.prepare.build_archives import prepare_corpus
 
-soundfile = pytest.importorskip("soundfile")
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
 
 

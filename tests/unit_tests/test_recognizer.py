@@ -14,13 +14,11 @@ CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
 
 @pytest.fixture(scope="module")
 def recordings():
-    pytest.importorskip("soundfile")
     return [one for one in read_audio_corpus(CORPUS) if one.split == "heldout"]
 
 
 @pytest.fixture(scope="module")
 def recognizer():
-    pytest.importorskip("pocketsphinx")
     return KeywordRecognizer()
 
 
@@ -101,7 +99,6 @@ def test_word_error_rate_weighs_by_words():
 
 
 def test_spectrogram_comparison(tmp_path):
-    pytest.importorskip("matplotlib")
     from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
 
     path = tmp_path / "new" / "comparison.png"

@@ -34,7 +34,7 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             print(f"error: {error}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except KeyboardInterrupt as error:
-            print(f"error: {error or 'interrupted'}", file=sys.stderr, flush=True)
+            print(f"error: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
             return EXIT_INTERRUPTED
 
     return wrapped
