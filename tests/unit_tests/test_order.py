@@ -100,11 +100,11 @@ def test_permutation_is_pinned():
 def policy(frames, **changes):
     settings = dict(
         max_frames=768, max_speaker_frames=384, max_text_tokens=192, num_buckets=8, bucket_frames=[],
-        global_batch_size=16, batch_multiple=8, speaker_patch_size=4, extra_text_tokens=2,
+        global_batch_size=16, batch_multiple=8, speaker_patch_size=4,
     )  # fmt: skip
     frames = np.asarray(frames)
     reference = changes.pop("reference_frames", np.full(len(frames), 50))
-    text = changes.pop("text_bytes", frames // 2)
+    text = changes.pop("text_tokens", frames // 2 + 2)
     return make_batch_policy(frames, reference, text, **{**settings, **changes})
 
 
@@ -168,13 +168,16 @@ def test_bad_policies(changes, sentence):
 
 
 def test_selection():
-    frames, text = np.array([10, 900, 20, 30]), np.array([10, 10, 500, 190])
-    settings = dict(max_frames=768, max_text_tokens=192, extra_text_tokens=2)
+    frames, text = np.array([10, 900, 20, 30]), np.array([12, 12, 502, 192])
+    settings = dict(max_frames=768, max_text_tokens=192)
     dropped = select_samples(frames, text, overlong="drop", **settings)
     assert dropped.samples.tolist() == [0, 3] and (dropped.too_long, dropped.too_much_text) == (
         1,
         1,
     )
+    cropped = select_samples(frames, text, overlong="crop", **settings)
+    assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 30]
+    assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
     # A subword tokenizer makes fewer tokens than bytes: where the bound fails, the count decides.
     counted = select_samples(
         frames, text, overlong="drop", count_tokens=lambda sample: 100, **settings

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
-from torchtitan.models.dit_tts.conditioning.tokenizer import build_tokenizer
+from torchtitan.models.dit_tts.conditioning.run_tokenizer import build_tokenizer
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts

@@ -12,6 +12,7 @@ from typing import Any
 import typeguard
 
 from torchtitan.config import ConfigManager
+from torchtitan.models.dit_tts.data.sources import is_remote, local_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 
@@ -131,10 +132,17 @@ def load_config(args: list[str]) -> JobConfig:
     if not config.job.experiment:
         stem = Path(config.job.config_file).stem if config.job.config_file else "default"
         config.job.experiment = stem
-    if config.data.path:
-        # The run's config.toml must name the same data from any folder.
-        config.data.path = os.path.abspath(os.path.expanduser(config.data.path))
+    # The run's config.toml must name the same data from any folder.
+    path = config.data.path
+    if isinstance(path, str):
+        config.data.path = _from_any_folder(path)
+    else:
+        config.data.path = [_from_any_folder(entry) for entry in path]
     return config
+
+
+def _from_any_folder(path: str) -> str:
+    return path if not path or is_remote(path) else local_path(path)
 
 
 def run_folder_path(config: JobConfig) -> Path:

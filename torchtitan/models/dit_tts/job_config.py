@@ -63,8 +63,43 @@ class Training(TitanTraining):
 
 @dataclass
 class Data:
-    path: str = ""
-    """Folder with .tar archives of latent triplets, one .tar, or a glob"""
+    path: str | list[str] = ""
+    """Where the .tar archives of latent triplets are: a folder, one .tar, a glob, a pattern with
+    {000000..000099}, or a URL (s3://, http://, https:// ...) of one of these; or a list of them, a
+    dataset each"""
+
+    weights: list[float] = field(default_factory=list)
+    """Share of the drawn samples that each dataset of path has, in any unit; empty: each dataset as
+    it is, every sample once an epoch"""
+
+    balance_by: Literal["", "speaker", "language", "quality", "class"] = ""
+    """Key of the samples' JSON whose values are balanced within each dataset; empty: none"""
+
+    balance_beta: float = 0.999
+    """β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 leaves the classes
+    as they are, towards 1 they become equally frequent"""
+
+    duration_alpha: float = 0.0
+    """α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0: all alike"""
+
+    duration_offset_seconds: float = 0.0
+    """What is added to a sample's duration under duration_alpha, in seconds"""
+
+    epochs: int = 0
+    """Passes over the data after which training ends; sets [training] steps. 0: steps decides"""
+
+    on_error: Literal["raise", "skip"] = "raise"
+    """What happens at a damaged sample: the run ends, or another sample takes its place and it is
+    counted"""
+
+    max_skipped_share: float = 0.01
+    """Share of damaged samples at which a run that skips them ends all the same"""
+
+    cache_folder: str = ""
+    """Folder that keeps what was read from URLs; empty: titan-tts/data in the user's cache folder"""
+
+    cache_gib: float = 16.0
+    """Most disk that cache_folder takes, in GiB; 0: nothing is kept"""
 
     seed: int = 0
     """Seed of the order, the noise, the times and the condition dropout"""
@@ -97,14 +132,25 @@ class Data:
     """Every global batch is a multiple of this many samples; ranks times accumulation steps must
     divide it"""
 
-    overlong: Literal["drop", "error"] = "drop"
-    """What happens to samples over the limits: dropped and counted, or an error"""
+    overlong: Literal["crop", "drop", "error"] = "drop"
+    """What happens to samples over the limits: cropped to their first max_frames frames (too long a
+    text is still dropped), dropped, or an error; the first two are counted"""
 
     num_workers: int = 2
     """Threads that fill batches; 0: the training thread does it"""
 
     prefetch_batches: int = 4
     """Micro-batches made ahead"""
+
+    conditioning: list[str] = field(default_factory=list)
+    """Tokens put before the text, in this order, from the samples' JSON: any of speaker, language,
+    quality, class and duration"""
+
+    conditioning_dropout: float = 0.1
+    """Share of samples, drawn for each conditioning token alone, in which it is the unknown one"""
+
+    duration_token_seconds: float = 0.5
+    """Width of one duration token's range, in seconds"""
 
     audit: bool = False
     """Each rank writes the ids it trained on, step by step, to the run's audit/ folder"""
@@ -113,7 +159,11 @@ class Data:
 @dataclass
 class Encoder:
     model: str = "bytes"
-    """Text encoder: "bytes", the learned one inside the model"""
+    """Text encoder: "bytes" or "chars", the learned one inside the model over utf-8 bytes or over the
+    characters that the data has"""
+
+    vocab_size: int = 0
+    """Ids of the tokenizer; 0: as the tokenizer that the run makes from its data has"""
 
     dim: int = 0
     """Width of the byte encoder; 0: the flavor's text_dim"""

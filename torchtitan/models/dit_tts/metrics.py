@@ -97,6 +97,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.samples = 0
         self.valid_frames = 0
         self.padded_frames = 0
+        self.replaced_samples = 0
         self.last_logged_step = getattr(self, "last_logged_step", 0)
 
     def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: LineFile) -> None:
@@ -133,12 +134,14 @@ class TTSMetricsProcessor(MetricsProcessor):
         frames: list[int],
         text_tokens: list[int],
         speaker_frames: list[int],
+        replaced: int = 0,
     ) -> None:
         """Takes note of a micro-batch.
 
         Args:
             shape: padded (samples, frames, text tokens, speaker frames).
             frames, text_tokens, speaker_frames: real lengths of each sample.
+            replaced: damaged samples that another one stands for.
         """
         batch, padded, text, speaker = shape
         self.shapes.add(shape)
@@ -152,6 +155,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.samples += batch
         self.valid_frames += sum(frames)
         self.padded_frames += batch * padded
+        self.replaced_samples += replaced
 
     def _global_sums(self) -> list[float]:
         sums = torch.tensor(
@@ -161,6 +165,7 @@ class TTSMetricsProcessor(MetricsProcessor):
                 self.samples,
                 self.valid_frames,
                 self.padded_frames,
+                self.replaced_samples,
             ],
             dtype=torch.float64,
             device=device_type,
@@ -185,7 +190,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             )
         now = time.perf_counter()
         seconds = now - self.time_last_log
-        executed, useful, samples, valid, padded = self._global_sums()
+        executed, useful, samples, valid, padded, replaced = self._global_sums()
         devices = self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
         steps = step - self.last_logged_step
@@ -201,6 +206,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "padded_frames_per_second": padded / seconds,
             "tflops_per_device": executed / seconds / devices / 1e12,
             "padding_waste": 1.0 - valid / padded,
+            "replaced_samples": int(replaced),
             "compiled_shapes": len(self.shapes),
             "seconds_per_step": seconds / steps,
             "data_loading_fraction": sum(self.data_loading_times) / seconds,

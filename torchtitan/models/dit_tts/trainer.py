@@ -102,6 +102,7 @@ class DiTTTSTrainer(Trainer):
                 batch["frames"].tolist(),
                 batch["text_mask"].sum(1).tolist(),
                 batch["speaker_mask"].sum(1).tolist(),
+                batch["replaced"],
             )
             self.step_ids.extend(batch["sample_id"])
             # Labels stay on the CPU, where upstream counts them. The copy from pinned memory runs

@@ -2,6 +2,7 @@
 
 import os
 
+from torchtitan.models.dit_tts.conditioning.vocabulary import FIELDS, UNITS
 from torchtitan.models.dit_tts.config import run_folder_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
@@ -101,11 +102,6 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"[model] flavor = {config.model.flavor!r} is not known; allowed are {', '.join(flavors)}",
     )
     _require(
-        config.encoder.model == "bytes",
-        f"[encoder] model = {config.encoder.model!r} is not known; allowed is 'bytes', the learned "
-        f"byte encoder",
-    )
-    _require(
         "/" not in config.job.experiment and config.job.experiment not in (".", ".."),
         f"[job] experiment = {config.job.experiment!r} must be a folder's name without '/'",
     )
@@ -118,6 +114,7 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"{dp_degree * steps} that divides global_batch_size",
     )
     _validate_numbers(config)
+    _validate_tokens(config)
     _validate_unsupported(config)
     checkpoint = config.checkpoint
     _require(
@@ -151,6 +148,41 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
     _require(
         ac.mode != "memory_budget" or config.compile.enable,
         "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
+    )
+
+
+def _validate_tokens(config: JobConfig) -> None:
+    """The text's units and the conditioning tokens."""
+    encoder, data = config.encoder, config.data
+    _require(
+        encoder.model in UNITS,
+        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', the units "
+        f"of the learned text encoder",
+    )
+    _require(
+        encoder.vocab_size >= 0,
+        f"[encoder] vocab_size = {encoder.vocab_size} must not be negative; 0 takes the tokenizer's",
+    )
+    for name in data.conditioning:
+        _require(
+            name in FIELDS,
+            f"[data] conditioning has {name!r}, which is not known; allowed are {', '.join(FIELDS)}",
+        )
+        _require(
+            data.conditioning.count(name) == 1,
+            f"[data] conditioning = {data.conditioning} has {name!r} more than once; name each field "
+            f"once",
+        )
+    _require(
+        "duration" not in data.conditioning
+        or data.duration_token_seconds * data.frames_per_second >= 1,
+        f"[data] duration_token_seconds = {data.duration_token_seconds} must be at least one frame, "
+        f"1 / [data] frames_per_second = {1 / data.frames_per_second:g} s",
+    )
+    _require(
+        data.max_text_tokens > 2 + len(data.conditioning),
+        f"[data] max_text_tokens = {data.max_text_tokens} has no room for text beside begin, end and "
+        f"{len(data.conditioning)} conditioning tokens; raise it",
     )
 
 
@@ -194,6 +226,7 @@ def _validate_numbers(config: JobConfig) -> None:
         "[data] batch_multiple": d.batch_multiple,
         "[data] latent_channels": d.latent_channels,
         "[data] frames_per_second": d.frames_per_second,
+        "[data] duration_token_seconds": d.duration_token_seconds,
         "[sampling] steps": config.sampling.steps,
         "[objective] logit_std": o.logit_std,
         "[training] max_norm": config.training.max_norm,
@@ -201,6 +234,8 @@ def _validate_numbers(config: JobConfig) -> None:
     for key, value in positive.items():
         _require(value > 0, f"{key} = {value} must be greater than 0")
     for key, value in {
+        "[data] epochs": d.epochs,
+        "[data] cache_gib": d.cache_gib,
         "[data] num_workers": d.num_workers,
         "[data] prefetch_batches": d.prefetch_batches,
         "[optimizer] lr": config.optimizer.lr,
@@ -208,6 +243,7 @@ def _validate_numbers(config: JobConfig) -> None:
     }.items():
         _require(value >= 0, f"{key} = {value} must not be negative")
     for key, value in {
+        "[data] conditioning_dropout": d.conditioning_dropout,
         "[objective] text_dropout": o.text_dropout,
         "[objective] speaker_dropout": o.speaker_dropout,
         "[ema] decay": config.ema.decay,

@@ -1,37 +1,175 @@
-"""Tokenizer of the learned byte encoder."""
+"""Text and a sample's conditions to token ids and back."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import JobConfig
-from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.conditioning.dropout import dropped_conditions
+from torchtitan.models.dit_tts.conditioning.vocabulary import (
+    BEGIN_ID,
+    END_ID,
+    FIRST_BYTE_ID,
+    FIRST_CHARACTER_ID,
+    PAD_ID,
+    UNKNOWN_CHARACTER_ID,
+    Vocabulary,
+)
+from torchtitan.models.dit_tts.data.members import label_of
+from torchtitan.models.dit_tts.errors import InputError
+
+_NOTHING: Mapping[str, Any] = {}
+
+# Byte to id in one pass. The ids of 253 to 255 would not fit in a byte, but utf-8 has none of them.
+_BYTE_IDS = bytes((byte + FIRST_BYTE_ID) & 0xFF for byte in range(256))
 
 
-class ByteTokenizer(BaseTokenizer):
-    """UTF-8 bytes as ids, between a begin and an end token. Any text in any language is valid.
+def with_duration(
+    metadata: Mapping[str, Any], frames: int, frames_per_second: float
+) -> dict[str, Any]:
+    """A sample's metadata with the duration of `frames` latent frames: what is said in generation
+    as in training, where the loader sets it to the frames that it kept."""
+    return {**metadata, "target_duration": frames / frames_per_second}
 
-    Ids: 0 padding, 1 begin, 2 end, byte b is b + 3.
+
+class Tokenizer(BaseTokenizer):
+    """Ids of begin, the conditioning tokens in the config's order, the text's units, end.
+
+    A condition that is missing, or whose value the vocabulary does not have, is its field's unknown
+    token; so is one that is dropped. Its state does not change: any thread may use it.
     """
 
-    pad_id = 0
-    begin_id = 1
-    end_id = 2
-    num_special_tokens = 2
-    """ids that `encode` adds to the bytes"""
+    pad_id = PAD_ID
 
-    vocab_size = BYTE_VOCAB_SIZE
-
-    def __init__(self) -> None:
-        self.eos_id = self.end_id
-
-    def encode(self, text: str) -> list[int]:
-        return [self.begin_id, *(byte + 3 for byte in text.encode("utf-8")), self.end_id]
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(i - 3 for i in ids if i >= 3).decode("utf-8", errors="replace")
+    def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
+        """conditioning_dropout: probability with which `dropped` drops each condition."""
+        self.eos_id = END_ID
+        self.vocabulary = vocabulary
+        self.conditioning_dropout = conditioning_dropout
+        self.vocab_size = vocabulary.size
+        self.fields = tuple(vocabulary.conditioning)
+        self.num_special_tokens = 2 + len(self.fields)
+        """ids that `encode` adds to those of the text's units"""
+        self._conditions = [
+            (name, {value: unknown + 1 + i for i, value in enumerate(values)}, unknown)
+            for (name, values), unknown in zip(
+                vocabulary.conditioning.items(), vocabulary.unknown_ids().values(), strict=True
+            )
+        ]
+        self._bytes = vocabulary.unit == "bytes"
+        # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
+        points = [ord(character) for character in vocabulary.characters]
+        self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
+        self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
 
     def get_vocab_size(self) -> int:
         return self.vocab_size
 
+    def max_tokens(self, text_bytes: Any, text_chars: Any) -> Any:
+        """Tokens of a text of so many utf-8 bytes and characters; numbers or integer arrays."""
+        return (text_bytes if self._bytes else text_chars) + self.num_special_tokens
 
-def build_tokenizer(job_config: JobConfig) -> ByteTokenizer:
-    """The tokenizer that the config's text encoder needs."""
-    return ByteTokenizer()
+    def encode(
+        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+    ) -> list[int]:
+        """Ids of one sample; see `encode_into`."""
+        row = np.empty(len(text) * (4 if self._bytes else 1) + self.num_special_tokens, np.int64)
+        return row[: self.encode_into(row, text, metadata, drop)].tolist()
+
+    def encode_into(
+        self,
+        row: np.ndarray,
+        text: str,
+        metadata: Mapping[str, Any] = _NOTHING,
+        drop: Sequence[bool] = (),
+    ) -> int:
+        """Writes a sample's ids to the start of `row` and leaves the rest as it is.
+
+        Args:
+            row: (L,) int64.
+            text: what is said.
+            metadata: the sample's JSON: speaker, language, quality, class, target_duration (seconds).
+            drop: for each of `fields`, whether it is to be unknown; empty: none.
+
+        Returns:
+            The number of ids.
+
+        Raises:
+            InputError: more ids than `row` holds, or a text that is not Unicode.
+        """
+        try:
+            data = text.encode("utf-8" if self._bytes else "utf-32-le")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate "
+                f"pair; write the text as valid Unicode"
+            ) from error
+        first = 1 + len(self._conditions)
+        end = first + (len(data) if self._bytes else len(text))
+        if end >= len(row):
+            raise InputError(f"the text has {end + 1} tokens where at most {len(row)} fit")
+        row[0] = BEGIN_ID
+        if self._conditions:
+            row[1:first] = self._condition_ids(metadata, drop)
+        if self._bytes:
+            row[first:end] = np.frombuffer(data.translate(_BYTE_IDS), np.uint8)
+        else:
+            points = np.frombuffer(data, np.uint32)
+            self._character_ids.take(points, out=row[first:end], mode="clip")
+        row[end] = END_ID
+        return end + 1
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, without special and conditioning tokens; an unknown character is U+FFFD."""
+        last = self.vocabulary.first_conditioning_id
+        if self._bytes:
+            kept = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
+            return kept.decode("utf-8", errors="replace")
+        characters = "\ufffd" + self.vocabulary.characters
+        return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
+
+    def dropped(self, seed: int, batch_number: int, rows: np.ndarray) -> np.ndarray:
+        """Conditions (B, fields) bool that training drops in rows (B,) of a global batch."""
+        return dropped_conditions(
+            seed, batch_number, rows, self.fields, self.conditioning_dropout
+        )
+
+    def value_of(self, metadata: Mapping[str, Any], name: str) -> str | None:
+        """A sample's value of a field, known or not; None where it has none."""
+        if name != "duration":
+            return label_of(metadata, name)
+        seconds = metadata.get("target_duration")
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < math.inf:
+            return None
+        return self.vocabulary.duration_bin(seconds)
+
+    def unknown_values(self, metadata: Mapping[str, Any]) -> dict[str, str]:
+        """The sample's values that the vocabulary does not have, by field."""
+        values = {name: self.value_of(metadata, name) for name in self.fields}
+        known = self.vocabulary.conditioning
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and value not in known[name]
+        }
+
+    def unknown_characters(self, text: str) -> list[str]:
+        """The text's characters that the vocabulary does not have, each once."""
+        return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
+
+    def _condition_ids(self, metadata: Mapping[str, Any], drop: Sequence[bool]) -> list[int]:
+        ids = []
+        for column, (name, known, unknown) in enumerate(self._conditions):
+            if len(drop) and drop[column]:
+                ids.append(unknown)
+            else:
+                ids.append(known.get(self.value_of(metadata, name), unknown))
+        return ids
+
+
+def byte_tokenizer() -> Tokenizer:
+    """UTF-8 bytes without conditioning. Any text in any language is valid."""
+    return Tokenizer(Vocabulary())

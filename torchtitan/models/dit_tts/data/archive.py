@@ -1,197 +1,277 @@
 """Open a dataset of tar shards and read any sample by offset.
 
->>> dataset = open_dataset("data/train")           # a folder, one .tar, or a glob
+>>> dataset = open_dataset("data/train")           # folder, .tar, glob, URL, or a list of these
 >>> dataset.sample_id(0), int(dataset.frames[0])
 ('000000:utt0001', 113)
 >>> latents, reference = dataset.read(0)           # float32 (113, 128), (R, 128)
 
-``read`` fills a caller's buffer straight from the file: no tar parsing, no memory map
-(whose resident size grows with all it ever touched) and no allocation a sample.
+``load`` brings a sample's arrays and JSON with one read of the file: no tar parsing, no
+memory map (whose resident size grows with all it ever touched), and a check of every byte
+against the hash in the index.
 """
 
-import glob
 import hashlib
 import json
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+import xxhash
 
 from ..errors import InputError
 from .index import ShardIndex, load_index
+from .members import LABELS, Problem
+from .range_cache import Extent, RangeReader
+from .reading import ROW, Layout, LocalFiles, Part, fill, layout_of
+from .sources import find_shards, is_remote
 
-# Below the usual limit of 1024 open files a process, with room for everything else.
-MAX_OPEN_SHARDS = 256
-# torch runs an element-wise operation in one thread below 32768 elements. Staying below keeps
-# each loader thread from starting a pool of OpenMP threads of its own.
-_SERIAL_ELEMENTS = 32768 - 1
-_DTYPES = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
+# Threads that wait on disks or servers while indexes are opened.
+_LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
 
 
-def open_dataset(path: str, latent_channels: int = 128) -> "Dataset":
+class DamagedSample(InputError):
+    """A sample whose stored bytes are not those that were indexed."""
+
+
+class LoadedSample(NamedTuple):
+    """latents (frames, C), reference (reference frames, C), metadata: the JSON's object."""
+
+    latents: np.ndarray
+    reference: np.ndarray
+    metadata: dict[str, Any]
+
+
+def open_dataset(
+    path: str | Sequence[str],
+    latent_channels: int = 128,
+    *,
+    on_error: str = "raise",
+    max_skipped_share: float = 0.01,
+    cache_folder: str = "",
+    cache_bytes: int = 0,
+) -> "Dataset":
     """Open the shards at ``path`` and make indexes where none are stored.
 
     Args:
-        path: a folder (its ``*.tar``, sorted by name, not below), one ``.tar`` file or a glob.
+        path: a folder (its ``*.tar``, sorted by name, not below), one ``.tar`` file, a glob, a
+            pattern with braces, or a URL of one of these; or several of them.
         latent_channels: width C that every stored array must have.
+        on_error: "raise", or "skip" to leave damaged samples out, or "report" to do so however
+            many they are and even if no sample is left: for looking at ``problems``.
+        max_skipped_share: with "skip", the share of damaged samples above which it raises all
+            the same.
+        cache_folder, cache_bytes: where bytes read from URLs are kept, and how many; see
+            ``RangeReader``.
 
     Raises:
         InputError: nothing there, a damaged shard, or arrays of another width.
     """
-    tar_paths = _find_shards(path)
-    # Threads for what waits on a remote disk; parsing itself holds the interpreter.
-    with ThreadPoolExecutor(min(8, len(tar_paths)), thread_name_prefix="index") as pool:
+    entries = [path] if isinstance(path, str) else list(path)
+    if not entries:
+        entries = [""]  # find_shards has the sentence
+    tar_paths: list[str] = []
+    sources: list[int] = []
+    for number, entry in enumerate(entries):
+        found = find_shards(entry)
+        tar_paths += found
+        sources += [number] * len(found)
+    _refuse_twice(tar_paths)
+    openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
+    with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
         indexes = list(pool.map(load_index, tar_paths))
     for tar_path, index in zip(tar_paths, indexes, strict=True):
-        if index.channels != latent_channels:
+        if len(index) and index.channels != latent_channels:
             raise InputError(
                 f"{tar_path}: its arrays are {index.channels} wide (first sample '{index.key(0)}') "
                 f"where data.latent_channels is {latent_channels}; set it to {index.channels} or "
                 "use another archive."
             )
-    return Dataset(tar_paths, indexes)
+    reader = None
+    if any(map(is_remote, tar_paths)):
+        reader = RangeReader(cache_folder or _default_cache_folder(), cache_bytes)
+    dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader)
+    _judge_problems(dataset, on_error, max_skipped_share)
+    return dataset
 
 
-def _find_shards(path: str) -> list[str]:
-    if not path:
+def _refuse_twice(tar_paths: list[str]) -> None:
+    seen: set[str] = set()
+    for tar_path in tar_paths:
+        if tar_path in seen:
+            raise InputError(
+                f"data.path names {tar_path} twice; give each archive once, and data.weights to "
+                "draw one more often."
+            )
+        seen.add(tar_path)
+
+
+def _default_cache_folder() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "titan-tts", "data")
+
+
+def _judge_problems(dataset: "Dataset", on_error: str, max_skipped_share: float) -> None:
+    assert on_error in ("raise", "skip", "report")
+    if not dataset.problems or on_error == "report":
+        return
+    tar_path, first = dataset.problems[0]
+    count = len(dataset.problems)
+    more = (
+        f" {count - 1} more problems are there: titan-tts data doctor lists them all."
+        if count > 1
+        else ""
+    )
+    if on_error == "raise":
+        raise InputError(f"{tar_path}: {first.sentence}{more}")
+    share = count / (count + len(dataset))
+    if share > max_skipped_share or not len(dataset):
         raise InputError(
-            "data.path is empty; set it to a folder of .tar shards, one .tar file or a glob."
+            f"{count} damaged samples beside {len(dataset)} sound ones are {share:.1%}, more than "
+            f"data.max_skipped_share = {max_skipped_share:g} allows; the first: {tar_path}: "
+            f"{first.sentence}{more}"
         )
-    expanded = os.path.expanduser(path)
-    if os.path.isdir(expanded):
-        names = [
-            name
-            for name in os.listdir(expanded)
-            if name.endswith(".tar") and not name.startswith(".")
-        ]
-        found = [os.path.join(expanded, name) for name in sorted(names)]
-        if not found:
-            raise InputError(
-                f"data.path '{path}' is a folder without a .tar file; point it at the folder of "
-                "shards."
-            )
-    elif os.path.isfile(expanded):
-        if not expanded.endswith(".tar"):
-            raise InputError(
-                f"data.path '{path}' is a file that does not end in .tar; shards are plain .tar "
-                "files."
-            )
-        found = [expanded]
-    elif glob.has_magic(expanded):
-        matches = [
-            match
-            for match in glob.glob(expanded)
-            if match.endswith(".tar") and os.path.isfile(match)
-        ]
-        found = sorted(matches, key=lambda match: (os.path.basename(match), match))
-        if not found:
-            raise InputError(f"data.path '{path}' matches no .tar file; check the pattern.")
-    else:
-        raise InputError(
-            f"data.path '{path}' does not exist; set it to a folder of .tar shards, one .tar file "
-            "or a glob."
-        )
-    names = [os.path.basename(tar_path) for tar_path in found]
-    for first, second, name in zip(found, found[1:], names[1:]):
-        if os.path.basename(first) == name:
-            raise InputError(
-                f"data.path '{path}' holds two shards named '{name}' ({first} and {second}); "
-                "sample ids are made of shard names, so rename one."
-            )
-    return [os.path.abspath(tar_path) for tar_path in found]
-
-
-class _OpenFile:
-    """A file descriptor that closes itself when its last reader lets go of it."""
-
-    def __init__(self, tar_path: str, expected_bytes: int):
-        try:
-            self.descriptor = os.open(tar_path, os.O_RDONLY)
-        except OSError as error:
-            raise InputError(
-                f"{tar_path}: cannot be opened any more ({error.strerror}); restore it and start "
-                "again."
-            ) from None
-        found = os.fstat(self.descriptor).st_size
-        if found != expected_bytes:
-            raise InputError(
-                f"{tar_path}: has {found} bytes where its index was made from {expected_bytes}; "
-                "shards must not change during a run, so start again."
-            )
-
-    def __del__(self):
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
 
 
 class Dataset:
     """All samples of some shards, numbered from 0 in order of shards and of members.
 
-    Columns, numpy arrays of one row a sample: ``shard`` (number of its shard),
-    ``frames`` and ``reference_frames`` (25 a second by default), ``text_bytes`` (utf-8
-    length of the text), and the offsets of ``index.COLUMNS``.
+    Columns, numpy arrays of one row a sample: ``shard`` (number of its shard), ``source``
+    (number of the entry of ``data.path`` that it came from), ``frames`` and
+    ``reference_frames`` (25 a second by default), ``text_bytes`` and ``text_chars`` (length of
+    the text in utf-8 and in code points), ``latents_hash`` (XXH3 of the latents' bytes).
 
-    Reads may come from any thread. A pickled copy opens its own files.
+    Attributes:
+        characters: the distinct characters of all texts, in ascending order.
+        problems: (tar path, problem) of all that the indexes leave out.
+        fingerprint: of names and contents, of no times and no folders: a copied dataset is the
+            same dataset.
+
+    Reads may come from any thread.
     """
 
-    def __init__(self, tar_paths: Sequence[str], indexes: Sequence[ShardIndex]):
+    def __init__(
+        self,
+        tar_paths: Sequence[str],
+        indexes: Sequence[ShardIndex],
+        sources: Sequence[int],
+        latent_channels: int,
+        reader: RangeReader | None = None,
+    ):
         self.tar_paths = list(tar_paths)
-        self.latent_channels = indexes[0].channels
-        self._indexes = list(indexes)
+        self.latent_channels = latent_channels
+        self._reader = reader
+        self._shard_names = _shard_names(self.tar_paths)
+        self._tar_bytes = [index.tar_bytes for index in indexes]
+        self._tar_versions = [index.tar_version for index in indexes]
+        self._files = LocalFiles(self.tar_paths, self._tar_bytes)
+        self._remote = [is_remote(tar_path) for tar_path in tar_paths]
         lengths = [len(index) for index in indexes]
         self._first = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self.shard = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        self.source = np.repeat(np.asarray(sources, dtype=np.int32), lengths)
 
         def column(name: str) -> np.ndarray:
             return np.concatenate([index.columns[name] for index in indexes])
 
-        self.frames = column("frames")
-        self.reference_frames = column("reference_frames")
+        self._rows = np.empty(len(self.shard), ROW)
+        for name in ROW.names:
+            self._rows[name] = self.shard if name == "shard" else column(name)
+        self.frames = self._rows["frames"].copy()
+        self.reference_frames = self._rows["reference_frames"].copy()
         self.text_bytes = column("text_bytes")
-        self._latents_offset = column("latents_offset")
-        self._reference_offset = column("reference_offset")
-        self._metadata_offset = column("metadata_offset")
-        self._metadata_bytes = column("metadata_bytes")
-        self._latents_item_bytes = column("latents_item_bytes")
-        self._reference_item_bytes = column("reference_item_bytes")
-
+        self.text_chars = column("text_chars")
+        self._key_end = column("key_end")
+        self._keys = [index.keys for index in indexes]
+        self._labels = {name: _joined_labels(indexes, name) for name in LABELS}
+        self.characters = "".join(sorted(set().union(*(index.characters for index in indexes))))
+        self.problems: list[tuple[str, Problem]] = [
+            (tar_path, problem)
+            for tar_path, index in zip(tar_paths, indexes, strict=True)
+            for problem in index.problems
+        ]
         digest = hashlib.sha256()
         for tar_path, index in zip(tar_paths, indexes, strict=True):
-            digest.update(
-                _shard_name(tar_path).encode("utf-8", "surrogateescape") + b"\0" + index.digest
-            )
-        # Names and contents, no times and no folders: a copied dataset is the same dataset.
+            name = _shard_name(tar_path).encode("utf-8", "surrogateescape")
+            digest.update(name + b"\0" + index.digest)
         self.fingerprint: str = digest.hexdigest()[:16]
-        self._open_files()
-
-    def _open_files(self) -> None:
-        self._files: OrderedDict[int, _OpenFile] = OrderedDict()
-        self._files_lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("_files", "_files_lock")
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open_files()
 
     def __len__(self) -> int:
         return len(self.frames)
 
-    def sample_id(self, sample: int) -> str:
-        """``shard:key``, the shard being the tar's file name without ``.tar``."""
+    @property
+    def tar_bytes(self) -> list[int]:
+        """Size of each shard."""
+        return list(self._tar_bytes)
+
+    @property
+    def latents_item_bytes(self) -> np.ndarray:
+        """(n,) 2 for float16 and 4 for float32."""
+        return self._rows["latents_item_bytes"]
+
+    @property
+    def latents_hash(self) -> np.ndarray:
+        return self._rows["latents_hash"]
+
+    @property
+    def reference_hash(self) -> np.ndarray:
+        return self._rows["reference_hash"]
+
+    def labels(self, name: str) -> tuple[np.ndarray, list[str]]:
+        """(code of each sample (n,) int32, value of each code): -1 where the JSON has none.
+
+        Args:
+            name: one of ``LABELS``.
+        """
+        return self._labels[name]
+
+    def key(self, sample: int) -> str:
+        """The sample's name within its shard."""
         shard = int(self.shard[sample])
-        key = self._indexes[shard].key(int(sample - self._first[shard]))
-        return f"{_shard_name(self.tar_paths[shard])}:{key}"
+        start = int(self._key_end[sample - 1]) if sample > self._first[shard] else 0
+        return self._keys[shard][start : int(self._key_end[sample])].decode("utf-8")
+
+    def sample_id(self, sample: int) -> str:
+        """``shard:key``, the shard being the tar's file name without ``.tar``.
+
+        Where two shards have one name, as many of their folders as tell all apart come before it.
+        """
+        return f"{self._shard_names[int(self.shard[sample])]}:{self.key(sample)}"
+
+    def load(
+        self,
+        sample: int,
+        latents_out: np.ndarray | None = None,
+        reference_out: np.ndarray | None = None,
+        fetched: bytes | None = None,
+    ) -> LoadedSample:
+        """Read a sample into the first rows of the given buffers.
+
+        Args:
+            latents_out, reference_out: C-contiguous (rows, C) float16 or float32, to whose rows
+                the arrays are cropped; made as float32 of the full length if None.
+            fetched: the sample's bytes from ``fetch``.
+
+        Raises:
+            DamagedSample: what is stored is not what was indexed.
+            InputError: the shard is gone or has changed.
+        """
+        layout = self._layout(sample)
+        data = memoryview(fetched) if fetched is not None else self._read(sample, layout)
+        latents, reference, metadata = (
+            self._checked(sample, data[part.start : part.stop], part) for part in layout.parts
+        )
+        channels = self.latent_channels
+        if latents_out is None:
+            latents_out = np.empty((int(self.frames[sample]), channels), np.float32)
+        if reference_out is None:
+            reference_out = np.empty((int(self.reference_frames[sample]), channels), np.float32)
+        return LoadedSample(
+            fill(latents, layout.latents_item_bytes, latents_out),
+            fill(reference, layout.reference_item_bytes, reference_out),
+            json.loads(bytes(metadata)),
+        )
 
     def read(
         self,
@@ -199,84 +279,103 @@ class Dataset:
         latents_out: np.ndarray | None = None,
         reference_out: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Read both arrays of a sample into the first rows of the given buffers.
-
-        Args:
-            latents_out: C-contiguous (>= frames, C) float16 or float32; made as float32 if None.
-            reference_out: the same for the reference, which is cropped to the buffer's rows.
-
-        Returns:
-            The filled parts: latents (frames, C) and reference (<= reference frames, C).
-        """
-        file = self._file(int(self.shard[sample]))
-        channels = self.latent_channels
-        frames, reference_frames = int(self.frames[sample]), int(self.reference_frames[sample])
-        if latents_out is None:
-            latents_out = np.empty((frames, channels), np.float32)
-        if reference_out is None:
-            reference_out = np.empty((reference_frames, channels), np.float32)
-        if len(latents_out) < frames:
-            raise InputError(
-                f"sample '{self.sample_id(sample)}' has {frames} frames but its buffer has "
-                f"{len(latents_out)}; utterances are never cropped."
-            )
-        latents_out = latents_out[:frames]
-        reference_out = reference_out[:reference_frames]
-        for out, offset, item_bytes in (
-            (latents_out, self._latents_offset[sample], self._latents_item_bytes[sample]),
-            (reference_out, self._reference_offset[sample], self._reference_item_bytes[sample]),
-        ):
-            dtype = _DTYPES[int(item_bytes)]
-            # float16 is read as it is and widened in one pass over a buffer that stays in cache.
-            target = out if out.dtype == dtype else np.empty(out.shape, dtype)
-            self._read_bytes(file, sample, target, int(offset))
-            if target is not out:
-                _widen(target, out)
-        return latents_out, reference_out
+        """The arrays of a sample; see ``load``."""
+        loaded = self.load(sample, latents_out, reference_out)
+        return loaded.latents, loaded.reference
 
     def metadata(self, sample: int) -> dict[str, Any]:
         """The sample's JSON object; ``["text"]`` is always a string."""
-        data = bytearray(int(self._metadata_bytes[sample]))
-        file = self._file(int(self.shard[sample]))
-        self._read_bytes(file, sample, data, int(self._metadata_offset[sample]))
-        return json.loads(data)
+        layout = self._layout(sample)
+        part = layout.parts[2]
+        offset = int(self._rows["metadata_offset"][sample])
+        alone = layout._replace(spans=[(offset, offset + part.stop - part.start)])
+        return json.loads(bytes(self._checked(sample, self._read(sample, alone), part)))
 
-    def _file(self, shard: int) -> _OpenFile:
-        with self._files_lock:
-            file = self._files.get(shard)
-            if file is None:
-                file = _OpenFile(self.tar_paths[shard], self._indexes[shard].tar_bytes)
-                self._files[shard] = file
-                if len(self._files) > MAX_OPEN_SHARDS:
-                    self._files.popitem(last=False)
-            else:
-                self._files.move_to_end(shard)
-            return file
+    def fetch(self, samples: Sequence[int]) -> dict[int, bytes]:
+        """The bytes of those samples that lie behind URLs, all asked for at once.
 
-    def _read_bytes(
-        self, file: _OpenFile, sample: int, target: np.ndarray | bytearray, offset: int
-    ) -> None:
-        view = memoryview(target).cast("B") if len(target) else memoryview(b"")
-        while len(view):
-            count = os.preadv(file.descriptor, [view], offset)
-            if count == 0:
-                raise InputError(
-                    f"sample '{self.sample_id(sample)}': its shard ends before the sample does, so "
-                    "it changed during the run; restore the shard and start again."
-                )
-            view, offset = view[count:], offset + count
+        Raises:
+            InputError: a server that cannot be reached or whose tar has changed.
+        """
+        if self._reader is None:
+            return {}
+        wanted = [sample for sample in samples if self.is_remote(sample)]
+        extents = [self._extents(self._layout(sample)) for sample in wanted]
+        fetched = iter(self._reader.fetch([extent for group in extents for extent in group]))
+        return {
+            sample: b"".join(next(fetched) for _ in group)
+            for sample, group in zip(wanted, extents, strict=True)
+        }
+
+    def forget(self, sample: int) -> None:
+        """What the cache holds of a remote sample failed its check: the next fetch asks again."""
+        assert self._reader is not None
+        for extent in self._extents(self._layout(sample)):
+            self._reader.forget(extent)
+
+    def is_remote(self, sample: int) -> bool:
+        return self._remote[int(self.shard[sample])]
+
+    def _layout(self, sample: int) -> Layout:
+        return layout_of(self._rows[sample].item(), self.latent_channels)
+
+    def _extents(self, layout: Layout) -> list[Extent]:
+        shard = layout.shard
+        return [
+            Extent(
+                self.tar_paths[shard], self._tar_bytes[shard], self._tar_versions[shard], *span
+            )
+            for span in layout.spans
+        ]
+
+    def _read(self, sample: int, layout: Layout) -> memoryview:
+        """The joined bytes of the layout's spans, valid until this thread's next read."""
+        if self._remote[layout.shard]:
+            assert self._reader is not None
+            return memoryview(b"".join(self._reader.fetch(self._extents(layout))))
+        try:
+            return self._files.read_spans(layout.shard, layout.spans)
+        except OSError as error:
+            raise DamagedSample(
+                f"sample '{self.sample_id(sample)}': its shard {self.tar_paths[layout.shard]} "
+                f"cannot be read there ({error.strerror}); restore the shard."
+            ) from None
+
+    def _checked(self, sample: int, data: memoryview, part: Part) -> memoryview:
+        if xxhash.xxh3_64_intdigest(data) != part.hash:
+            raise DamagedSample(
+                f"sample '{self.sample_id(sample)}': its {part.name} in "
+                f"{self.tar_paths[int(self.shard[sample])]} is not what was indexed, so it was "
+                "damaged since; restore the shard, or leave such samples out with data.on_error = "
+                "'skip'."
+            )
+        return data
 
 
-def _widen(source: np.ndarray, out: np.ndarray) -> None:
-    """Copy (n, C) between float16 and float32; torch converts 20 times faster than numpy."""
-    source_tensor, out_tensor = torch.from_numpy(source), torch.from_numpy(out)
-    if out.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
-        out_tensor.copy_(source_tensor)
-        return
-    rows = max(1, _SERIAL_ELEMENTS // out.shape[1])
-    for start in range(0, len(out), rows):
-        out_tensor[start : start + rows].copy_(source_tensor[start : start + rows])
+def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
+    """Each shard's codes of a label, in the codes of one table for all."""
+    table: dict[str, int] = {}
+    codes = []
+    for index in indexes:
+        values = index.labels[name]
+        # The last entry is what code -1 finds.
+        mapping = np.array(
+            [table.setdefault(value, len(table)) for value in values] + [-1], dtype=np.int32
+        )
+        codes.append(mapping[index.columns[f"{name}_code"]])
+    return np.concatenate(codes), list(table)
 
 
 def _shard_name(tar_path: str) -> str:
     return os.path.basename(tar_path).removesuffix(".tar")
+
+
+def _shard_names(tar_paths: list[str]) -> list[str]:
+    """File names without ``.tar``, after as few parent folders as make each name unique."""
+    parts = [tar_path.removesuffix(".tar").split("/") for tar_path in tar_paths]
+    depth = 1
+    while True:
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+        depth += 1

@@ -29,12 +29,16 @@ class Selection:
 
     Attributes:
         samples: (n,) int64 numbers in the dataset, ascending.
+        frames: (n,) int64 of their frames that are used: at most ``max_frames``.
         too_long: samples left out for more than ``max_frames`` frames.
+        cropped: samples kept of which only the first ``max_frames`` frames are used.
         too_much_text: samples left out (of the others) for more than ``max_text_tokens`` tokens.
     """
 
     samples: np.ndarray
+    frames: np.ndarray
     too_long: int
+    cropped: int
     too_much_text: int
 
 
@@ -66,57 +70,63 @@ class BatchPolicy:
 
 def select_samples(
     frames: np.ndarray,
-    text_bytes: np.ndarray,
+    text_tokens: np.ndarray,
     *,
     max_frames: int,
     max_text_tokens: int,
-    extra_text_tokens: int,
     overlong: str,
     sample_name: Callable[[int], str] = str,
     count_tokens: Callable[[int], int] | None = None,
 ) -> Selection:
-    """Leave out, or refuse, the samples that do not fit.
-
-    A text has at most one token a utf-8 byte and ``extra_text_tokens`` more. Where that bound
-    is too high, ``count_tokens`` (sample number -> tokens of its text) decides if it is given.
+    """Crop, leave out or refuse the samples that do not fit.
 
     Args:
-        frames, text_bytes: (n,) over the dataset.
-        overlong: "drop" or "error".
+        frames: (n,) over the dataset.
+        text_tokens: (n,) most tokens that each text can have. Where that bound is too high,
+            ``count_tokens`` (sample number -> tokens of its text) decides if it is given.
+        overlong: "crop", "drop" or "error"; too much text is dropped under "crop".
         sample_name: sample number -> its id, for the message.
     """
-    if overlong not in ("drop", "error"):
-        raise InputError(f"data.overlong is '{overlong}'; it must be 'drop' or 'error'.")
-    fits_frames = frames <= max_frames
-    fits_text = text_bytes.astype(np.int64) + extra_text_tokens <= max_text_tokens
+    if overlong not in ("crop", "drop", "error"):
+        raise InputError(
+            f"data.overlong is '{overlong}'; it must be 'crop', 'drop' or 'error'."
+        )
+    too_long = frames > max_frames
+    fits_frames = ~too_long if overlong != "crop" else np.ones(len(frames), bool)
+    fits_text = text_tokens <= max_text_tokens
     if count_tokens is not None:
         for sample in np.flatnonzero(fits_frames & ~fits_text):
             fits_text[sample] = count_tokens(int(sample)) <= max_text_tokens
-    too_long = int((~fits_frames).sum())
-    too_much_text = int((fits_frames & ~fits_text).sum())
     fits = fits_frames & fits_text
+    selection = Selection(
+        samples=np.flatnonzero(fits),
+        frames=np.minimum(frames[fits], max_frames).astype(np.int64),
+        too_long=int((~fits_frames).sum()),
+        cropped=int((fits & too_long).sum()),
+        too_much_text=int((fits_frames & ~fits_text).sum()),
+    )
     if overlong == "error" and not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         raise InputError(
-            f"{too_long} samples have more than data.max_frames = {max_frames} frames and "
-            f"{too_much_text} more than data.max_text_tokens = {max_text_tokens} text tokens, the "
-            f"first is '{sample_name(first)}' with {int(frames[first])} frames and "
-            f"{int(text_bytes[first])} bytes of text; raise the limits or set data.overlong to "
-            "'drop'."
+            f"{selection.too_long} samples have more than data.max_frames = {max_frames} frames "
+            f"and {selection.too_much_text} more than data.max_text_tokens = {max_text_tokens} "
+            f"text tokens, the first is '{sample_name(first)}' with {int(frames[first])} frames "
+            f"and up to {int(text_tokens[first])} tokens; raise the limits or set data.overlong "
+            "to 'drop' or 'crop'."
         )
     if not fits.any():
         raise InputError(
-            f"none of the {len(frames)} samples fits data.max_frames = {max_frames} ({too_long} "
-            f"are longer) and data.max_text_tokens = {max_text_tokens} ({too_much_text} have "
-            "more); raise the limits."
+            f"none of the {len(frames)} samples fits data.max_frames = {max_frames} "
+            f"({selection.too_long} are longer) and data.max_text_tokens = {max_text_tokens} "
+            f"({selection.too_much_text} have more); raise the limits."
         )
-    return Selection(np.flatnonzero(fits), too_long, too_much_text)
+    return selection
 
 
 def make_batch_policy(
     frames: np.ndarray,
     reference_frames: np.ndarray,
-    text_bytes: np.ndarray,
+    text_tokens: np.ndarray,
     *,
     max_frames: int,
     max_speaker_frames: int,
@@ -126,18 +136,16 @@ def make_batch_policy(
     global_batch_size: int,
     batch_multiple: int,
     speaker_patch_size: int,
-    extra_text_tokens: int,
 ) -> BatchPolicy:
     """Choose buckets for selected samples (see ``select_samples``).
 
     Args:
-        frames, reference_frames, text_bytes: (n,) over the selected samples.
+        frames, reference_frames, text_tokens: (n,) over the selected samples.
         num_buckets: at most this many buckets, where ``bucket_frames`` is empty.
         bucket_frames: longest utterance of each bucket in frames, ascending, or empty.
         global_batch_size: samples of one global batch of the longest bucket.
         batch_multiple: M; every global batch is a multiple of it.
         speaker_patch_size: reference frames the speaker encoder takes at once.
-        extra_text_tokens: tokens a text may have beyond one a utf-8 byte.
     """
     _check_settings(
         num_buckets, global_batch_size, batch_multiple, max_speaker_frames, speaker_patch_size
@@ -153,7 +161,7 @@ def make_batch_policy(
     for number, edge in enumerate(edges):
         inside = bucket == number
         # An empty bucket still has a shape, as if it held one short sample.
-        most_text = int(text_bytes[inside].max(initial=1)) + extra_text_tokens
+        most_text = int(text_tokens[inside].max(initial=1))
         most_reference = int(reference_frames[inside].max(initial=1))
         shapes.append(
             (

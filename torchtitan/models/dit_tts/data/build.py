@@ -1,14 +1,19 @@
 """Build the training loader from a job config, and say what it will do."""
 
+from collections import Counter
+
+import numpy as np
 import torch
 
 from torchtitan.tools.logging import logger
 
 from ..errors import InputError
 from .archive import Dataset, open_dataset
+from .balance import draws_per_epoch
 from .buckets import BatchPolicy, Selection, make_batch_policy, select_samples
 from .dataloader import LatentDataLoader, Tokenizer
 from .order import GlobalOrder
+from .skipping import DamageCounter
 
 # Share of samples over the limits from which leaving them out is worth a warning.
 MANY_DROPPED = 0.01
@@ -26,22 +31,20 @@ def build_dataloader(
     global_batch_size, accumulation_steps = batch_split(
         job_config.training.global_batch_size, job_config.training.local_batch_size, dp_world_size
     )
-    dataset = open_dataset(data.path, data.latent_channels)
+    dataset = open_training_data(data)
     selection = select_samples(
         dataset.frames,
-        dataset.text_bytes,
+        tokenizer.max_tokens(dataset.text_bytes, dataset.text_chars),
         max_frames=data.max_frames,
         max_text_tokens=data.max_text_tokens,
-        extra_text_tokens=tokenizer.num_special_tokens,
         overlong=data.overlong,
         sample_name=dataset.sample_id,
-        count_tokens=lambda sample: len(tokenizer.encode(dataset.metadata(sample)["text"])),
     )
     samples = selection.samples
     policy = make_batch_policy(
-        dataset.frames[samples],
+        selection.frames,
         dataset.reference_frames[samples],
-        dataset.text_bytes[samples],
+        tokenizer.max_tokens(dataset.text_bytes[samples], dataset.text_chars[samples]),
         max_frames=data.max_frames,
         max_speaker_frames=data.max_speaker_frames,
         max_text_tokens=data.max_text_tokens,
@@ -50,26 +53,29 @@ def build_dataloader(
         global_batch_size=global_batch_size,
         batch_multiple=data.batch_multiple,
         speaker_patch_size=data.speaker_patch_size,
-        extra_text_tokens=tokenizer.num_special_tokens,
     )
-    bucket = policy.bucket_of(dataset.frames[samples])
-    order = GlobalOrder(
-        [samples[bucket == number] for number in range(len(policy.edges))],
-        policy.batch_sizes,
-        data.seed,
-    )
+    order = _make_order(data, dataset, selection, policy)
+    if data.epochs:
+        # Upstream reads it after this call: for the schedule, the end and the log.
+        job_config.training.steps = order.batches_before_epoch(data.epochs)
+        if not job_config.training.steps:
+            raise InputError(
+                f"data.epochs = {data.epochs} of {len(samples)} samples are less than one global "
+                "batch; raise it or lower training.global_batch_size."
+            )
     loader = LatentDataLoader(
         dataset,
         order,
         policy,
         tokenizer,
+        DamageCounter(data.on_error, data.max_skipped_share),
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps,
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,
         pin_memory=torch.cuda.is_available(),
-        latent_channels=data.latent_channels,
+        frames_per_second=data.frames_per_second,
     )
     if dp_rank == 0:
         for line in describe(dataset, selection, loader, data.frames_per_second):
@@ -82,6 +88,51 @@ def build_dataloader(
                 f"overlong = 'error' to make sure that none is"
             )
     return loader
+
+
+def open_training_data(data) -> Dataset:
+    """The dataset that ``[data]`` names."""
+    return open_dataset(
+        data.path,
+        data.latent_channels,
+        on_error=data.on_error,
+        max_skipped_share=data.max_skipped_share,
+        cache_folder=data.cache_folder,
+        cache_bytes=int(data.cache_gib * 2**30),
+    )
+
+
+def _make_order(
+    data, dataset: Dataset, selection: Selection, policy: BatchPolicy
+) -> GlobalOrder:
+    samples = selection.samples
+    codes = None
+    if data.balance_by:
+        codes, values = dataset.labels(data.balance_by)
+        if not values:
+            raise InputError(
+                f"data.balance_by = '{data.balance_by}', but no sample's JSON has this key; "
+                "prepare the data with it or leave balance_by empty."
+            )
+        codes = codes[samples]
+    draws = draws_per_epoch(
+        dataset.source[samples],
+        data.weights,
+        [data.path] if isinstance(data.path, str) else data.path,
+        label_codes=codes,
+        beta=data.balance_beta,
+        duration_seconds=selection.frames / data.frames_per_second,
+        alpha=data.duration_alpha,
+        offset_seconds=data.duration_offset_seconds,
+    )
+    bucket = policy.bucket_of(selection.frames)
+    inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
+    return GlobalOrder(
+        [samples[rows] for rows in inside],
+        policy.batch_sizes,
+        data.seed,
+        None if draws is None else [draws[rows] for rows in inside],
+    )
 
 
 def batch_split(
@@ -111,15 +162,16 @@ def describe(
     """The arithmetic of a run's data, as lines for the log."""
     policy: BatchPolicy = loader.policy
     blocks = loader.dp_world_size * loader.accumulation_steps
-    hours = int(dataset.frames[selection.samples].sum(dtype="int64")) / frames_per_second / 3600
+    hours = int(selection.frames.sum()) / frames_per_second / 3600
     low, high = min(policy.batch_sizes), max(policy.batch_sizes)
     summary = (
         f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} "
         f"shards; left out: {selection.too_long} too long, {selection.too_much_text} with too "
-        "much text"
+        f"much text; cropped: {selection.cropped}; problems skipped: {len(dataset.problems)}"
     )
     lines = [
         summary,
+        *_damaged_files(dataset),
         "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
     ]
     for number, (T, L, R) in enumerate(policy.shapes):
@@ -135,3 +187,13 @@ def describe(
         "latent frames are useful"
     )
     return lines
+
+
+def _damaged_files(dataset: Dataset) -> list[str]:
+    """One line a shard of which something is left out."""
+    counts = Counter(tar_path for tar_path, _ in dataset.problems)
+    first = {tar_path: problem for tar_path, problem in reversed(dataset.problems)}
+    return [
+        f"data: {tar_path}: {count} problems left out, the first: {first[tar_path].sentence}"
+        for tar_path, count in counts.items()
+    ]

@@ -11,7 +11,7 @@ import json
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -22,9 +22,10 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
 from ..errors import InputError
-from .archive import Dataset
+from .archive import DamagedSample, Dataset
 from .buckets import BatchPolicy
 from .order import GlobalBatch, GlobalOrder
+from .skipping import DamageCounter
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
 
@@ -34,20 +35,35 @@ _SET_BY = {
     "seed": "data.seed",
     "bucket_frames": "data.bucket_frames or data.num_buckets",
     "batch_sizes": "training.global_batch_size or data.batch_multiple",
-    "samples": "data.max_frames or data.max_text_tokens",
+    "samples": "data.max_frames, data.max_text_tokens, data.overlong, data.weights or the balancing "
+    "of [data]",
 }
+# A bucket in which so many samples in a row are damaged is not worth going on with.
+_MOST_REPLACEMENTS = 100
 
 
 class Tokenizer(Protocol):
-    """What the loader asks of a tokenizer.
-
-    ``num_special_tokens``: ids that ``encode`` may add beyond one a utf-8 byte.
-    """
+    """What the loader asks of a tokenizer, from several threads."""
 
     pad_id: int
-    num_special_tokens: int
 
-    def encode(self, text: str) -> list[int]: ...
+    def max_tokens(self, text_bytes: np.ndarray, text_chars: np.ndarray) -> np.ndarray:
+        """Most tokens of texts of these lengths in utf-8 bytes and in characters."""
+        ...
+
+    def dropped(self, seed: int, batch_number: int, rows: np.ndarray) -> np.ndarray:
+        """(B, conditions) bool: the conditioning tokens that these rows of a batch go without."""
+        ...
+
+    def encode_into(
+        self, row: np.ndarray, text: str, metadata: Mapping[str, Any], drop: Sequence[bool]
+    ) -> int:
+        """Write the ids to the start of row (L,) int64 and return their number.
+
+        Raises:
+            InputError: there are more than L.
+        """
+        ...
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -60,7 +76,7 @@ class LatentDataLoader(BaseDataLoader):
     ``input_dict``, for B rows of a bucket of shape (T, L, R):
 
     ================  ==================  =====================================================
-    latents           (B, T, C) float32   zero at padding
+    latents           (B, T, C) float32   zero at padding; cropped to T
     text_ids          (B, L) int64        ``tokenizer.pad_id`` at padding
     text_mask         (B, L) bool         True at valid tokens
     speaker           (B, R, C) float32   reference latents, cropped to R, zero at padding
@@ -70,16 +86,18 @@ class LatentDataLoader(BaseDataLoader):
     batch_number      () int64            number of the global batch, from 0
     batch_row         (B,) int64          row in the global batch
     batch_rows        () int64            G, samples of the global batch
+    replaced          int                 damaged samples that another one stands for
     ================  ==================  =====================================================
 
     ``labels`` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
 
     Args:
         order: made from ``policy``'s batch sizes over samples of ``dataset``.
+        damage: what to do about damaged samples, and their count.
+        frames_per_second: of the latents.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches made ahead by the threads.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
-        latent_channels: C, as in the dataset.
     """
 
     def __init__(
@@ -88,6 +106,7 @@ class LatentDataLoader(BaseDataLoader):
         order: GlobalOrder,
         policy: BatchPolicy,
         tokenizer: Tokenizer,
+        damage: DamageCounter,
         *,
         dp_rank: int,
         dp_world_size: int,
@@ -95,10 +114,9 @@ class LatentDataLoader(BaseDataLoader):
         num_workers: int,
         prefetch_batches: int,
         pin_memory: bool,
-        latent_channels: int,
+        frames_per_second: float,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
-        assert dataset.latent_channels == latent_channels
         assert order.batch_sizes == policy.batch_sizes
         _check_divisible(policy, dp_world_size, accumulation_steps)
         if num_workers < 0 or (num_workers > 0 and prefetch_batches < 1):
@@ -110,13 +128,14 @@ class LatentDataLoader(BaseDataLoader):
         self.order = order
         self.policy = policy
         self.tokenizer = tokenizer
+        self.damage = damage
         self.dp_rank = dp_rank
         self.dp_world_size = dp_world_size
         self.accumulation_steps = accumulation_steps
         self.num_workers = num_workers
         self.prefetch_batches = prefetch_batches
         self.pin_memory = pin_memory
-        self.latent_channels = latent_channels
+        self.frames_per_second = frames_per_second
         # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
         self.consumed = 0
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
@@ -170,17 +189,20 @@ class LatentDataLoader(BaseDataLoader):
         samples = batch.samples[first : first + rows]
         T, L, R = self.policy.shapes[batch.bucket]
 
-        latents = self._empty(rows, T, self.latent_channels)
-        speaker = self._empty(rows, R, self.latent_channels)
+        channels = self.dataset.latent_channels
+        latents, speaker = self._empty(rows, T, channels), self._empty(rows, R, channels)
         latents_rows, speaker_rows = latents.numpy(), speaker.numpy()
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
-        frames, speaker_frames, tokens = (np.zeros(rows, np.int64) for _ in range(3))
-        sample_ids = []
+        batch_rows = np.arange(first, first + rows, dtype=np.int64)
+        drop = self.tokenizer.dropped(self.order.seed, number, batch_rows)
+        fetched = self.dataset.fetch(samples)
+        lengths = np.zeros((3, rows), np.int64)
+        used = []
         for row, sample in enumerate(samples.tolist()):
-            sample_ids.append(self.dataset.sample_id(sample))
-            frames[row], speaker_frames[row], tokens[row] = self._fill_row(
-                sample, sample_ids[-1], latents_rows[row], speaker_rows[row], text_ids[row]
-            )
+            into = (latents_rows[row], speaker_rows[row], text_ids[row], drop[row])
+            sample, lengths[:, row] = self._fill_row(batch, first + row, sample, fetched, into)
+            used.append(sample)
+        frames, speaker_frames, tokens = lengths
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
         valid = np.arange(T) < frames[:, None]
@@ -190,41 +212,83 @@ class LatentDataLoader(BaseDataLoader):
             "speaker_mask": np.arange(R) < speaker_frames[:, None],
             "frames": frames,
             "batch_number": np.array(number, np.int64),
-            "batch_row": np.arange(first, first + rows, dtype=np.int64),
+            "batch_row": batch_rows,
             "batch_rows": np.array(len(batch.samples), np.int64),
         }
         input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
-        input_dict |= {"latents": latents, "speaker": speaker, "sample_id": sample_ids}
+        input_dict |= {
+            "latents": latents,
+            "speaker": speaker,
+            "sample_id": [self.dataset.sample_id(sample) for sample in used],
+            "replaced": sum(map(int.__ne__, used, samples.tolist())),
+        }
         labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
         return input_dict, labels
 
     def _fill_row(
         self,
+        batch: GlobalBatch,
+        batch_row: int,
         sample: int,
-        sample_id: str,
-        latents: np.ndarray,
-        speaker: np.ndarray,
-        text_ids: np.ndarray,
+        fetched: dict[int, bytes],
+        into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    ) -> tuple[int, tuple[int, int, int]]:
+        """Fill a row with ``sample``, or with what stands for it where it is damaged.
+
+        Args:
+            batch_row: row in the global batch.
+            fetched: bytes of remote samples, from ``Dataset.fetch``.
+            into: latents (T, C), speaker (R, C), text_ids (L,) and the conditions to drop.
+
+        Returns:
+            The sample that was taken, and how many frames, speaker frames and tokens are valid.
+        """
+        for attempt in range(_MOST_REPLACEMENTS):
+            try:
+                lengths = self._load_row(sample, fetched, into)
+            except DamagedSample as error:
+                if self.damage.on_error == "raise":
+                    raise
+                self.damage.count(self.dataset, sample, error)
+                sample = self.order.replacement(batch, batch_row, attempt)
+                fetched = self.dataset.fetch([sample])
+            else:
+                self.damage.reads += 1
+                return sample, lengths
+        raise InputError(
+            f"{_MOST_REPLACEMENTS} samples in a row are damaged in the bucket of "
+            f"{self.policy.edges[batch.bucket]} frames; restore the shards."
+        )
+
+    def _load_row(
+        self,
+        sample: int,
+        fetched: dict[int, bytes],
+        into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     ) -> tuple[int, int, int]:
-        """Fill latents (T, C), speaker (R, C) and text_ids (L,); return how much of each is valid."""
+        latents, speaker, text_ids, drop = into
         try:
-            read_latents, read_speaker = self.dataset.read(sample, latents, speaker)
-            ids = self.tokenizer.encode(self.dataset.metadata(sample)["text"])
-        except Exception as error:
-            kind = InputError if isinstance(error, (ValueError, OSError)) else RuntimeError
-            raise kind(f"sample '{sample_id}' cannot be loaded: {error}") from error
-        frames, speaker_frames = len(read_latents), len(read_speaker)
+            loaded = self.dataset.load(sample, latents, speaker, fetched.get(sample))
+        except DamagedSample:
+            if sample not in fetched:
+                raise
+            # What the cache or the way here made of it, perhaps: once more, from its origin.
+            self.dataset.forget(sample)
+            loaded = self.dataset.load(
+                sample, latents, speaker, self.dataset.fetch([sample])[sample]
+            )
+        frames, speaker_frames = len(loaded.latents), len(loaded.reference)
         latents[frames:] = 0
         speaker[speaker_frames:] = 0
-        if len(ids) > len(text_ids):
-            raise InputError(
-                f"sample '{sample_id}' has {len(ids)} text tokens but its bucket holds "
-                f"{len(text_ids)}; the tokenizer gave more than "
-                f"{self.tokenizer.num_special_tokens} beyond one a byte, so raise its "
-                "num_special_tokens."
+        # A cropped sample is as long as what is left of it.
+        loaded.metadata["target_duration"] = frames / self.frames_per_second
+        try:
+            tokens = self.tokenizer.encode_into(
+                text_ids, loaded.metadata["text"], loaded.metadata, drop
             )
-        text_ids[: len(ids)] = ids
-        return frames, speaker_frames, len(ids)
+        except InputError as error:
+            raise InputError(f"sample '{self.dataset.sample_id(sample)}': {error}") from error
+        return frames, speaker_frames, tokens
 
     def _global_batch(self, number: int) -> GlobalBatch:
         # Micro-batches of one step are made by several threads; the order keeps state.

@@ -1,63 +1,60 @@
 """The index of one tar: where every triplet's arrays lie, made once, kept beside the tar.
 
 Parsing tar headers, npy headers and JSON is what makes reading a tar slow; the index
-does it once and leaves offsets. It is stored as ``<tar>.idx``, or in
+does it once and leaves offsets. It also leaves a hash of every array and JSON, against
+which each later read is checked, and what a run wants to know of all samples without
+reading them: lengths, speakers, characters. It is stored as ``<tar>.idx``, or in
 ``$XDG_CACHE_HOME/titan-tts/index`` where the tar's folder cannot be written, records
 the tar's size and modification time, and is made again when these differ or the file
 cannot be read. Processes that start together may each make it: all write the same
 bytes under a temporary name and rename, so no lock is needed.
 
-The flipped bits that the index finds are those in headers and JSON; the latents
-themselves are not summed.
+Damaged samples are left out and told in ``problems``; what to do about them is the
+caller's choice.
 """
 
-import ast
 import hashlib
 import json
 import os
-import re
 import struct
-import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import xxhash
 
 from ..errors import InputError
-from .shard_writer import LATENTS_SUFFIX, METADATA_SUFFIX, REFERENCE_SUFFIX, atomic_file
-from .tar_members import Member, shown, walk_members
+from .members import LABELS, Problem, ShardContents, read_shard
+from .shard_writer import atomic_file
+from .sources import Source, is_remote, open_source
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 _MAGIC = b"TTSINDEX"
-# magic, version, channels, samples, bytes of all keys, tar size, tar mtime_ns, CRC32 of the columns
-_HEADER = struct.Struct("<8sIIQQQqI4x")
+# magic, version, channels, samples, bytes of keys, bytes of extras, tar size, tar version, hash of
+# all that follows
+_HEADER = struct.Struct("<8sIIQQQQqQ")
 
 # One row a sample. Offsets are of array data (behind the npy header), in bytes from the
 # start of the tar; item bytes are 2 for float16 and 4 for float32; key_end is where the
-# sample's key ends in the joined utf-8 of all keys.
+# sample's key ends in the joined utf-8 of all keys; hashes are xxh3_64 of array data and of
+# the JSON's bytes; codes are rows of the label's table, -1 for none.
 COLUMNS: dict[str, np.dtype] = {
     "latents_offset": np.dtype("<i8"),
     "reference_offset": np.dtype("<i8"),
     "metadata_offset": np.dtype("<i8"),
+    "latents_hash": np.dtype("<u8"),
+    "reference_hash": np.dtype("<u8"),
+    "metadata_hash": np.dtype("<u8"),
     "key_end": np.dtype("<i8"),
     "frames": np.dtype("<i4"),
     "reference_frames": np.dtype("<i4"),
     "metadata_bytes": np.dtype("<i4"),
     "text_bytes": np.dtype("<i4"),
+    "text_chars": np.dtype("<i4"),
+    **{f"{name}_code": np.dtype("<i4") for name in LABELS},
     "latents_item_bytes": np.dtype("<u1"),
     "reference_item_bytes": np.dtype("<u1"),
 }
-
-_SUFFIXES = {
-    LATENTS_SUFFIX.encode(): LATENTS_SUFFIX,
-    REFERENCE_SUFFIX.encode(): REFERENCE_SUFFIX,
-    METADATA_SUFFIX.encode(): METADATA_SUFFIX,
-}
-_ITEM_BYTES = {"<f2": 2, "<f4": 4}
-# What every numpy writes; anything else goes through the slow literal parser.
-_PLAIN_NPY_HEADER = re.compile(
-    rb"\{'descr': '(<f[24])', 'fortran_order': False, 'shape': \((\d+), (\d+)\), \} *\n"
-)
 
 
 @dataclass(frozen=True)
@@ -65,17 +62,23 @@ class ShardIndex:
     """Columns over the complete triplets of one tar, in order of first appearance.
 
     Attributes:
-        channels: width C of every array in the tar.
-        tar_bytes, tar_mtime_ns: size and modification time of the tar it was made from.
+        channels: width C of every array in the tar; 0 where no sample is sound.
+        tar_bytes, tar_version: size of the tar it was made from, and its ``Source.version``.
         columns: name -> array of one row a sample, as in ``COLUMNS``.
         keys: utf-8 of all keys, joined.
+        labels: for each of ``LABELS``, its values in order of first appearance.
+        characters: the distinct characters of all texts, in ascending order.
+        problems: what could not be used, in order of discovery.
     """
 
     channels: int
     tar_bytes: int
-    tar_mtime_ns: int
+    tar_version: int
     columns: dict[str, np.ndarray] = field(repr=False)
     keys: bytes = field(repr=False)
+    labels: dict[str, list[str]] = field(repr=False)
+    characters: str = field(repr=False)
+    problems: tuple[Problem, ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.columns["frames"])
@@ -85,9 +88,19 @@ class ShardIndex:
         return self.keys[int(ends[row - 1]) if row else 0 : int(ends[row])].decode("utf-8")
 
     @cached_property
+    def extras(self) -> bytes:
+        parts = {
+            "labels": self.labels,
+            "characters": self.characters,
+            "problems": [list(problem) for problem in self.problems],
+        }
+        return json.dumps(parts, sort_keys=True).encode("ascii")
+
+    @cached_property
     def payload(self) -> bytes:
         """Everything that the tar's bytes determine, in a fixed order."""
-        return b"".join([*(self.columns[name].tobytes() for name in COLUMNS), self.keys])
+        columns = [self.columns[name].tobytes() for name in COLUMNS]
+        return b"".join([*columns, self.keys, self.extras])
 
     @cached_property
     def digest(self) -> bytes:
@@ -98,198 +111,98 @@ class ShardIndex:
 
 
 def load_index(tar_path: str) -> ShardIndex:
-    """The index of ``tar_path``: from its sidecar if that is fresh, else made and stored.
+    """The index of a tar: from its sidecar if that is fresh, else made and stored.
+
+    A remote tar's own sidecar (``<url>.idx``) is taken when it was made from as many bytes: its
+    time says nothing there, and every read is checked against it.
+
+    Args:
+        tar_path: a local path or a URL.
 
     Raises:
-        InputError: the tar cannot be read, is damaged, or holds no usable triplets.
+        InputError: the tar cannot be read at all. Damage inside it is in ``problems``.
     """
+    source = open_source(tar_path)
     try:
-        stat = os.stat(tar_path)
-    except OSError as error:
-        raise _cannot_open(tar_path, error) from None
-    places = [tar_path + ".idx", _cache_path(tar_path)]
-    for place in places:
-        index = _read_sidecar(place, stat.st_size, stat.st_mtime_ns)
-        if index is not None:
-            return index
-    index = build_index(tar_path)
-    for place in places:
-        try:
-            _write_sidecar(place, index)
-            break
-        except OSError:
-            continue  # nowhere to keep it is no failure: it is made again at the next start
-    return index
-
-
-def build_index(tar_path: str) -> ShardIndex:
-    """Parse the whole tar once."""
-    try:
-        descriptor = os.open(tar_path, os.O_RDONLY)
-    except OSError as error:
-        raise _cannot_open(tar_path, error) from None
-    try:
-        stat = os.fstat(descriptor)
-        samples = _collect_members(descriptor, tar_path)
-        rows, keys, channels = [], [], 0
-        key_end = 0
-        for key, members in samples.items():
-            latents = _npy_location(descriptor, tar_path, members[LATENTS_SUFFIX])
-            reference = _npy_location(descriptor, tar_path, members[REFERENCE_SUFFIX])
-            text_bytes = _text_bytes(descriptor, tar_path, key, members[METADATA_SUFFIX])
-            channels = channels or latents[2]
-            if latents[1] == 0:
-                raise InputError(
-                    f"{tar_path}: sample '{key}' has no latent frame; leave empty utterances out."
-                )
-            if {latents[2], reference[2]} != {channels}:
-                raise InputError(
-                    f"{tar_path}: the arrays of sample '{key}' are {latents[2]} and {reference[2]} "
-                    f"wide where the tar's first is {channels}; all arrays of a dataset must have "
-                    "the same width."
-                )
-            key_utf8 = key.encode("utf-8")
-            key_end += len(key_utf8)
-            keys.append(key_utf8)
-            metadata = members[METADATA_SUFFIX]
-            rows.append(
-                (latents[0], reference[0], metadata.offset, key_end, latents[1], reference[1],
-                 metadata.size, text_bytes, latents[3], reference[3])
-            )  # fmt: skip
-        after = os.stat(tar_path)
-        if (after.st_size, after.st_mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-            raise InputError(
-                f"{tar_path}: changed while it was being indexed; start again when it is complete."
-            )
+        cached = _cache_path(tar_path)
+        places = [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
+        for place in places:
+            index = _read_local(place)
+            if index and (index.tar_bytes, index.tar_version) == (source.size, source.version):
+                return index
+        index = _remote_sidecar(source) if is_remote(tar_path) else None
+        if index is None:
+            index = build_index(source)
+        for place in places:
+            try:
+                _write_sidecar(place, index)
+                break
+            except OSError:
+                continue  # nowhere to keep it is no failure: it is made again at the next start
+        return index
     finally:
-        os.close(descriptor)
-    columns = {
-        name: np.array(column, dtype=dtype)
-        for (name, dtype), column in zip(COLUMNS.items(), zip(*rows, strict=True), strict=True)
+        source.close()
+
+
+def build_index(source: Source) -> ShardIndex:
+    """Read the whole tar once, from its start to its end.
+
+    Raises:
+        InputError: the tar changed meanwhile.
+    """
+    contents = read_shard(source)
+    if not is_remote(source.path):
+        after = os.stat(source.path)
+        if (after.st_size, after.st_mtime_ns) != (source.size, source.version):
+            raise InputError(
+                f"{source.path}: changed while it was being indexed; start again when it is "
+                "complete."
+            )
+    return _index_of(contents, source)
+
+
+def _index_of(contents: ShardContents, source: Source) -> ShardIndex:
+    samples = contents.samples
+    keys = [sample.key.encode("utf-8") for sample in samples]
+    tables: dict[str, dict[str, int]] = {name: {} for name in LABELS}
+    values: dict[str, list] = {
+        "latents_offset": [sample.latents.offset for sample in samples],
+        "reference_offset": [sample.reference.offset for sample in samples],
+        "metadata_offset": [sample.metadata.offset for sample in samples],
+        "latents_hash": [sample.latents.hash for sample in samples],
+        "reference_hash": [sample.reference.hash for sample in samples],
+        "metadata_hash": [sample.metadata.hash for sample in samples],
+        "key_end": list(np.cumsum([len(key) for key in keys], dtype=np.int64)),
+        "frames": [sample.latents.frames for sample in samples],
+        "reference_frames": [sample.reference.frames for sample in samples],
+        "metadata_bytes": [sample.metadata.size for sample in samples],
+        "text_bytes": [sample.metadata.text_bytes for sample in samples],
+        "text_chars": [sample.metadata.text_chars for sample in samples],
+        "latents_item_bytes": [sample.latents.item_bytes for sample in samples],
+        "reference_item_bytes": [sample.reference.item_bytes for sample in samples],
     }
-    return ShardIndex(channels, stat.st_size, stat.st_mtime_ns, columns, b"".join(keys))
-
-
-def _cannot_open(tar_path: str, error: OSError) -> InputError:
-    return InputError(
-        f"{tar_path}: cannot be opened ({error.strerror}); check the path and its rights."
+    for name, table in tables.items():
+        values[f"{name}_code"] = [
+            -1
+            if (label := sample.metadata.labels.get(name)) is None
+            else table.setdefault(label, len(table))
+            for sample in samples
+        ]
+    return ShardIndex(
+        channels=contents.channels,
+        tar_bytes=source.size,
+        tar_version=source.version,
+        columns={name: np.array(values[name], dtype=dtype) for name, dtype in COLUMNS.items()},
+        keys=b"".join(keys),
+        labels={name: list(table) for name, table in tables.items()},
+        characters=contents.characters,
+        problems=tuple(contents.problems),
     )
-
-
-def _collect_members(descriptor: int, tar_path: str) -> dict[str, dict[str, Member]]:
-    """Group members by key as webdataset does; every group must be a whole triplet."""
-    samples: dict[str, dict[str, Member]] = {}
-    for member in walk_members(descriptor, tar_path):
-        folder, slash, basename = member.name.rpartition(b"/")
-        stem, _, suffix = basename.partition(b".")
-        kind = _SUFFIXES.get(suffix.lower())
-        if kind is None or not stem:
-            continue
-        if member.is_link:
-            raise InputError(
-                f"{tar_path}: member '{shown(member.name)}' is a link, which cannot be read by "
-                "offset; write the tar again with --dereference --hard-dereference."
-            )
-        # "tar -cf x.tar ." prefixes names with "./"; that is not part of a sample's name.
-        key = shown((folder + slash + stem).removeprefix(b"./"))
-        members = samples.setdefault(key, {})
-        if kind in members:
-            raise InputError(
-                f"{tar_path}: sample '{key}' has the member .{kind} twice; keys must be unique "
-                "within a tar."
-            )
-        members[kind] = member
-    incomplete = [key for key, members in samples.items() if len(members) < len(_SUFFIXES)]
-    if not samples:
-        raise InputError(
-            f"{tar_path}: none of its members belongs to a sample; each sample needs "
-            f"KEY.{LATENTS_SUFFIX}, KEY.{REFERENCE_SUFFIX} and KEY.{METADATA_SUFFIX}."
-        )
-    if incomplete:
-        missing = ", ".join(
-            f".{kind}" for kind in _SUFFIXES.values() if kind not in samples[incomplete[0]]
-        )
-        raise InputError(
-            f"{tar_path}: {len(incomplete)} of {len(samples)} samples are incomplete, the first is "
-            f"'{incomplete[0]}', which lacks {missing}; complete or remove them."
-        )
-    return samples
-
-
-def _npy_location(descriptor: int, tar_path: str, member: Member) -> tuple[int, int, int, int]:
-    """(offset of the data in the tar, frames, channels, bytes an item) of one npy member."""
-    head = member.head
-    where = f"{tar_path}: member '{shown(member.name)}'"
-    if head[:6] != b"\x93NUMPY" or len(head) < 12:
-        raise InputError(f"{where} is not an npy array; write it with numpy.save.")
-    wide = head[6] >= 2  # format 1 has a 16-bit header length, 2 and 3 a 32-bit one
-    start = 12 if wide else 10
-    header_bytes = int.from_bytes(head[8:start], "little")
-    data_start = start + header_bytes
-    if data_start > member.size:
-        raise InputError(f"{where} has an npy header longer than the member; write it again.")
-    if data_start > len(head):
-        head = os.pread(descriptor, data_start, member.offset)
-    plain = _PLAIN_NPY_HEADER.fullmatch(head, start, data_start)
-    if plain:
-        descr, shape = plain[1].decode(), (int(plain[2]), int(plain[3]))
-    else:
-        descr, shape = _parse_npy_header(head[start:data_start], where)
-    item_bytes = _ITEM_BYTES[descr]
-    expected = data_start + shape[0] * shape[1] * item_bytes
-    if member.size != expected:
-        raise InputError(
-            f"{where} has {member.size} bytes where its npy header (shape {shape}) needs "
-            f"{expected}; write it again."
-        )
-    return member.offset + data_start, shape[0], shape[1], item_bytes
-
-
-def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
-    try:
-        header = ast.literal_eval(text.decode("latin-1").strip())
-        descr, fortran_order, shape = header["descr"], header["fortran_order"], header["shape"]
-    except (ValueError, SyntaxError, KeyError, TypeError):
-        raise InputError(
-            f"{where} has an npy header that cannot be read; write it again with numpy.save."
-        ) from None
-    if not isinstance(descr, str) or descr not in _ITEM_BYTES:
-        raise InputError(
-            f"{where} has dtype {descr!r}; only little-endian float16 and float32 are read "
-            "(pickled objects never are), so convert it with astype(numpy.float16)."
-        )
-    whole = isinstance(shape, tuple) and all(
-        isinstance(length, int) and length >= 0 for length in shape
-    )
-    if not whole or len(shape) != 2 or shape[1] == 0:
-        raise InputError(f"{where} has shape {shape}; it must be (frames, channels).")
-    if fortran_order:
-        raise InputError(
-            f"{where} is stored in Fortran order (a transposed array was saved); "
-            "write it again through numpy.ascontiguousarray."
-        )
-    return descr, shape
-
-
-def _text_bytes(descriptor: int, tar_path: str, key: str, member: Member) -> int:
-    data = (
-        member.head
-        if member.size <= len(member.head)
-        else os.pread(descriptor, member.size, member.offset)
-    )
-    try:
-        text = json.loads(data)["text"]
-        return len(text.encode("utf-8"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(
-            f"{tar_path}: the JSON of sample '{key}' is no utf-8 object with a \"text\" string; "
-            "every sample needs its text."
-        ) from None
 
 
 def _cache_path(tar_path: str) -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    real = os.path.realpath(tar_path)
+    real = tar_path if is_remote(tar_path) else os.path.realpath(tar_path)
     name = (
         f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:20]}-{os.path.basename(real)[:100]}.idx"
     )
@@ -298,35 +211,64 @@ def _cache_path(tar_path: str) -> str:
 
 def _write_sidecar(path: str, index: ShardIndex) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    payload = index.payload
     header = _HEADER.pack(
-        _MAGIC, INDEX_VERSION, index.channels, len(index), len(index.keys),
-        index.tar_bytes, index.tar_mtime_ns, zlib.crc32(payload),
+        _MAGIC, INDEX_VERSION, index.channels, len(index), len(index.keys), len(index.extras),
+        index.tar_bytes, index.tar_version, xxhash.xxh3_64_intdigest(index.payload),
     )  # fmt: skip
     with atomic_file(path) as file:
         file.write(header)
-        file.write(payload)
+        file.write(index.payload)
 
 
-def _read_sidecar(path: str, tar_bytes: int, tar_mtime_ns: int) -> ShardIndex | None:
-    """The stored index, or None where it is absent, stale, of another version or damaged."""
+def _read_local(path: str) -> ShardIndex | None:
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return _parse_sidecar(file.read())
     except OSError:
         return None
+
+
+def _remote_sidecar(source: Source) -> ShardIndex | None:
+    try:
+        sidecar = open_source(source.path + ".idx")
+    except InputError:
+        return None  # most tars have none, and not every server says so in the same way
+    try:
+        index = _parse_sidecar(sidecar.pread(sidecar.size, 0))
+    finally:
+        sidecar.close()
+    if index is None or index.tar_bytes != source.size:
+        return None
+    return replace(index, tar_version=source.version)
+
+
+def _parse_sidecar(data: bytes) -> ShardIndex | None:
+    """The stored index, or None where it is of another version or damaged."""
     if len(data) < _HEADER.size:
         return None
-    magic, version, channels, samples, keys_bytes, size, mtime_ns, crc = _HEADER.unpack_from(data)
-    if (magic, version, size, mtime_ns) != (_MAGIC, INDEX_VERSION, tar_bytes, tar_mtime_ns):
+    (magic, version, channels, samples, keys_bytes, extras_bytes, tar_bytes, tar_version,
+     payload_hash) = _HEADER.unpack_from(data)  # fmt: skip
+    if (magic, version) != (_MAGIC, INDEX_VERSION):
         return None
     row_bytes = sum(dtype.itemsize for dtype in COLUMNS.values())
-    if len(data) != _HEADER.size + samples * row_bytes + keys_bytes:
+    if len(data) != _HEADER.size + samples * row_bytes + keys_bytes + extras_bytes:
         return None
-    if zlib.crc32(memoryview(data)[_HEADER.size :]) != crc:
+    if xxhash.xxh3_64_intdigest(memoryview(data)[_HEADER.size :]) != payload_hash:
         return None
     columns, position = {}, _HEADER.size
     for name, dtype in COLUMNS.items():
         columns[name] = np.frombuffer(data, dtype, count=samples, offset=position)
         position += samples * dtype.itemsize
-    return ShardIndex(channels, size, mtime_ns, columns, data[position:])
+    keys = data[position : position + keys_bytes]
+    extras = json.loads(data[position + keys_bytes :])
+    problems = tuple(Problem(*problem) for problem in extras["problems"])
+    return ShardIndex(
+        channels,
+        tar_bytes,
+        tar_version,
+        columns,
+        keys,
+        extras["labels"],
+        extras["characters"],
+        problems,
+    )

@@ -23,6 +23,15 @@ C(e) = sum over b of floor(e*n_b/G_b), in closed form, and batch k is found by a
 Epoch 0 is global batches 0 and 1 (batches 0, 1 of bucket 0, shuffled); epoch 1 is global batches
 2 to 5 (batches 2, 3, 4 of bucket 0 and batch 0 of bucket 1, shuffled). With very little data an
 epoch may have no batch at all; the search steps over it.
+
+**Weights.** Where samples are drawn unequally often, sample i comes w_i times an epoch: in epoch e
+
+    floor((e+1)*w_i + u_i) - floor(e*w_i + u_i)    times,    u_i in [0, 1) drawn from (seed, i)
+
+so it comes e*w_i times in e epochs, but for less than one. With w_i = 1 this is the plain order. The
+samples of bucket b before epoch e are then N_b(e) = sum over i of floor(e*w_i + u_i), which takes the
+place of e*n_b above. Weights are whole multiples of 2**-16, so all of this is integer arithmetic and
+the same on every machine.
 """
 
 import hashlib
@@ -36,6 +45,11 @@ from ..errors import InputError
 
 # Third word of the shuffle's key, where the streams have their bucket number.
 _SHUFFLE = 2**32 - 1
+# Third words of the weights' offsets and of replacements are their bucket number plus one of these.
+_OFFSETS, _REPLACEMENTS = 2**30, 2**31
+
+WEIGHT_BITS = 16
+"""weights are integers in units of 2**-WEIGHT_BITS draws an epoch"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,72 @@ class GlobalBatch:
     samples: np.ndarray
 
 
+class _Stream:
+    """The endless stream of one bucket's samples, epoch after epoch."""
+
+    def __init__(self, samples: np.ndarray, weights: np.ndarray | None, seed: int, bucket: int):
+        self.samples = np.asarray(samples, dtype=np.int64)
+        self._seed = seed
+        self._bucket = bucket
+        self._weights = None
+        if weights is not None and (weights != 1 << WEIGHT_BITS).any():
+            self._weights = np.asarray(weights, dtype=np.int64)
+            key = np.random.SeedSequence((seed, 0, _OFFSETS + bucket))
+            random = np.random.Philox(key).random_raw(len(self.samples))
+            self._offsets = (random >> np.uint64(64 - WEIGHT_BITS)).astype(np.int64)
+        self._before: dict[int, int] = {0: 0}
+        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    @property
+    def draws_per_epoch(self) -> float:
+        if self._weights is None:
+            return float(len(self.samples))
+        return int(self._weights.sum()) / (1 << WEIGHT_BITS)
+
+    def before_epoch(self, epoch: int) -> int:
+        """N(e): positions of the epochs 0 .. e-1."""
+        if self._weights is None:
+            return epoch * len(self.samples)
+        if epoch not in self._before:
+            self._before[epoch] = int(self._drawn(epoch).sum())
+        return self._before[epoch]
+
+    def _drawn(self, epoch: int) -> np.ndarray:
+        """Times that each sample comes in the epochs 0 .. e-1."""
+        return (epoch * self._weights + self._offsets) >> WEIGHT_BITS
+
+    def positions(self, start: int, stop: int, epoch: int) -> np.ndarray:
+        """Samples at [start, stop), of which the last lies in ``epoch``."""
+        while self.before_epoch(epoch) > start:
+            epoch -= 1
+        parts = []
+        while start < stop:
+            first, end = self.before_epoch(epoch), self.before_epoch(epoch + 1)
+            taken = max(0, min(stop, end) - start)
+            parts.append(self._epoch(epoch)[start - first : start - first + taken])
+            start, epoch = start + taken, epoch + 1
+        return self.samples[np.concatenate(parts)]
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        """Rows of ``samples`` in the order of one epoch; two are kept, as a batch may straddle."""
+        if epoch not in self._kept:
+            length = self.before_epoch(epoch + 1) - self.before_epoch(epoch)
+            rows = seeded_permutation(length, (self._seed, epoch, self._bucket))
+            if self._weights is not None:
+                times = self._drawn(epoch + 1) - self._drawn(epoch)
+                rows = np.repeat(np.arange(len(times), dtype=rows.dtype), times)[rows]
+            self._kept[epoch] = rows
+            if len(self._kept) > 2:
+                self._kept.popitem(last=False)
+        return self._kept[epoch]
+
+    def fingerprint(self) -> bytes:
+        digest = hashlib.sha256(self.samples.astype("<i8").tobytes())
+        if self._weights is not None:
+            digest.update(self._weights.astype("<i8").tobytes())
+        return digest.digest()
+
+
 class GlobalOrder:
     """Random access to the endless sequence of global batches.
 
@@ -62,35 +142,51 @@ class GlobalOrder:
         bucket_samples: for each bucket, the numbers of its samples; may be empty arrays.
         batch_sizes: samples in a global batch of each bucket.
         seed: any integer from 0 to 2**63 - 1.
+        bucket_weights: for each bucket, how often each of its samples comes in an epoch, as int64
+            in units of 2**-WEIGHT_BITS, at least 1; None: each once.
 
     Not thread-safe: it keeps the permutations in use, at most two a bucket.
     """
 
-    def __init__(self, bucket_samples: Sequence[np.ndarray], batch_sizes: Sequence[int], seed: int):
+    def __init__(
+        self,
+        bucket_samples: Sequence[np.ndarray],
+        batch_sizes: Sequence[int],
+        seed: int,
+        bucket_weights: Sequence[np.ndarray] | None = None,
+    ):
         if not 0 <= seed < 2**63:
             raise InputError(f"data.seed is {seed}; it must be from 0 to 2**63 - 1.")
         assert len(bucket_samples) == len(batch_sizes) and all(size > 0 for size in batch_sizes)
         self.seed = seed
         self.batch_sizes = tuple(int(size) for size in batch_sizes)
-        self._samples = [np.asarray(samples, dtype=np.int64) for samples in bucket_samples]
-        self._counts = [len(samples) for samples in self._samples]
-        if not sum(self._counts):
+        weights = bucket_weights if bucket_weights is not None else [None] * len(bucket_samples)
+        self._streams = [
+            _Stream(samples, weight, seed, bucket)
+            for bucket, (samples, weight) in enumerate(zip(bucket_samples, weights, strict=True))
+        ]
+        if not any(len(stream.samples) for stream in self._streams):
             raise InputError("the order has no samples; every bucket is empty.")
-        self._kept: dict[int, OrderedDict[int, np.ndarray]] = {}
+        self._shuffles: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._last_epoch = 0
 
     def samples_fingerprint(self) -> str:
-        """Of the samples and their buckets, whatever their files."""
+        """Of the samples, their buckets and weights, whatever their files."""
         digest = hashlib.sha256()
-        for samples in self._samples:
-            digest.update(len(samples).to_bytes(8, "little") + samples.astype("<i8").tobytes())
+        for stream in self._streams:
+            digest.update(len(stream.samples).to_bytes(8, "little") + stream.fingerprint())
         return digest.hexdigest()[:16]
 
     def batches_before_epoch(self, epoch: int) -> int:
         """C(e): global batches of the epochs 0 .. e-1."""
-        return sum(
-            epoch * count // size
-            for count, size in zip(self._counts, self.batch_sizes, strict=True)
-        )
+        return sum(self._before_epoch(epoch))
+
+    def _before_epoch(self, epoch: int) -> list[int]:
+        """The same by bucket."""
+        return [
+            stream.before_epoch(epoch) // size
+            for stream, size in zip(self._streams, self.batch_sizes, strict=True)
+        ]
 
     def batches_in_epoch(self, epoch: int) -> int:
         return self.batches_before_epoch(epoch + 1) - self.batches_before_epoch(epoch)
@@ -98,63 +194,57 @@ class GlobalOrder:
     @property
     def batches_per_epoch(self) -> float:
         """On average over epochs; below 1 where a batch is larger than the data."""
-        return sum(count / size for count, size in zip(self._counts, self.batch_sizes, strict=True))
+        return sum(
+            stream.draws_per_epoch / size
+            for stream, size in zip(self._streams, self.batch_sizes, strict=True)
+        )
 
     def epoch_of(self, number: int) -> int:
         """The epoch e with C(e) <= number < C(e+1)."""
         assert number >= 0
-        high = 1
-        while self.batches_before_epoch(high) <= number:
-            high *= 2
-        low = 0  # C(low) <= number < C(high)
+        low = self._last_epoch  # most often it is the one of the batch before
+        if self.batches_before_epoch(low) > number:
+            low = 0
+        step = 1
+        while self.batches_before_epoch(low + step) <= number:
+            low, step = low + step, step * 2
+        high = low + step
         while high - low > 1:
             middle = (low + high) // 2
             if self.batches_before_epoch(middle) <= number:
                 low = middle
             else:
                 high = middle
+        self._last_epoch = low
         return low
 
     def batch(self, number: int) -> GlobalBatch:
-        """Global batch ``number``; a few microseconds, but at the first touch of an epoch."""
+        """Global batch ``number``; some microseconds, but at the first touch of an epoch."""
         epoch = self.epoch_of(number)
-        firsts = [
-            epoch * count // size
-            for count, size in zip(self._counts, self.batch_sizes, strict=True)
-        ]
-        lasts = [
-            (epoch + 1) * count // size
-            for count, size in zip(self._counts, self.batch_sizes, strict=True)
-        ]
-        shuffle = self._permutation(_SHUFFLE, epoch, sum(lasts) - sum(firsts))
-        slot = int(shuffle[number - sum(firsts)])
+        firsts, lasts = self._before_epoch(epoch), self._before_epoch(epoch + 1)
+        slot = int(self._shuffle(epoch, sum(lasts) - sum(firsts))[number - sum(firsts)])
         for bucket, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
             if slot < last - first:
                 break
             slot -= last - first
         size = self.batch_sizes[bucket]
         start = (first + slot) * size
-        return GlobalBatch(number, epoch, bucket, self._stream(bucket, start, start + size))
+        samples = self._streams[bucket].positions(start, start + size, epoch)
+        return GlobalBatch(number, epoch, bucket, samples)
 
-    def _stream(self, bucket: int, start: int, stop: int) -> np.ndarray:
-        """Positions [start, stop) of a bucket's stream."""
-        count = self._counts[bucket]
-        parts = []
-        while start < stop:
-            epoch, offset = divmod(start, count)
-            taken = min(stop - start, count - offset)
-            parts.append(self._permutation(bucket, epoch, count)[offset : offset + taken])
-            start += taken
-        return self._samples[bucket][np.concatenate(parts)]
+    def replacement(self, batch: GlobalBatch, row: int, attempt: int) -> int:
+        """A sample of the same bucket for a damaged one; another for every attempt."""
+        key = (self.seed, batch.number, _REPLACEMENTS + batch.bucket, row, attempt)
+        random = int(np.random.Philox(np.random.SeedSequence(key)).random_raw())
+        samples = self._streams[batch.bucket].samples
+        return int(samples[random % len(samples)])
 
-    def _permutation(self, word: int, epoch: int, length: int) -> np.ndarray:
-        """Of bucket ``word``, or of all batches; two epochs are kept, as a batch may straddle."""
-        kept = self._kept.setdefault(word, OrderedDict())
-        if epoch not in kept:
-            kept[epoch] = seeded_permutation(length, (self.seed, epoch, word))
-            if len(kept) > 2:
-                kept.popitem(last=False)
-        return kept[epoch]
+    def _shuffle(self, epoch: int, length: int) -> np.ndarray:
+        if epoch not in self._shuffles:
+            self._shuffles[epoch] = seeded_permutation(length, (self.seed, epoch, _SHUFFLE))
+            if len(self._shuffles) > 2:
+                self._shuffles.popitem(last=False)
+        return self._shuffles[epoch]
 
 
 def seeded_permutation(length: int, key: tuple[int, int, int]) -> np.ndarray:

@@ -6,6 +6,9 @@ A triplet of key ``utt0001`` is three members, in this order::
     utt0001.ref.npy   float16 (R, C)   latents of a reference by the same speaker
     utt0001.json      utf-8 JSON       {"text": ..., "target_duration": seconds, ...}
 
+To the JSON comes ``"xxh3_64"``, hashes of the arrays and of the JSON itself, by which the index
+knows a sample that was damaged on its way, or was changed.
+
 Names follow webdataset: the key is the member's name up to the first dot of
 its basename. Two writes of the same samples give the same bytes, so a shard
 can be compared by checksum, and a shard is either whole or absent.
@@ -22,12 +25,16 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from ..errors import InputError
 
 LATENTS_SUFFIX = "npy"
 REFERENCE_SUFFIX = "ref.npy"
 METADATA_SUFFIX = "json"
+HASHES_KEY = "xxh3_64"
+"""in the JSON: suffix of a member -> XXH3 hash, 16 hex digits, of an array's data behind its npy
+header or of ``canonical_json``"""
 
 
 @dataclass(frozen=True)
@@ -92,18 +99,16 @@ def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
             for sample in samples:
                 _check_key(path, sample.key, keys)
                 width = _check_arrays(path, sample, width)
-                metadata = _metadata_bytes(path, sample)
+                hashes = {}
+                for suffix, array in (
+                    (LATENTS_SUFFIX, sample.latents),
+                    (REFERENCE_SUFFIX, sample.reference),
+                ):
+                    half = _half(path, sample.key, array)
+                    hashes[suffix] = xxhash.xxh3_64_hexdigest(half)
+                    _add(tar, f"{sample.key}.{suffix}", _npy_bytes(half))
+                metadata = _metadata_bytes(path, sample, hashes)
                 keys.add(sample.key)
-                _add(
-                    tar,
-                    f"{sample.key}.{LATENTS_SUFFIX}",
-                    _npy_bytes(path, sample.key, sample.latents),
-                )
-                _add(
-                    tar,
-                    f"{sample.key}.{REFERENCE_SUFFIX}",
-                    _npy_bytes(path, sample.key, sample.reference),
-                )
                 _add(tar, f"{sample.key}.{METADATA_SUFFIX}", metadata)
         if not keys:
             raise InputError(f"{path}: no samples were given to write; a shard needs at least one.")
@@ -117,14 +122,18 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(member, io.BytesIO(data))
 
 
-def _npy_bytes(path: str | os.PathLike, key: str, array: np.ndarray) -> bytes:
+def _half(path: str | os.PathLike, key: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
-        half = np.ascontiguousarray(array, dtype=np.float16)
+        half = np.ascontiguousarray(array, dtype="<f2")
     if not np.isfinite(half).all():
         raise InputError(
             f"{path}: sample '{key}' has values that are not finite in float16; "
             "latents must be finite and below 65504 in magnitude."
         )
+    return half
+
+
+def _npy_bytes(half: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, half, allow_pickle=False)
     return buffer.getvalue()
@@ -164,18 +173,30 @@ def _check_arrays(path: str | os.PathLike, sample: Triplet, width: int | None) -
     return width
 
 
-def _metadata_bytes(path: str | os.PathLike, sample: Triplet) -> bytes:
+def canonical_json(metadata: dict[str, Any]) -> bytes:
+    """The JSON that stands for its own hash: of all but the hashes, keys sorted, utf-8.
+
+    Raises:
+        ValueError, TypeError: what JSON has no form for; NaN is refused, as other readers would.
+    """
+    rest = {name: value for name, value in metadata.items() if name != HASHES_KEY}
+    return json.dumps(rest, ensure_ascii=False, sort_keys=True, allow_nan=False).encode("utf-8")
+
+
+def _metadata_bytes(
+    path: str | os.PathLike, sample: Triplet, hashes: dict[str, str]
+) -> bytes:
     if not isinstance(sample.metadata.get("text"), str):
         raise InputError(
             f"{path}: metadata of sample '{sample.key}' has no \"text\" string; every sample needs "
             "one."
         )
     try:
-        # allow_nan=False: NaN is not JSON, and other readers of the shard would refuse it.
-        text = json.dumps(sample.metadata, ensure_ascii=False, sort_keys=True, allow_nan=False)
-        return text.encode("utf-8")
+        own = xxhash.xxh3_64_hexdigest(canonical_json(sample.metadata))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{path}: metadata of sample '{sample.key}' cannot be written as utf-8 JSON ({error}); "
             "use strings, finite numbers, booleans, lists and dicts."
         ) from error
+    metadata = {**sample.metadata, HASHES_KEY: {**hashes, METADATA_SUFFIX: own}}
+    return json.dumps(metadata, ensure_ascii=False, sort_keys=True).encode("utf-8")

@@ -6,6 +6,8 @@ from typing import Any, Callable, Iterable
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec
+from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, with_duration
+from torchtitan.models.dit_tts.conditioning.vocabulary import named
 from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.duration import DurationFit
@@ -15,6 +17,7 @@ from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 _BATCH = 16
+_SHOWN = 5
 
 
 @dataclass
@@ -29,6 +32,9 @@ class HeldOut:
 
     reference: torch.Tensor
     """(R, C) of another utterance by the speaker"""
+
+    metadata: dict[str, Any]
+    """the sample's JSON, which has the values of its conditioning tokens"""
 
 
 @dataclass
@@ -55,14 +61,29 @@ def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
         metadata = dataset.metadata(index)
         items.append(
             HeldOut(
-                key=dataset.sample_id(index).split(":", 1)[1],
+                key=dataset.key(index),
                 text=metadata["text"],
                 speaker=str(metadata.get("speaker", "")),
                 latents=torch.from_numpy(latents),
                 reference=torch.from_numpy(reference[:max_speaker_frames]),
+                metadata=metadata,
             )
         )
     return items
+
+
+def untrained_tokens(items: list[HeldOut], tokenizer: Tokenizer) -> list[str]:
+    """What of the items the run was never trained on, a sentence a kind; they get unknown tokens."""
+    characters = {c for item in items for c in tokenizer.unknown_characters(item.text)}
+    kinds: dict[str, set[str]] = {"characters": characters} if characters else {}
+    for item in items:
+        for name, value in tokenizer.unknown_values(item.metadata).items():
+            kinds.setdefault(f"values of {name!r}", set()).add(value)
+    return [
+        f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)}) "
+        f"are given as unknown"
+        for kind, values in kinds.items()
+    ]
 
 
 def speak(
@@ -77,13 +98,15 @@ def speak(
     progress: Callable[[Iterable[Any]], Iterable[Any]],
 ) -> list[torch.Tensor]:
     """Waveforms of the items' texts in their speakers' voices, with fitted lengths."""
+    frames_per_second = run.config.data.frames_per_second
     waveforms = []
     starts = range(0, len(items), _BATCH)
     for start in progress(starts):
-        requests = [
-            SpeechRequest(item.text, item.reference, durations.frames(item.text, item.speaker))
-            for item in items[start : start + _BATCH]
-        ]
+        requests = []
+        for item in items[start : start + _BATCH]:
+            frames = durations.frames(item.text, item.speaker)
+            conditions = with_duration(item.metadata, frames, frames_per_second)
+            requests.append(SpeechRequest(item.text, item.reference, frames, conditions))
         latents = generate_latents(
             model,
             run.tokenizer,

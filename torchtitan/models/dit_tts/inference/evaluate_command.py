@@ -2,18 +2,25 @@
 
 import argparse
 import json
+import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.audio_files import write_wav
 from torchtitan.models.dit_tts.inference.duration import fit_durations
-from torchtitan.models.dit_tts.inference.evaluate import listen, read_heldout, speak
+from torchtitan.models.dit_tts.inference.evaluate import (
+    listen,
+    read_heldout,
+    speak,
+    untrained_tokens,
+)
 from torchtitan.models.dit_tts.inference.generate_command import (
     add_sampling_arguments,
     sampling_settings,
@@ -45,8 +52,12 @@ def run(options: argparse.Namespace) -> int:
     codec = build_codec(config.sampling.codec)
     guidance, steps = sampling_settings(options, loaded)
     recognizer = KeywordRecognizer(options.vocabulary.split(","))
-    durations = fit_durations(open_dataset(options.data or config.data.path))
-    items = read_heldout(open_dataset(options.heldout), config.data.max_speaker_frames)
+    data = config.data
+    durations = fit_durations(open_training_data(replace(data, path=options.data or data.path)))
+    heldout = open_training_data(replace(data, path=options.heldout))
+    items = read_heldout(heldout, data.max_speaker_frames)
+    for sentence in untrained_tokens(items, loaded.tokenizer):
+        print(f"warning: {options.heldout} has {sentence}", file=sys.stderr)
 
     audio: dict[str, list[torch.Tensor]] = {}
     if options.recordings:

@@ -1,18 +1,28 @@
 """`titan-tts generate`: says a text in a speaker's voice with a trained run."""
 
 import argparse
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.data.archive import Dataset, open_dataset
+from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, with_duration
+from torchtitan.models.dit_tts.conditioning.vocabulary import named
+from torchtitan.models.dit_tts.data.archive import Dataset
+from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.audio_files import read_audio, write_wav
 from torchtitan.models.dit_tts.inference.duration import fit_durations
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
+
+
+_SHOWN = 20
+"""known values that a sentence names"""
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,27 +59,110 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", required=True, help="what to say")
     parser.add_argument("--out", default="generated.wav", help="wav file to write")
     parser.add_argument("--reference", help="audio file of the speaker")
-    parser.add_argument("--speaker", help="a speaker of the training archives, instead of a file")
+    parser.add_argument(
+        "--speaker", help="a speaker of the training archives: the reference and the speaker token"
+    )
+    parser.add_argument("--language", help="value of the language token")
+    parser.add_argument("--quality", help="value of the quality token")
+    parser.add_argument(
+        "--condition",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="value of any conditioning token that the run was trained with; may be repeated",
+    )
     parser.add_argument("--data", help="training archives; the run's [data] path by default")
-    parser.add_argument("--seconds", type=float, help="length; fitted from the archives by default")
+    parser.add_argument(
+        "--duration",
+        "--seconds",
+        dest="seconds",
+        type=float,
+        help="length in seconds; fitted from the archives by default",
+    )
+
+
+def requested_conditions(options: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, str]:
+    """Values of the conditioning tokens but duration, as a sample's JSON names them.
+
+    A field that is not given is left out, and its token is the unknown one, as it is in the share
+    [data] conditioning_dropout of the training samples.
+
+    Raises:
+        InputError: a field that the run does not have, or a value that it was not trained with.
+    """
+    given: dict[str, str] = {}
+    for option, name, value in _given_conditions(options):
+        known = tokenizer.vocabulary.conditioning
+        if name == "duration" or name not in known:
+            has = ", ".join(field for field in known if field != "duration") or "none"
+            ways = "; the length is set by --duration" if name == "duration" else ""
+            raise InputError(
+                f"{option}: the run has no conditioning token {name!r} to set; it has: {has}{ways}"
+            )
+        if name in given:
+            raise InputError(f"{option}: {name!r} is given twice; give it once")
+        if value not in known[name]:
+            raise InputError(
+                f"{option}: the run was not trained with {name} {value!r}; it knows: "
+                f"{named(known[name], _SHOWN)}"
+            )
+        given[name] = value
+    # A speaker of the archives is a reference first, and of other archives it has no token.
+    speakers = tokenizer.vocabulary.conditioning.get("speaker", ())
+    if "speaker" not in given and options.speaker in speakers:
+        given["speaker"] = options.speaker
+    return given
+
+
+def _given_conditions(options: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """(option as typed, field, value) of each."""
+    given = []
+    for name in ("language", "quality"):
+        value = getattr(options, name)
+        if value is not None:
+            given.append((f"--{name} {value}", name, value))
+    for condition in options.condition:
+        name, equals, value = condition.partition("=")
+        if not equals:
+            raise InputError(
+                f"--condition {condition} has no value; write it as FIELD=VALUE, for example "
+                f"--condition language=en"
+            )
+        given.append((f"--condition {condition}", name, value))
+    return given
+
+
+def check_text(text: str, tokenizer: Tokenizer) -> None:
+    """Raises InputError where the run cannot know how to say the text."""
+    unknown = tokenizer.unknown_characters(text)
+    if unknown:
+        raise InputError(
+            f"--text has characters that the run was not trained with ({named(unknown, _SHOWN)}); it "
+            f"knows {tokenizer.vocabulary.characters!r}"
+        )
+
+
+def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: Tokenizer) -> None:
+    """Says on stderr which unknown tokens are used though training may never have shown them."""
+    left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
+    if left_out and tokenizer.conditioning_dropout == 0:
+        print(
+            f"warning: {', '.join(left_out)} not given, and the run was trained with [data] "
+            f"conditioning_dropout = 0, so its unknown token may never have been trained",
+            file=sys.stderr,
+        )
 
 
 def _reference_of(dataset: Dataset, speaker: str) -> int:
-    """A sample of the speaker, that with the longest reference. Reads every sample's metadata."""
-    known: dict[str, int] = {}
-    best = -1
-    for index in range(len(dataset.frames)):
-        name = str(dataset.metadata(index).get("speaker", ""))
-        known.setdefault(name, index)
-        if name == speaker and (
-            best < 0 or dataset.reference_frames[index] > dataset.reference_frames[best]
-        ):
-            best = index
-    if best < 0:
+    """A sample of the speaker, that with the longest reference."""
+    codes, speakers = dataset.labels("speaker")
+    if speaker not in speakers:
         raise InputError(
-            f"--speaker {speaker!r} is not in the archives; they have: {', '.join(sorted(known))}"
+            f"--speaker {speaker!r} is not in the archives; they have: "
+            f"{named(sorted(speakers), _SHOWN)}"
         )
-    return best
+    samples = np.flatnonzero(codes == speakers.index(speaker))
+    return int(samples[np.argmax(dataset.reference_frames[samples])])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,11 +171,13 @@ def run(options: argparse.Namespace) -> int:
     guidance, steps = sampling_settings(options, loaded)
     if (options.reference is None) == (options.speaker is None):
         raise InputError("give either --reference FILE or --speaker NAME")
+    check_text(options.text, loaded.tokenizer)
+    conditions = requested_conditions(options, loaded.tokenizer)
+    warn_of_untrained_tokens(conditions, loaded.tokenizer)
+    data = loaded.config.data
     dataset = None
     if options.speaker is not None or options.seconds is None:
-        dataset = open_dataset(
-            options.data or loaded.config.data.path, loaded.config.data.latent_channels
-        )
+        dataset = open_training_data(replace(data, path=options.data or data.path))
     if options.reference is not None:
         reference = codec.encode(read_audio(options.reference, codec.sample_rate))
     else:
@@ -93,7 +188,10 @@ def run(options: argparse.Namespace) -> int:
     else:
         frames = fit_durations(dataset).frames(options.text, options.speaker)
     request = SpeechRequest(
-        options.text, reference[: loaded.config.data.max_speaker_frames], frames
+        options.text,
+        reference[: data.max_speaker_frames],
+        frames,
+        with_duration(conditions, frames, data.frames_per_second),
     )
     [latents] = generate_latents(
         loaded.model,

@@ -9,7 +9,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer, build_tokenizer
+from torchtitan.models.dit_tts.conditioning.run_tokenizer import load_tokenizer
+from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
@@ -25,7 +26,7 @@ class LoadedRun:
     folder: Path
     config: JobConfig
     model: DiTTTSModel
-    tokenizer: ByteTokenizer
+    tokenizer: Tokenizer
     objective: FlowMatching
     step: int
     device: torch.device
@@ -59,7 +60,8 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     """Loads a run's model; by default the averaged weights of its last checkpoint.
 
     Raises:
-        InputError: no run, no such checkpoint, or no averaged weights in it.
+        InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer.json that
+            is not the run's.
     """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
@@ -74,6 +76,8 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     step = steps[-1] if step is None else step
     path = checkpoints / f"step-{step}"
     device = torch.device(device_type)
+    tokenizer = load_tokenizer(folder, config)
+    config.encoder.vocab_size = tokenizer.vocab_size
     model = build_run_model(config, device)
     weights = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
@@ -86,6 +90,4 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
         dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
     model.load_state_dict(weights)
-    return LoadedRun(
-        folder, config, model, build_tokenizer(config), build_objective(config), step, device
-    )
+    return LoadedRun(folder, config, model, tokenizer, build_objective(config), step, device)

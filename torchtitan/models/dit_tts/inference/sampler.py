@@ -1,10 +1,12 @@
 """Text and a speaker's reference to latents: the model, the guidance and the solver in one call."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.conditioning.tokenizer import ByteTokenizer
+from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys
@@ -26,6 +28,9 @@ class SpeechRequest:
 
     frames: int
     """length to generate, in latent frames"""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """values of the conditioning tokens, under the names that a sample's JSON has"""
 
 
 def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +57,7 @@ def _repeat(conditions: Conditions, times: int) -> Conditions:
 @torch.no_grad()
 def generate_latents(
     model: DiTTTSModel,
-    tokenizer: ByteTokenizer,
+    tokenizer: Tokenizer,
     objective: FlowMatching,
     requests: list[SpeechRequest],
     guidance: Guidance,
@@ -65,7 +70,9 @@ def generate_latents(
     The noise of request i is keyed by (seed, i), so a request's result does not depend on how long
     the others of its batch are. Conditions are encoded once and their K and V kept for all steps.
     """
-    text, text_mask = pad_stack([torch.tensor(tokenizer.encode(r.text)) for r in requests])
+    text, text_mask = pad_stack(
+        [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
+    )
     speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
     lengths = torch.tensor([r.frames for r in requests], device=device)
     frames = int(lengths.max())

@@ -10,7 +10,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.protocols.model import BaseModelArgs
 
 BYTE_VOCAB_SIZE = 3 + 256
-"""Ids of the learned byte encoder: padding, begin, end, and the 256 bytes"""
+"""Ids of the byte tokenizer: padding, begin, end, and the 256 bytes"""
 
 
 @dataclass
@@ -46,16 +46,16 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Width C of a latent frame"""
 
     text_dim: int = 640
-    """Width of the text features: the frozen encoder's hidden size, or the byte encoder's width"""
+    """Width of the text features: the frozen encoder's hidden size, or the learned encoder's width"""
 
     text_vocab_size: int = 0
-    """Ids of the learned byte encoder inside the model; 0: the features come from outside"""
+    """Ids of the learned text encoder inside the model; 0: the features come from outside"""
 
     text_n_layers: int = 4
-    """Blocks of the learned byte encoder"""
+    """Blocks of the learned text encoder"""
 
     text_n_heads: int = 4
-    """Heads of the learned byte encoder, all rotated"""
+    """Heads of the learned text encoder, all rotated"""
 
     adaln_rank: int = 256
     """Rank of the low-rank AdaLN"""
@@ -73,13 +73,20 @@ class DiTTTSModelArgs(BaseModelArgs):
         """Takes over what the TOML says of the model.
 
         Raises:
-            InputError: the text encoder's width or a size that cannot be built.
+            InputError: a number of ids that is not known yet, or a size that cannot be built.
         """
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size
         encoder = job_config.encoder
-        if encoder.model == "bytes":
-            self.text_vocab_size = BYTE_VOCAB_SIZE
+        if encoder.model in ("bytes", "chars"):
+            plain = encoder.model == "bytes" and not job_config.data.conditioning
+            self.text_vocab_size = encoder.vocab_size or (BYTE_VOCAB_SIZE if plain else 0)
+            if not self.text_vocab_size:
+                raise InputError(
+                    f"[encoder] vocab_size = 0 with model = {encoder.model!r} and [data] conditioning "
+                    f"= {job_config.data.conditioning}: the number of ids comes from the data; set "
+                    f"it, or give the config.toml of a run's folder, which has it"
+                )
             self.text_dim = encoder.dim or self.text_dim
             self.text_n_layers = encoder.n_layers
             self.text_n_heads = encoder.n_heads
@@ -92,9 +99,9 @@ class DiTTTSModelArgs(BaseModelArgs):
         for name, width, heads in (
             ("model", self.dim, self.n_heads),
             ("speaker encoder", self.speaker_dim, self.speaker_n_heads),
-            ("byte encoder", self.text_dim, self.text_n_heads),
+            ("text encoder", self.text_dim, self.text_n_heads),
         ):
-            if name == "byte encoder" and not self.text_vocab_size:
+            if name == "text encoder" and not self.text_vocab_size:
                 continue
             if heads < 1 or width < 1:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""The learned encoders: speaker latents and, for a model that needs no other text encoder, bytes."""
+"""The learned encoders: speaker latents and, for a model that needs no other text encoder, text."""
 
 import torch
 from torch import nn

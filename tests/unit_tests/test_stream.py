@@ -1,0 +1,184 @@
+"""The stream's choices: damaged samples skipped, over-long ones cropped, datasets mixed, epochs."""
+
+import itertools
+import os
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+from tests.synthetic import make_samples, make_shards
+from tests.unit_tests.test_dataloader import (
+    CHANNELS,
+    assert_same,
+    build,
+    byte_tokenizer,
+    config,
+    global_batches,
+    joined,
+    take,
+)
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+
+
+def flip(tar_path, member_numbers):
+    """Flip one bit of the data of some members, without a trace in the file's size or time."""
+    with tarfile.open(tar_path) as tar:
+        members = tar.getmembers()
+    before = os.stat(tar_path)
+    with open(tar_path, "r+b") as file:
+        for number in member_numbers:
+            position = members[number].offset_data + members[number].size - 1
+            file.seek(position)
+            byte = file.read(1)[0]
+            file.seek(position)
+            file.write(bytes([byte ^ 1]))
+    os.utime(tar_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """120 samples, indexed while they were sound, of which 4 have been damaged since."""
+    folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
+    build(folder)
+    flip(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
+    flip(folder / "000001.tar", [3 * 11])
+    return folder
+
+
+SKIP = {"on_error": "skip", "max_skipped_share": 0.1}
+BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
+
+
+def test_raise_names_the_sample(damaged):
+    with pytest.raises(ValueError, match="its (latents|reference|JSON) in .* is not what was index"):
+        take(build(damaged), 60)
+
+
+@pytest.mark.parametrize("ranks, accumulation", [(1, 1), (2, 1), (2, 2), (4, 1)])
+def test_skip_is_the_same_on_any_split(damaged, ranks, accumulation):
+    whole = [joined([batch]) for batch in take(build(damaged, **SKIP), 30)]
+    for left, right in zip(
+        whole, global_batches(damaged, ranks, accumulation, 30, **SKIP), strict=True
+    ):
+        assert_same(left, right)
+    replaced = sum(batch["replaced"] for batch in whole)
+    assert replaced >= len(BAD) and not BAD & {i for b in whole for i in b["sample_id"]}
+    # All else stands where it stood: only the damaged rows differ from the sound data's.
+
+
+def test_skip_changes_only_the_damaged_rows(damaged, tmp_path):
+    sound = make_shards(tmp_path / "sound", 120, seed=7, channels=CHANNELS)
+    for (left, _), (right, _) in zip(take(build(damaged, **SKIP), 30), take(build(sound), 30)):
+        for row, (found, wanted) in enumerate(zip(left["sample_id"], right["sample_id"])):
+            if wanted in BAD:
+                assert found not in BAD
+            else:
+                assert found == wanted
+                assert torch.equal(left["latents"][row], right["latents"][row])
+
+
+def test_skip_survives_a_resume_and_threads(damaged):
+    whole = take(build(damaged, **SKIP), 30)
+    first = build(damaged, **SKIP)
+    take(first, 11)
+    rest = build(damaged, num_workers=3, **SKIP)
+    rest.load_state_dict(first.state_dict())
+    for left, right in zip(whole[11:], take(rest, 19), strict=True):
+        assert_same(joined([left]), joined([right]))
+
+
+def test_each_file_is_told_once_and_too_many_end_the_run(damaged, caplog):
+    loader = build(damaged, **SKIP)
+    with caplog.at_level("WARNING"):
+        take(loader, 60)
+    assert sum("Another sample takes its place" in record.message for record in caplog.records) == 2
+    few = build(damaged, on_error="skip", max_skipped_share=0.02)
+    with pytest.raises(ValueError, match=r"3 damaged samples among \d+ reads .* = 0.02 allows"):
+        take(few, 60)
+
+
+def test_problems_of_the_index_are_left_out_and_told(tmp_path, caplog):
+    samples = make_samples(60, seed=7, channels=CHANNELS)
+    write_shard(tmp_path / "a.tar", samples)
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        offset = tar.getmembers()[30].offset
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[offset] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(ValueError, match="a.tar: the header at byte .* fails its checksum"):
+        build(tmp_path)
+    with caplog.at_level("INFO"):
+        loader = build(tmp_path, **SKIP)
+    assert "a.tar: 2 problems left out, the first: the header at byte" in caplog.text
+    assert len(loader.dataset) == 59
+
+
+def test_overlong_samples_are_cropped(tmp_path):
+    folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
+    kept, cropped = build(folder, max_frames=48), build(folder, max_frames=48, overlong="crop")
+    long = int((kept.dataset.frames > 48).sum())
+    assert long > 5
+    assert sum(kept.policy.sample_counts) == 60 - long and sum(cropped.policy.sample_counts) == 60
+    whole = {s.key: s for s in make_samples(60, seed=7, channels=CHANNELS)}
+    seen = 0
+    for inputs, labels in take(cropped, 20):
+        for row, sample_id in enumerate(inputs["sample_id"]):
+            latents = whole[sample_id.split(":")[1]].latents[:48]
+            frames = int(inputs["frames"][row])
+            assert frames == len(latents) == int((labels[row] == 0).sum())
+            np.testing.assert_array_equal(inputs["latents"][row, :frames].numpy(), latents)
+            seen += len(whole[sample_id.split(":")[1]].latents) > 48
+    assert seen
+
+
+def test_datasets_are_mixed_and_resumed(tmp_path):
+    """Two datasets whose shards have the same names, one drawn three times as often."""
+    a = make_shards(tmp_path / "a", 90, seed=1, channels=CHANNELS)
+    b = make_shards(tmp_path / "b", 30, seed=2, channels=CHANNELS)
+    settings = {"path": [str(a), str(b)], "weights": [1.0, 3.0]}
+    loader = build(None, **settings)
+    batches = take(loader, 120)
+    ids = list(itertools.chain.from_iterable(inputs["sample_id"] for inputs, _ in batches))
+    share = sum(name.startswith("b/") for name in ids) / len(ids)
+    assert share == pytest.approx(0.75, abs=0.03)
+    resumed = build(None, ranks=2, rank=1, **settings)
+    first = build(None, **settings)
+    take(first, 17)
+    resumed.load_state_dict(first.state_dict())
+    half = take(resumed, 5)
+    for (whole, _), (part, _) in zip(batches[17:22], half, strict=True):
+        rows = len(whole["sample_id"]) // 2
+        assert part["sample_id"] == whole["sample_id"][rows:]
+    with pytest.raises(ValueError, match="its samples is .* data.weights or the balancing"):
+        build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(first.state_dict())
+
+
+def test_balancing_by_speaker_changes_what_is_drawn(tmp_path):
+    samples = make_samples(100, seed=7, channels=CHANNELS)
+    for number, sample in enumerate(samples):
+        sample.metadata["speaker"] = "rare" if number < 10 else "common"
+    write_shard(tmp_path / "a.tar", samples)
+    rare = {f"a:{sample.key}" for sample in samples[:10]}
+
+    def share(**changes):
+        batches = take(build(tmp_path, num_buckets=1, **changes), 80)
+        ids = [name for inputs, _ in batches for name in inputs["sample_id"]]
+        return sum(name in rare for name in ids) / len(ids)
+
+    assert share() == pytest.approx(0.1, abs=0.02)
+    assert share(balance_by="speaker", balance_beta=0.99999) == pytest.approx(0.5, abs=0.03)
+    with pytest.raises(ValueError, match="data.balance_by = 'language', but no sample's JSON"):
+        build(tmp_path, balance_by="language")
+
+
+def test_epochs_set_the_steps(tmp_path):
+    folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
+    job = config(folder, epochs=3)
+    loader = build_dataloader(1, 0, byte_tokenizer(), job)
+    assert job.training.steps == loader.order.batches_before_epoch(3) > 0
+    assert loader.order.epoch_of(job.training.steps - 1) == 2
+    with pytest.raises(ValueError, match="data.epochs = 1 of 60 samples are less than one"):
+        build_dataloader(1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96))

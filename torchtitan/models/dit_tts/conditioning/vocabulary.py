@@ -1,0 +1,261 @@
+"""What each token id means: text units, then conditioning tokens. A pure function of the data.
+
+Ids, in this order, so that a unit's id does not depend on the conditioning:
+
+    0 padding, 1 begin, 2 end
+    bytes: 3 .. 258, byte b is b + 3
+    chars: 3 an unknown character, then the characters of the data by code point
+    for each conditioning field in the config's order: its unknown token, then its values
+
+Conditioning tokens exist as ids only. A text that holds the letters "<speaker:slt>" is letters.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+
+UNITS = ("bytes", "chars")
+FIELDS = ("speaker", "language", "quality", "class", "duration")
+
+PAD_ID, BEGIN_ID, END_ID = 0, 1, 2
+FIRST_BYTE_ID = 3
+UNKNOWN_CHARACTER_ID = 3
+FIRST_CHARACTER_ID = 4
+
+_VERSION = 1
+_SHOWN = 5
+"""values that a sentence names before it breaks off"""
+
+# A hair, so that 0.3 s in bins of 0.1 s is bin 3 and not, by the division's rounding, bin 2.
+_BIN_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The units of text and the conditioning fields with their values."""
+
+    unit: str = "bytes"
+    """one of UNITS"""
+
+    characters: str = ""
+    """for "chars": the known characters, ascending by code point, each once"""
+
+    conditioning: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """fields in the order of their tokens, with their known values; for duration the bins' numbers"""
+
+    duration_token_seconds: float = 0.0
+    """width of a duration bin in seconds; 0 without the duration field"""
+
+    @property
+    def first_conditioning_id(self) -> int:
+        if self.unit == "bytes":
+            return BYTE_VOCAB_SIZE
+        return FIRST_CHARACTER_ID + len(self.characters)
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.first_conditioning_id + sum(
+            1 + len(values) for values in self.conditioning.values()
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal ids of equal meaning."""
+        return hashlib.sha256(json.dumps(_contents(self)).encode()).hexdigest()[:16]
+
+    def unknown_ids(self) -> dict[str, int]:
+        """The id of each field's unknown token; the field's values follow it."""
+        ids, following = {}, self.first_conditioning_id
+        for name, values in self.conditioning.items():
+            ids[name] = following
+            following += 1 + len(values)
+        return ids
+
+    def duration_bin(self, seconds: float) -> str:
+        """The value of the duration field: the bin's number. The last bin is open."""
+        last = len(self.conditioning["duration"]) - 1
+        return str(int(min(seconds / self.duration_token_seconds + _BIN_TOLERANCE, last)))
+
+    def token(self, token_id: int) -> str:
+        """What an id stands for, to be read by people: "a", "<0x61>", "<end>", "<speaker:slt>"."""
+        for name, unknown in reversed(self.unknown_ids().items()):
+            if token_id >= unknown:
+                value = "?" if token_id == unknown else self.conditioning[name][token_id - unknown - 1]
+                return f"<{name}:{value}>"
+        if token_id < FIRST_BYTE_ID:
+            return ("<pad>", "<begin>", "<end>")[token_id]
+        if self.unit == "bytes":
+            return f"<0x{token_id - FIRST_BYTE_ID:02X}>"
+        if token_id == UNKNOWN_CHARACTER_ID:
+            return "<unknown>"
+        return self.characters[token_id - FIRST_CHARACTER_ID]
+
+    def describe(self) -> str:
+        """One line for the log."""
+        parts = [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
+        units = "256 bytes" if self.unit == "bytes" else f"{len(self.characters)} characters"
+        return f"{self.size} ids: " + ", ".join([units, *parts])
+
+
+def make_vocabulary(
+    unit: str,
+    characters: Iterable[str] = "",
+    conditioning: Sequence[str] = (),
+    values: Mapping[str, Iterable[str]] | None = None,
+    *,
+    duration_token_seconds: float = 0.5,
+    max_seconds: float = 0.0,
+) -> Vocabulary:
+    """The vocabulary of some data, the same whatever order its samples and shards have.
+
+    Args:
+        unit: one of UNITS.
+        characters: all characters of the texts; only "chars" reads them.
+        conditioning: names from FIELDS, in the order of their tokens.
+        values: the values of each field but duration.
+        duration_token_seconds: width of a duration bin.
+        max_seconds: the longest duration that has a bin of its own; longer ones share the last.
+
+    Raises:
+        InputError: no characters, or a field of which the data has no value.
+    """
+    fields = {}
+    for name in conditioning:
+        if name == "duration":
+            bins = math.ceil(max_seconds / duration_token_seconds - _BIN_TOLERANCE)
+            fields[name] = tuple(map(str, range(max(1, bins))))
+            continue
+        fields[name] = tuple(sorted(set((values or {}).get(name, ()))))
+        if not fields[name]:
+            raise InputError(
+                f"[data] conditioning has {name!r}, but no sample of [data] path has {name!r} in its "
+                f"JSON; take it out of the list or prepare the data with it"
+            )
+    known = "".join(sorted(set(characters))) if unit == "chars" else ""
+    if unit == "chars" and not known:
+        raise InputError(
+            "[encoder] model = 'chars', but all texts of [data] path are empty; use data with text"
+        )
+    width = duration_token_seconds if "duration" in fields else 0.0
+    return Vocabulary(unit, known, fields, width)
+
+
+def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
+    """Raises InputError unless every token of the config and its data is one of `run`'s.
+
+    Args:
+        run: the vocabulary that the weights were trained with.
+        data: the vocabulary of the config and its data.
+        where: what `run` belongs to, for the sentence.
+    """
+    for key, wanted, had in (
+        ("[encoder] model", data.unit, run.unit),
+        ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
+        ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
+    ):
+        if wanted != had:
+            raise InputError(
+                f"{key} = {wanted!r}, but {where} was trained with {had!r}; set it back, or start a "
+                f"new [job] experiment that loads none of its weights"
+            )
+    for name, wanted, had in (
+        ("characters", data.characters, run.characters),
+        *((name, data.conditioning[name], run.conditioning[name]) for name in run.conditioning),
+    ):
+        # The last duration bin is open, so a higher max_frames needs no new ones.
+        missing = [] if name == "duration" else sorted(set(wanted) - set(had))
+        if missing:
+            kind = "characters" if name == "characters" else f"values of {name!r}"
+            raise InputError(
+                f"[data] path has {len(missing)} {kind} that {where} was not trained with "
+                f"({named(missing, _SHOWN)}); restore its data, or start a new [job] experiment that "
+                f"loads none of its weights"
+            )
+
+
+def named(values: Sequence[str], most: int) -> str:
+    """The first values in quotes, and how many more there are."""
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(map(repr, values[:most])) + more
+
+
+def to_json(vocabulary: Vocabulary) -> str:
+    """The content of a run's tokenizer.json."""
+    contents = {
+        **_contents(vocabulary),
+        "vocab_size": vocabulary.size,
+        "fingerprint": vocabulary.fingerprint,
+    }
+    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+    # A value may hold half of a surrogate pair, which only an escape can store.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def from_json(text: str, where: str) -> Vocabulary:
+    """The vocabulary that `to_json` wrote.
+
+    Args:
+        where: the file, for the sentence.
+
+    Raises:
+        InputError: no JSON, another version, or contents that were changed.
+    """
+    try:
+        contents = json.loads(text)
+        version = contents["version"]
+        if version != _VERSION:
+            raise InputError(
+                f"{where} has version {version!r} where this program reads {_VERSION}; use the "
+                f"program that wrote it"
+            )
+        fields: dict[str, tuple[str, ...]] = {}
+        width = 0.0
+        for entry in contents["conditioning"]:
+            if entry["field"] == "duration":
+                fields["duration"] = tuple(map(str, range(entry["bins"])))
+                width = entry["bin_seconds"]
+            else:
+                fields[entry["field"]] = tuple(entry["values"])
+        vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width)
+        unchanged = (
+            vocabulary.unit in UNITS
+            and vocabulary.fingerprint == contents["fingerprint"]
+            and vocabulary.size == contents["vocab_size"]
+        )
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the "
+            f"file that the run wrote"
+        ) from error
+    if not unchanged:
+        raise InputError(
+            f"{where} was changed after the run wrote it: its fingerprint or size does not fit its "
+            f"contents; restore it, as the weights know only the ids that it had"
+        )
+    return vocabulary
+
+
+def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
+    """All that the ids depend on."""
+    fields: list[dict[str, Any]] = []
+    for name, values in vocabulary.conditioning.items():
+        if name == "duration":
+            seconds = vocabulary.duration_token_seconds
+            fields.append({"field": name, "bin_seconds": seconds, "bins": len(values)})
+        else:
+            fields.append({"field": name, "values": list(values)})
+    return {
+        "version": _VERSION,
+        "unit": vocabulary.unit,
+        "characters": vocabulary.characters,
+        "conditioning": fields,
+    }

@@ -1,0 +1,201 @@
+"""Read a sample's bytes out of local tars: where they lie, one read for all, and into the batch."""
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import InputError
+
+# Below the usual limit of 1024 open files a process, with room for everything else.
+MAX_OPEN_SHARDS = 256
+# torch runs an element-wise operation in one thread below 32768 elements. Staying below keeps
+# each loader thread from starting a pool of OpenMP threads of its own.
+_SERIAL_ELEMENTS = 32768 - 1
+_DTYPES = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
+# A sample whose members stand together is read at once; this much between them is worth it.
+_MOST_GAP_BYTES = 1 << 16
+
+# What a read needs of the index, in one row: one look-up brings all of it as Python integers.
+ROW = np.dtype(
+    [
+        ("shard", "<i4"),
+        ("latents_offset", "<i8"),
+        ("frames", "<i4"),
+        ("latents_item_bytes", "<u1"),
+        ("latents_hash", "<u8"),
+        ("reference_offset", "<i8"),
+        ("reference_frames", "<i4"),
+        ("reference_item_bytes", "<u1"),
+        ("reference_hash", "<u8"),
+        ("metadata_offset", "<i8"),
+        ("metadata_bytes", "<i4"),
+        ("metadata_hash", "<u8"),
+    ]
+)
+
+
+class Part(NamedTuple):
+    """One member's data within a sample's joined bytes, and its XXH3 hash."""
+
+    name: str
+    start: int
+    stop: int
+    hash: int
+
+
+class Layout(NamedTuple):
+    """Where a sample lies: its shard, byte spans [start, stop) of the tar, and its three parts
+    (latents, reference, JSON) within their joined bytes."""
+
+    shard: int
+    spans: list[tuple[int, int]]
+    parts: tuple[Part, Part, Part]
+    latents_item_bytes: int
+    reference_item_bytes: int
+
+
+def layout_of(row: tuple, channels: int) -> Layout:
+    """From a row of ``ROW`` as a tuple."""
+    (shard, latents_offset, frames, item_bytes, latents_hash, reference_offset, reference_frames,
+     reference_item_bytes, reference_hash, metadata_offset, metadata_bytes,
+     metadata_hash) = row  # fmt: skip
+    latents_bytes = frames * channels * item_bytes
+    reference_bytes = reference_frames * channels * reference_item_bytes
+    start = min(latents_offset, reference_offset, metadata_offset)
+    stop = max(
+        latents_offset + latents_bytes,
+        reference_offset + reference_bytes,
+        metadata_offset + metadata_bytes,
+    )
+    if stop - start - latents_bytes - reference_bytes - metadata_bytes <= _MOST_GAP_BYTES:
+        spans = [(start, stop)]
+        latents_at = latents_offset - start
+        reference_at = reference_offset - start
+        metadata_at = metadata_offset - start
+    else:
+        spans = [
+            (latents_offset, latents_offset + latents_bytes),
+            (reference_offset, reference_offset + reference_bytes),
+            (metadata_offset, metadata_offset + metadata_bytes),
+        ]
+        latents_at, reference_at = 0, latents_bytes
+        metadata_at = latents_bytes + reference_bytes
+    parts = (
+        Part("latents", latents_at, latents_at + latents_bytes, latents_hash),
+        Part("reference", reference_at, reference_at + reference_bytes, reference_hash),
+        Part("JSON", metadata_at, metadata_at + metadata_bytes, metadata_hash),
+    )
+    return Layout(shard, spans, parts, item_bytes, reference_item_bytes)
+
+
+class _OpenFile:
+    """A file descriptor that closes itself when its last reader lets go of it."""
+
+    def __init__(self, tar_path: str, expected_bytes: int):
+        try:
+            self.descriptor = os.open(tar_path, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(
+                f"{tar_path}: cannot be opened any more ({error.strerror}); restore it and start "
+                "again."
+            ) from None
+        found = os.fstat(self.descriptor).st_size
+        if found != expected_bytes:
+            raise InputError(
+                f"{tar_path}: has {found} bytes where its index was made from {expected_bytes}; "
+                "shards must not change during a run, so start again."
+            )
+
+    def __del__(self):
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+class LocalFiles:
+    """Reads spans of tars from any thread, with a bounded number of open files.
+
+    A pickled copy opens its own files.
+    """
+
+    def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
+        self._tar_paths = tar_paths
+        self._tar_bytes = tar_bytes
+        self._start()
+
+    def _start(self) -> None:
+        self._files: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._buffers = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tar_paths": self._tar_paths, "tar_bytes": self._tar_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._tar_paths, self._tar_bytes = state["tar_paths"], state["tar_bytes"]
+        self._start()
+
+    def read_spans(self, shard: int, spans: list[tuple[int, int]]) -> memoryview:
+        """The joined bytes of the spans, valid until this thread's next read.
+
+        Raises:
+            OSError: the disk cannot read them.
+            InputError: the tar is gone or has changed.
+        """
+        size = sum(stop - start for start, stop in spans)
+        buffer = getattr(self._buffers, "bytes", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers.bytes = memoryview(bytearray(size + size // 2))
+        file = self._file(shard)
+        filled = 0
+        for start, stop in spans:
+            while start < stop:
+                target = buffer[filled : filled + stop - start]
+                count = os.preadv(file.descriptor, [target], start)
+                if count == 0:
+                    raise InputError(
+                        f"{self._tar_paths[shard]}: ends before a sample does, so it changed "
+                        "during the run; restore the shard and start again."
+                    )
+                filled, start = filled + count, start + count
+        return buffer[:size]
+
+    def _file(self, shard: int) -> _OpenFile:
+        with self._lock:
+            file = self._files.get(shard)
+            if file is None:
+                file = _OpenFile(self._tar_paths[shard], self._tar_bytes[shard])
+                self._files[shard] = file
+                if len(self._files) > MAX_OPEN_SHARDS:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(shard)
+            return file
+
+
+def fill(stored: memoryview, item_bytes: int, out: np.ndarray) -> np.ndarray:
+    """Copy stored rows into the first rows of ``out`` (rows, C) and return those."""
+    channels = out.shape[1]
+    rows = min(len(stored) // (channels * item_bytes), len(out))
+    target = out[:rows]
+    source = np.frombuffer(stored, _DTYPES[item_bytes], count=rows * channels)
+    source = source.reshape(rows, channels)
+    if source.dtype == out.dtype or not source.flags.aligned:
+        target[:] = source
+    else:
+        _convert(source, target)
+    return target
+
+
+def _convert(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy (n, C) between float16 and float32; torch converts 20 times faster than numpy."""
+    source_tensor, target_tensor = torch.from_numpy(source), torch.from_numpy(target)
+    if target.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
+        target_tensor.copy_(source_tensor)
+        return
+    rows = max(1, _SERIAL_ELEMENTS // target.shape[1])
+    for start in range(0, len(target), rows):
+        target_tensor[start : start + rows].copy_(source_tensor[start : start + rows])

@@ -1,0 +1,62 @@
+"""Damaged samples that a run meets while it reads: counted, told once a file, too many are the end.
+
+What stands for a damaged sample is ``GlobalOrder.replacement``, so that every rank, number of threads
+and resume sees the same batches as long as the same samples are damaged.
+"""
+
+import threading
+
+from torchtitan.tools.logging import logger
+
+from ..errors import InputError
+from .archive import DamagedSample, Dataset
+
+# A share is judged over at least so many reads, or all samples where there are fewer: one damaged
+# sample among the first ten says little.
+_FEWEST_READS = 1000
+
+
+class DamageCounter:
+    """Counts one process's damaged samples. Thread-safe.
+
+    Attributes:
+        on_error: "raise" or "skip".
+        reads: rows filled so far; a lost update between threads does no harm.
+    """
+
+    def __init__(self, on_error: str = "raise", max_skipped_share: float = 0.01):
+        if on_error not in ("raise", "skip"):
+            raise InputError(f"data.on_error is '{on_error}'; it must be 'raise' or 'skip'.")
+        if not 0 <= max_skipped_share <= 1:
+            raise InputError(
+                f"data.max_skipped_share is {max_skipped_share}; it must lie between 0 and 1."
+            )
+        self.on_error = on_error
+        self.max_skipped_share = max_skipped_share
+        self.reads = 0
+        self._damaged: set[int] = set()
+        self._told: set[int] = set()
+        self._lock = threading.Lock()
+
+    def count(self, dataset: Dataset, sample: int, error: DamagedSample) -> None:
+        """Take note of a damaged sample; a sample that comes again counts once.
+
+        Raises:
+            InputError: there are too many by now.
+        """
+        with self._lock:
+            self._damaged.add(sample)
+            shard = int(dataset.shard[sample])
+            if shard not in self._told:
+                self._told.add(shard)
+                logger.warning(
+                    f"{error} Another sample takes its place; further ones of this shard are "
+                    "counted without a word."
+                )
+            found = len(self._damaged)
+            judged = max(self.reads, min(len(dataset), _FEWEST_READS))
+            if found > self.max_skipped_share * judged:
+                raise InputError(
+                    f"{found} damaged samples among {self.reads} reads of this process, more than "
+                    f"data.max_skipped_share = {self.max_skipped_share:g} allows; the last: {error}"
+                )
