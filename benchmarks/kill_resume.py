@@ -1,9 +1,12 @@
 """Kills training runs with SIGKILL at random moments, many times over, and compares with an unbroken one.
 
     python benchmarks/kill_resume.py --runs 20
+    python benchmarks/kill_resume.py --runs 20 --data everything
 
-Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
-threads, and is killed in every life but the last. Writes benchmarks/results/kill_resume.json.
+The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
+balanced speakers, weighted durations, cropped and damaged samples and conditioning tokens. Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
+threads, and is killed in every life but the last. Writes
+benchmarks/results/kill_resume.json or kill_resume_everything.json.
 """
 
 import argparse
@@ -17,27 +20,30 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import kill_resume, runs  # noqa: E402
-from tests.synthetic import make_shards  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+
+DATA = {"plain": kill_resume.plain_data, "everything": kill_resume.everything_at_once}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
-    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/kill_resume.json"))
+    parser.add_argument("--data", choices=tuple(DATA), default="plain")
+    parser.add_argument("--output", help="default: benchmarks/results/kill_resume[_everything].json")
     options = parser.parse_args()
+    name = "kill_resume" if options.data == "plain" else f"kill_resume_{options.data}"
+    output = Path(options.output or ROOT / f"benchmarks/results/{name}.json")
 
     began = time.monotonic()
     outcomes = []
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, DATA[options.data](Path(temporary)) as data:
         folder = Path(temporary)
-        make_shards(folder / "data", 40, seed=5)
-        kill_resume.make_seed_checkpoint(folder)
-        unbroken = runs.run(folder, "unbroken", kill_resume.common_arguments(folder))
+        kill_resume.make_seed_checkpoint(folder, data)
+        unbroken = runs.run(folder, "unbroken", kill_resume.common_arguments(folder, data))
         for number in range(options.runs):
             outcome = kill_resume.kill_and_resume(
-                folder, f"killed{number}", unbroken, options.seed + number
+                folder, data, f"killed{number}", unbroken, options.seed + number
             )
             outcomes.append(outcome)
             elapsed = time.monotonic() - began
@@ -50,6 +56,8 @@ def main() -> int:
                 flush=True,
             )
     report = {
+        "data": options.data,
+        "damaged_samples_replaced_in_a_run": outcomes[0].replaced,
         "runs": options.runs,
         "kills": sum(len(o.kills) for o in outcomes),
         "runs_with_the_same_sample_ids_in_every_step": sum(o.same_ids for o in outcomes),
@@ -60,10 +68,10 @@ def main() -> int:
         "seconds": time.monotonic() - began,
         "conditions": environment(),
     }
-    write_atomic(Path(options.output), json.dumps(report, indent=2) + "\n")
+    write_atomic(output, json.dumps(report, indent=2) + "\n")
     good = report["runs_with_the_same_sample_ids_in_every_step"] == options.runs
     good = good and report["largest_loss_difference"] < 1e-5
-    print(f"{'passed' if good else 'FAILED'}: {options.output}")
+    print(f"{'passed' if good else 'FAILED'}: {output}")
     return 0 if good else 1
 
 

@@ -1,10 +1,14 @@
 """Kills a training run with SIGKILL at random moments and resumes it on other numbers of processes.
 
-Used by the integration test and, many times over, by benchmarks/kill_resume.py.
+Used by the integration test and, many times over, by benchmarks/kill_resume.py. The data is either
+plain, or everything at once: a local and a remote dataset mixed by weight, speakers balanced, durations
+weighted, over-long samples cropped, damaged ones skipped.
 """
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +17,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests import runs
+from tests.http_server import FolderServer
+from tests.synthetic import flip_bits, make_shards
+from torchtitan.models.dit_tts.data.archive import open_dataset
 
 STEPS = 14
 
@@ -51,16 +58,53 @@ class Outcome:
     largest_weight_difference: float
     """over the weights and their averages in the last checkpoint"""
 
+    replaced: int
+    """damaged samples of the unbroken run that another one stood for"""
+
     kills: list[int]
     """last step that had been logged when each kill struck"""
 
 
 
-def common_arguments(folder: Path) -> list[str]:
+@contextmanager
+def plain_data(folder: Path) -> Iterator[list[str]]:
+    """Arguments of runs on one local dataset."""
+    make_shards(folder / "data", 40, seed=5)
+    yield ["--data.path", str(folder / "data")]
+
+
+@contextmanager
+def everything_at_once(folder: Path) -> Iterator[list[str]]:
+    """Arguments of runs on mixed, balanced, cropped and damaged data, half of it behind a server that
+    answers as long as the context lasts."""
+    for name, seed in (("local", 5), ("remote", 6)):
+        make_shards(folder / name, 40, seed=seed)
+        open_dataset(str(folder / name))  # the indexes of the sound archives
+        flip_bits(folder / name / "000000.tar", [3 * 2, 3 * 9 + 1, 3 * 14 + 2])
+    with FolderServer(folder / "remote") as server:
+        yield [
+            "--data.path",
+            f"{folder / 'local'},{server.url}/{{000000..000001}}.tar",
+            "--data.weights",
+            "1",
+            "2",
+            "--data.balance_by=speaker",
+            "--data.duration_alpha=0.5",
+            "--data.conditioning=speaker,duration",
+            "--encoder.model=chars",
+            "--data.overlong=crop",
+            "--data.max_frames=96",
+            "--data.on_error=skip",
+            "--data.max_skipped_share=0.5",
+            "--data.cache_folder",
+            str(folder / "cache"),
+        ]
+
+
+def common_arguments(folder: Path, data: list[str]) -> list[str]:
     return [
         *runs.TINY,
-        "--data.path",
-        str(folder / "data"),
+        *data,
         "--data.audit",
         f"--training.steps={STEPS}",
         "--checkpoint.interval=2",
@@ -69,12 +113,8 @@ def common_arguments(folder: Path) -> list[str]:
     ]
 
 
-def make_seed_checkpoint(folder: Path) -> None:
-    runs.run(
-        folder,
-        "seed",
-        [*runs.TINY, "--data.path", str(folder / "data"), "--checkpoint.create_seed_checkpoint"],
-    )
+def make_seed_checkpoint(folder: Path, data: list[str]) -> None:
+    runs.run(folder, "seed", [*runs.TINY, *data, "--checkpoint.create_seed_checkpoint"])
 
 
 def last_weights(run: runs.Run) -> dict[str, torch.Tensor]:
@@ -106,10 +146,12 @@ def _wait_for_step(run: runs.Run, step: int) -> None:
         time.sleep(0.02)
 
 
-def kill_and_resume(folder: Path, name: str, unbroken: runs.Run, seed: int) -> Outcome:
+def kill_and_resume(
+    folder: Path, data: list[str], name: str, unbroken: runs.Run, seed: int
+) -> Outcome:
     """One run that is killed in every life but the last, at a random step and a random moment of it."""
     rng = random.Random(seed)
-    common = common_arguments(folder)
+    common = common_arguments(folder, data)
     kills, step = [], 0
     for number, (processes, threads, arguments) in enumerate(LIVES):
         life = runs.start(
@@ -141,5 +183,6 @@ def kill_and_resume(folder: Path, name: str, unbroken: runs.Run, seed: int) -> O
         largest_weight_difference=max(
             (weights[name] - wanted[name]).abs().max().item() for name in wanted
         ),
+        replaced=sum(row["replaced_samples"] for row in expected.values()),
         kills=kills,
     )

@@ -1,6 +1,8 @@
 """Small synthetic datasets for tests: random latents with the text of spoken digits."""
 
-from collections.abc import Callable
+import os
+import tarfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -67,3 +69,18 @@ def make_shards(
     for shard in range(shards):
         write_shard(folder / f"{shard:06d}.tar", samples[shard::shards])
     return folder
+
+
+def flip_bits(tar_path: str | Path, member_numbers: Iterable[int]) -> None:
+    """Flip a bit in the data of some members, which leaves no trace in the file's size or time."""
+    with tarfile.open(tar_path) as tar:
+        members = tar.getmembers()
+    before = os.stat(tar_path)
+    with open(tar_path, "r+b") as file:
+        for number in member_numbers:
+            position = members[number].offset_data + members[number].size - 1
+            file.seek(position)
+            byte = file.read(1)[0]
+            file.seek(position)
+            file.write(bytes([byte ^ 1]))
+    os.utime(tar_path, ns=(before.st_atime_ns, before.st_mtime_ns))

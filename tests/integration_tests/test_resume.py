@@ -3,27 +3,38 @@
 import json
 
 from tests import kill_resume, runs
-from tests.synthetic import make_shards
 
 
-def test_killed_and_resumed_run_equals_the_unbroken_one(tmp_path):
-    make_shards(tmp_path / "data", 40, seed=5)
-    kill_resume.make_seed_checkpoint(tmp_path)
-    unbroken = runs.run(tmp_path, "unbroken", kill_resume.common_arguments(tmp_path))
+def kill_one(folder, data):
+    """A run killed in three of its four lives, beside an unbroken one."""
+    kill_resume.make_seed_checkpoint(folder, data)
+    unbroken = runs.run(folder, "unbroken", kill_resume.common_arguments(folder, data))
     ids = unbroken.audited_ids(ranks=1)
     assert sorted(ids) == list(range(1, kill_resume.STEPS + 1))
     assert all(names and ":" in names[0] for names in ids.values())
 
-    outcome = kill_resume.kill_and_resume(tmp_path, "killed", unbroken, seed=1)
+    outcome = kill_resume.kill_and_resume(folder, data, "killed", unbroken, seed=1)
     assert outcome.same_ids
     assert outcome.largest_loss_difference < 1e-5
     assert outcome.largest_weight_difference < 1e-4
     assert len(outcome.kills) == len(kill_resume.LIVES) - 1
+    return outcome
+
+
+def test_mixed_balanced_damaged_and_remote_data(tmp_path):
+    with kill_resume.everything_at_once(tmp_path) as data:
+        outcome = kill_one(tmp_path, data)
+        assert outcome.replaced > 0
+
+
+def test_killed_and_resumed_run_equals_the_unbroken_one(tmp_path):
+    with kill_resume.plain_data(tmp_path) as data:
+        assert kill_one(tmp_path, data).replaced == 0
     state = json.loads((tmp_path / "killed" / "state.json").read_text())
     assert (state["state"], state["step"]) == ("completed", kill_resume.STEPS)
 
     # Going on from an older checkpoint in the same folder would overwrite the newer ones.
-    arguments = kill_resume.common_arguments(tmp_path)
+    arguments = kill_resume.common_arguments(tmp_path, data)
     older = runs.start(tmp_path, "killed", [*arguments, "--checkpoint.load_step=12"])
     assert older.wait() == 2
     assert "load_step = 12" in older.log.read_text() and "Traceback" not in older.log.read_text()

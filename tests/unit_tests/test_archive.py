@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.synthetic import make_samples, make_shards
-from torchtitan.models.dit_tts.data import index, reading
+from torchtitan.models.dit_tts.data import archive, index, reading
 from torchtitan.models.dit_tts.data.archive import DamagedSample, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
 from torchtitan.models.dit_tts.data.sources import open_source
@@ -543,3 +543,16 @@ def test_labels_and_characters(tmp_path, samples):
     assert dataset.characters == "".join(
         sorted(set("".join(sample.metadata["text"] for sample in samples)))
     )
+
+
+def test_ranks_that_start_together_begin_with_other_shards(tmp_path, monkeypatch):
+    make_shards(tmp_path, 16, channels=CHANNELS, shards=8)
+    whole = open_dataset(str(tmp_path), CHANNELS)
+    order = []
+    load = index.load_index
+    monkeypatch.setattr(archive, "load_index", lambda path: order.append(path) or load(path))
+    for number in range(3):
+        order.clear()
+        part = open_dataset(str(tmp_path), CHANNELS, part=(number, 3))
+        assert part.fingerprint == whole.fingerprint and part.tar_paths == whole.tar_paths
+        assert os.path.basename(order[0]) == f"{8 * number // 3:06d}.tar"

@@ -358,3 +358,23 @@ def test_a_resume_needs_no_initial_checkpoint(tmp_path):
     refused(lambda: validate(*arguments), "initial_load_path")
     (tmp_path / "x" / "checkpoint").mkdir(parents=True)
     validate(*arguments)
+
+
+def test_paths_of_data_on_the_command_line_and_in_toml(tmp_path, monkeypatch):
+    """One path, or several with commas between them; braces keep theirs; URLs stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd,name").mkdir()
+    for given, wanted in (
+        ("a", f"{tmp_path}/a"),
+        ("a,/b", [f"{tmp_path}/a", "/b"]),
+        ("a-{1,2}.tar,s3://x/{0..3}.tar", [f"{tmp_path}/a-{{1,2}}.tar", "s3://x/{0..3}.tar"]),
+        ("odd,name", f"{tmp_path}/odd,name"),
+    ):
+        assert load_config([f"--data.path={given}"]).data.path == wanted
+    toml = tmp_path / "x.toml"
+    toml.write_text('[data]\npath = ["a", "http://h/b.tar"]\nweights = [1.0, 2.5]\n')
+    data = load_config(["--job.config_file", str(toml), "--data.weights", "3", "1"]).data
+    assert data.path == [f"{tmp_path}/a", "http://h/b.tar"] and data.weights == [3.0, 1.0]
+    toml.write_text("[data]\npath = [1]\n")
+    with pytest.raises(InputError, match="path = .* has the wrong type"):
+        load_config(["--job.config_file", str(toml)])

@@ -1,14 +1,13 @@
 """The stream's choices: damaged samples skipped, over-long ones cropped, datasets mixed, epochs."""
 
 import itertools
-import os
 import tarfile
 
 import numpy as np
 import pytest
 import torch
 
-from tests.synthetic import make_samples, make_shards
+from tests.synthetic import flip_bits, make_samples, make_shards
 from tests.unit_tests.test_dataloader import (
     CHANNELS,
     assert_same,
@@ -23,28 +22,13 @@ from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 
 
-def flip(tar_path, member_numbers):
-    """Flip one bit of the data of some members, without a trace in the file's size or time."""
-    with tarfile.open(tar_path) as tar:
-        members = tar.getmembers()
-    before = os.stat(tar_path)
-    with open(tar_path, "r+b") as file:
-        for number in member_numbers:
-            position = members[number].offset_data + members[number].size - 1
-            file.seek(position)
-            byte = file.read(1)[0]
-            file.seek(position)
-            file.write(bytes([byte ^ 1]))
-    os.utime(tar_path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 @pytest.fixture
 def damaged(tmp_path):
     """120 samples, indexed while they were sound, of which 4 have been damaged since."""
     folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
     build(folder)
-    flip(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
-    flip(folder / "000001.tar", [3 * 11])
+    flip_bits(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
+    flip_bits(folder / "000001.tar", [3 * 11])
     return folder
 
 

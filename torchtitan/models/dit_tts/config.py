@@ -5,11 +5,13 @@ import dataclasses
 import difflib
 import io
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import typeguard
+import tyro
 
 from torchtitan.config import ConfigManager
 from torchtitan.models.dit_tts.data.sources import is_remote, local_path
@@ -40,6 +42,14 @@ def _unboxed(words: str) -> str:
     return " ".join(lines[:rule]).rstrip(".").replace(". ", "; ") or " ".join(words.split())
 
 
+def _split_paths(text: str) -> str | list[str]:
+    """At the commas outside braces; a path of that very name is one."""
+    if os.path.exists(text):
+        return text
+    paths = re.split(r",(?![^{}]*\})", text)
+    return paths if len(paths) > 1 else text
+
+
 class TTSConfigManager(ConfigManager):
     """Upstream's config manager, whose errors name the file, the key and what is allowed."""
 
@@ -47,6 +57,23 @@ class TTSConfigManager(ConfigManager):
         super().__init__(config_cls=JobConfig)
         self._file = ""
         self._section = ""
+
+    @staticmethod
+    def register_tyro_rules(registry: tyro.constructors.ConstructorRegistry) -> None:
+        ConfigManager.register_tyro_rules(registry)
+
+        @registry.primitive_rule
+        def paths_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
+            """Paths with commas between them, as upstream's lists of strings."""
+            if type_info.type != str | list[str]:
+                return None
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="A,B,C,...",
+                instance_from_str=lambda args: _split_paths(args[0]),
+                is_instance=lambda value: isinstance(value, (str, list)),
+                str_from_instance=lambda value: [value if isinstance(value, str) else ",".join(value)],
+            )
 
     def parse_args(self, args: list[str]) -> JobConfig:
         words = io.StringIO()

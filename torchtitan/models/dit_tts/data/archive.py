@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+from tqdm import tqdm
 
 from ..errors import InputError
 from .index import ShardIndex, load_index
@@ -51,6 +52,7 @@ def open_dataset(
     max_skipped_share: float = 0.01,
     cache_folder: str = "",
     cache_bytes: int = 0,
+    part: tuple[int, int] = (0, 1),
 ) -> "Dataset":
     """Open the shards at ``path`` and make indexes where none are stored.
 
@@ -64,6 +66,8 @@ def open_dataset(
             the same.
         cache_folder, cache_bytes: where bytes read from URLs are kept, and how many; see
             ``RangeReader``.
+        part: (number, count) of processes that start together: each begins with other shards, so
+            that together they make every missing index about once. The first shows progress.
 
     Raises:
         InputError: nothing there, a damaged shard, or arrays of another width.
@@ -78,9 +82,7 @@ def open_dataset(
         tar_paths += found
         sources += [number] * len(found)
     _refuse_twice(tar_paths)
-    openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
-    with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
-        indexes = list(pool.map(load_index, tar_paths))
+    indexes = _load_indexes(tar_paths, part)
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
             raise InputError(
@@ -94,6 +96,25 @@ def open_dataset(
     dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader)
     _judge_problems(dataset, on_error, max_skipped_share)
     return dataset
+
+
+def _load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardIndex]:
+    number, count = part
+    first = len(tar_paths) * number // count
+    rotated = tar_paths[first:] + tar_paths[:first]
+    openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
+    with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
+        indexes = list(
+            tqdm(
+                pool.map(load_index, rotated),
+                "opening shards",
+                len(rotated),
+                unit="shard",
+                delay=2.0,  # indexes that are there already need no bar
+                disable=number > 0,
+            )
+        )
+    return indexes[len(indexes) - first :] + indexes[: len(indexes) - first]
 
 
 def _refuse_twice(tar_paths: list[str]) -> None:
@@ -199,6 +220,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    @property
+    def shard_names(self) -> list[str]:
+        """Name of each shard as ``sample_id`` has it."""
+        return list(self._shard_names)
 
     @property
     def tar_bytes(self) -> list[int]:

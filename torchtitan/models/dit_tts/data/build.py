@@ -31,7 +31,7 @@ def build_dataloader(
     global_batch_size, accumulation_steps = batch_split(
         job_config.training.global_batch_size, job_config.training.local_batch_size, dp_world_size
     )
-    dataset = open_training_data(data)
+    dataset = open_training_data(data, (dp_rank, dp_world_size))
     selection = select_samples(
         dataset.frames,
         tokenizer.max_tokens(dataset.text_bytes, dataset.text_chars),
@@ -90,8 +90,8 @@ def build_dataloader(
     return loader
 
 
-def open_training_data(data) -> Dataset:
-    """The dataset that ``[data]`` names."""
+def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
+    """The dataset that ``[data]`` names; ``part`` as in ``open_dataset``."""
     return open_dataset(
         data.path,
         data.latent_channels,
@@ -99,6 +99,7 @@ def open_training_data(data) -> Dataset:
         max_skipped_share=data.max_skipped_share,
         cache_folder=data.cache_folder,
         cache_bytes=int(data.cache_gib * 2**30),
+        part=part,
     )
 
 

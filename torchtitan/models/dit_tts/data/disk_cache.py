@@ -22,6 +22,7 @@ import re
 import resource
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -225,6 +226,7 @@ class _Usage:
     def __init__(self, folder: str):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self.descriptor = os.open(os.path.join(folder, self.NAME), flags, 0o666)
+        weakref.finalize(self, os.close, self.descriptor)
         self.is_new = True
 
     def read(self) -> int:
@@ -233,10 +235,6 @@ class _Usage:
     def write(self, used: int) -> None:
         os.pwrite(self.descriptor, used.to_bytes(8, "little"), 0)
 
-    def __del__(self):
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
-
 
 class _CachedTar:
     """The two files of one tar, closed when the last reader lets go of them."""
@@ -244,8 +242,11 @@ class _CachedTar:
     def __init__(self, path: str, size: int, create: bool):
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self.data = os.open(path + ".data", flags, 0o666)
+        weakref.finalize(self, os.close, self.data)
         self.log = os.open(path + ".log", flags, 0o666)
+        weakref.finalize(self, os.close, self.log)
         if create and os.fstat(self.data).st_size != size:
+            os.ftruncate(self.log, 0)  # of data that are gone
             # At its full length from the start: some filesystems reserve space behind a file that
             # grows, and that would count.
             os.ftruncate(self.data, size)
@@ -253,11 +254,6 @@ class _CachedTar:
         self._records = _Records()
         self._read_bytes = 0
         self._touched = 0.0
-
-    def __del__(self):
-        for name in ("data", "log"):
-            if name in self.__dict__:
-                os.close(self.__dict__[name])
 
     def is_linked(self) -> bool:
         """False once another process has removed one of the files."""

@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol
@@ -85,6 +86,7 @@ class LocalSource:
             raise InputError(
                 f"{path}: cannot be opened ({error.strerror}); check the path and its rights."
             ) from None
+        self._close = weakref.finalize(self, os.close, self.descriptor)  # once, at the latest then
         found = os.fstat(self.descriptor)
         self.size, self.version = found.st_size, found.st_mtime_ns
 
@@ -110,12 +112,7 @@ class LocalSource:
         return done
 
     def close(self) -> None:
-        descriptor = self.__dict__.pop("descriptor", None)
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def __del__(self):
-        self.close()
+        self._close()
 
 
 class RemoteSource:
