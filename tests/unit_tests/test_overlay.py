@@ -168,7 +168,7 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
     expected = {
         str(path.relative_to(ROOT))
         for path in (OURS / "models/dit_tts").rglob("*")
-        if path.is_file() and path.suffix in (".py", ".json")
+        if path.is_file() and path.suffix in (".py", ".json", ".jinja")
     }
     expected |= {"titan_tts.py", "torchtitan/_cpu.py"}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}

@@ -24,6 +24,7 @@ def remote(server, tmp_path, **changes):
     return build(None, path=urls, **changes)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_same_batches_as_from_disk(server, tmp_path):
     local = build(server.folder)
     loader = remote(server, tmp_path, num_workers=2)

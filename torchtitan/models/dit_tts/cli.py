@@ -2,11 +2,23 @@
 
 import argparse
 import importlib
+from typing import Any
 
 from torchtitan.models.dit_tts.main import report_input_errors
 
+# Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS = {
     "prepare": ("prepare.command", "audio and text to archives of latents"),
+    "data": (
+        {
+            "inspect": ("inspection.inspect_command", "what a dataset holds, from its indexes"),
+            "doctor": (
+                "inspection.doctor_command",
+                "reads a whole dataset, says what is wrong with it and suggests batches",
+            ),
+        },
+        "what is in a dataset of archives, and what is wrong with it",
+    ),
     "generate": ("inference.generate_command", "text to speech with a trained run"),
     "evaluate": ("inference.evaluate_command", "word error rate of a run's speech, with wavs"),
 }
@@ -16,14 +28,23 @@ _COMMANDS = {
 def main(args: list[str]) -> int:
     """Runs one sub-command. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="titan-tts", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    chosen = next((arg for arg in args if not arg.startswith("-")), None)
-    for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:
-            # Only the chosen one is imported: torch and audio libraries take seconds.
-            loaded = importlib.import_module(f"torchtitan.models.dit_tts.{module}")
-            loaded.add_arguments(command)
-            command.set_defaults(run_command=loaded.run)
+    _add_commands(parser, _COMMANDS, [arg for arg in args if not arg.startswith("-")])
     options = parser.parse_args(args)
     return options.run_command(options)
+
+
+def _add_commands(
+    parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: list[str]
+) -> None:
+    """Adds sub-commands; ``words`` are the command line's words from here on, without options."""
+    choices = parser.add_subparsers(dest="command", required=True)
+    for name, (target, summary) in commands.items():
+        command = choices.add_parser(name, help=summary, description=summary)
+        chosen = words[:1] == [name]
+        if isinstance(target, dict):
+            _add_commands(command, target, words[1:] if chosen else [])
+        elif chosen:
+            # Only the chosen one is imported: torch and audio libraries take seconds.
+            loaded = importlib.import_module(f"torchtitan.models.dit_tts.{target}")
+            loaded.add_arguments(command)
+            command.set_defaults(run_command=loaded.run)

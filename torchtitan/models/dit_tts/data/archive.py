@@ -270,7 +270,7 @@ class Dataset:
         sample: int,
         latents_out: np.ndarray | None = None,
         reference_out: np.ndarray | None = None,
-        fetched: bytes | None = None,
+        fetched: bytearray | None = None,
     ) -> LoadedSample:
         """Read a sample into the first rows of the given buffers.
 
@@ -296,7 +296,7 @@ class Dataset:
         return LoadedSample(
             fill(latents, layout.latents_item_bytes, latents_out),
             fill(reference, layout.reference_item_bytes, reference_out),
-            json.loads(bytes(metadata)),
+            json.loads(str(metadata, "utf-8")),
         )
 
     def read(
@@ -315,9 +315,9 @@ class Dataset:
         part = layout.parts[2]
         offset = int(self._rows["metadata_offset"][sample])
         alone = layout._replace(spans=[(offset, offset + part.stop - part.start)])
-        return json.loads(bytes(self._checked(sample, self._read(sample, alone), part)))
+        return json.loads(str(self._checked(sample, self._read(sample, alone), part), "utf-8"))
 
-    def fetch(self, samples: Sequence[int]) -> dict[int, bytes]:
+    def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
         """The bytes of those samples that lie behind URLs, all asked for at once.
 
         Raises:
@@ -329,7 +329,7 @@ class Dataset:
         extents = [self._extents(self._layout(sample)) for sample in wanted]
         fetched = iter(self._reader.fetch([extent for group in extents for extent in group]))
         return {
-            sample: b"".join(next(fetched) for _ in group)
+            sample: bytearray().join(next(fetched) for _ in group)
             for sample, group in zip(wanted, extents, strict=True)
         }
 
@@ -358,7 +358,7 @@ class Dataset:
         """The joined bytes of the layout's spans, valid until this thread's next read."""
         if self._remote[layout.shard]:
             assert self._reader is not None
-            return memoryview(b"".join(self._reader.fetch(self._extents(layout))))
+            return memoryview(bytearray().join(self._reader.fetch(self._extents(layout))))
         try:
             return self._files.read_spans(layout.shard, layout.spans)
         except OSError as error:

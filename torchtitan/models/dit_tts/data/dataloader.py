@@ -230,7 +230,7 @@ class LatentDataLoader(BaseDataLoader):
         batch: GlobalBatch,
         batch_row: int,
         sample: int,
-        fetched: dict[int, bytes],
+        fetched: dict[int, bytearray],
         into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     ) -> tuple[int, tuple[int, int, int]]:
         """Fill a row with ``sample``, or with what stands for it where it is damaged.
@@ -263,7 +263,7 @@ class LatentDataLoader(BaseDataLoader):
     def _load_row(
         self,
         sample: int,
-        fetched: dict[int, bytes],
+        fetched: dict[int, bytearray],
         into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     ) -> tuple[int, int, int]:
         latents, speaker, text_ids, drop = into

@@ -5,7 +5,8 @@ For each tar the folder holds two files, named by a digest of the tar's URL, siz
     DIGEST.data   as long as the tar, sparse: cached bytes stand where they stand in the tar
     DIGEST.log    one record of 24 bytes an extent: start, stop, xxh3_64 of the bytes
 
-and ``usage``, whose lock every writer takes and which counts the bytes that the folder takes.
+and ``titan-tts-cache.usage``, whose lock every writer takes and which counts the bytes that the
+folder takes. Other files there are left alone.
 Readers take no lock and need none: what an extent's bytes do not hash to is not there. So it does
 no harm when bytes are written and their record is not, when a record is torn, when another
 process removes the files during a read, or when the disk flips a bit.
@@ -143,7 +144,8 @@ class DiskCache:
                     stem = ours[1]
                     sizes[stem] = sizes.get(stem, 0) + found.st_blocks * 512
                     # The log is touched at every use; data without one is an unfinished removal.
-                    last_use[stem] = found.st_mtime_ns if ours[2] == "log" else last_use.get(stem, 0)
+                    used_at = found.st_mtime_ns if ours[2] == "log" else 0
+                    last_use[stem] = max(used_at, last_use.get(stem, 0))
         if used + needed <= self.limit_bytes:
             return used
         goal = max(0, int(self.limit_bytes * (1 - _SPARE_SHARE)) - needed)
@@ -221,7 +223,7 @@ class DiskCache:
 class _Usage:
     """The file that counts the bytes of the folder; its lock is the lock of all writing."""
 
-    NAME = "usage"
+    NAME = "titan-tts-cache.usage"
 
     def __init__(self, folder: str):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

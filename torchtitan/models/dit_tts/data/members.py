@@ -251,7 +251,7 @@ def _read_metadata(
         else source.pread(member.size, member.offset)
     )
     try:
-        metadata = json.loads(data)
+        metadata = json.loads(str(data, "utf-8"))
         text = metadata["text"]
         text_bytes = len(text.encode("utf-8"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -77,8 +77,8 @@ def filesystem(url: str) -> tuple[Any, str]:
         fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise InputError(
-            f"{shown(url)}: '{protocol}://' is no known kind of store; use s3://, http://, https:// "
-            "or another scheme of fsspec."
+            f"{shown(url)}: '{protocol}://' is no known kind of store; use s3://, http://, "
+            "https:// or another scheme of fsspec."
         ) from None
     except ImportError:
         if protocol in ("s3", "s3a", "http", "https"):
@@ -222,7 +222,9 @@ class RangeClient:
             place = self._places[url] = filesystem(url)
         return place
 
-    async def _gather(self, extents: Sequence[Extent], places: list[tuple[Any, str]]) -> list[bytes]:
+    async def _gather(
+        self, extents: Sequence[Extent], places: Sequence[tuple[Any, str]]
+    ) -> list[bytes]:
         warned: set[int] = set()
         tasks = [
             asyncio.ensure_future(self._read(wanted, store, path, warned))

@@ -86,7 +86,7 @@ class LocalSource:
             raise InputError(
                 f"{path}: cannot be opened ({error.strerror}); check the path and its rights."
             ) from None
-        self._close = weakref.finalize(self, os.close, self.descriptor)  # once, at the latest then
+        self._close = weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         self.size, self.version = found.st_size, found.st_mtime_ns
 
@@ -103,8 +103,8 @@ class LocalSource:
                 count = os.preadv(self.descriptor, [target[done:]], offset + done)
             except OSError as error:
                 raise InputError(
-                    f"{self.path}: cannot be read at byte {offset + done} ({error.strerror}); check "
-                    "the disk and restore the shard."
+                    f"{self.path}: cannot be read at byte {offset + done} ({error.strerror}); "
+                    "check the disk and restore the shard."
                 ) from None
             if count == 0:
                 break
