@@ -473,5 +473,5 @@ def test_the_data_section_sets_the_models_input():
 
 @pytest.mark.parametrize("heads", ["0", "3", "32"])
 def test_heads_that_do_not_fit(heads):
-    with pytest.raises(InputError, match=rf"byte encoder.* {heads} heads"):
+    with pytest.raises(InputError, match=rf"text encoder.* {heads} heads"):
         replace(SMALL).update_from_config(load_config([f"--encoder.n_heads={heads}"]))

@@ -191,7 +191,8 @@ def test_http_shards(folder, server):
     server.requests.clear()
     assert find_shards(f"{server.url}/train/shard-{{000000..000002}}.tar") == shards
     assert not server.requests
-    assert "lists no .tar file" in sentence_of(find_shards, f"{server.url}/train/shard-000000.tar.idx")
+    index = f"{server.url}/train/shard-000000.tar.idx"
+    assert "lists no .tar file" in sentence_of(find_shards, index)
     assert "matches no .tar file" in sentence_of(find_shards, f"{server.url}/train/*.zip")
     missing = f"{server.url}/none/"
     assert sentence_of(find_shards, missing) == (

@@ -76,11 +76,12 @@ class Data:
     """Key of the samples' JSON whose values are balanced within each dataset; empty: none"""
 
     balance_beta: float = 0.999
-    """β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 leaves the classes
-    as they are, towards 1 they become equally frequent"""
+    """Parameter β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 leaves the
+    classes as they are, towards 1 they become equally frequent"""
 
     duration_alpha: float = 0.0
-    """α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0: all alike"""
+    """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0: all
+    alike"""
 
     duration_offset_seconds: float = 0.0
     """What is added to a sample's duration under duration_alpha, in seconds"""
@@ -166,13 +167,13 @@ class Encoder:
     """Ids of the tokenizer; 0: as the tokenizer that the run makes from its data has"""
 
     dim: int = 0
-    """Width of the byte encoder; 0: the flavor's text_dim"""
+    """Width of the learned encoder; 0: the flavor's text_dim"""
 
     n_layers: int = 2
-    """Blocks of the byte encoder"""
+    """Blocks of the learned encoder"""
 
     n_heads: int = 4
-    """Heads of the byte encoder"""
+    """Heads of the learned encoder"""
 
 
 @dataclass

@@ -27,13 +27,13 @@ def build_tokenizer(job_config: JobConfig) -> Tokenizer:
     """
     import torch.distributed as dist
 
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    tokenizer = resolve_tokenizer(job_config, Path(job_config.job.dump_folder), rank)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    tokenizer = resolve_tokenizer(job_config, Path(job_config.job.dump_folder), rank, ranks)
     job_config.encoder.vocab_size = tokenizer.vocab_size
     return tokenizer
 
 
-def resolve_tokenizer(config: JobConfig, folder: Path, rank: int) -> Tokenizer:
+def resolve_tokenizer(config: JobConfig, folder: Path, rank: int, ranks: int) -> Tokenizer:
     """The tokenizer of the run in `folder`: its own file's, its initial weights', or its data's.
 
     Every rank comes to the same one by itself; rank 0 writes the file where there are no weights yet.
@@ -42,7 +42,7 @@ def resolve_tokenizer(config: JobConfig, folder: Path, rank: int) -> Tokenizer:
         InputError: the config or its data need a token that the weights do not know, the data lacks
             what the config asks for, or [encoder] vocab_size is another number.
     """
-    needed = data_vocabulary(config)
+    needed = data_vocabulary(config, (rank, ranks))
     weights = _origin_of_weights(config, folder)
     vocabulary = needed
     if weights is not None:
@@ -63,14 +63,16 @@ def resolve_tokenizer(config: JobConfig, folder: Path, rank: int) -> Tokenizer:
     return Tokenizer(vocabulary, config.data.conditioning_dropout)
 
 
-def data_vocabulary(config: JobConfig) -> Vocabulary:
-    """The vocabulary that the config asks for, with what its data has. Data that it does not depend
-    on is not opened."""
+def data_vocabulary(config: JobConfig, part: tuple[int, int] = (0, 1)) -> Vocabulary:
+    """The vocabulary that the config asks for, with what its data has; `part` as in `open_dataset`.
+
+    Data that it does not depend on is not opened.
+    """
     data, unit = config.data, config.encoder.model
     if unit == "bytes" and not data.conditioning:
         return Vocabulary()
     labels = [name for name in data.conditioning if name != "duration"]
-    dataset = open_training_data(data) if unit == "chars" or labels else None
+    dataset = open_training_data(data, part) if unit == "chars" or labels else None
     return make_vocabulary(
         unit,
         dataset.characters if dataset is not None else "",
@@ -106,7 +108,8 @@ def load_tokenizer(folder: Path, config: JobConfig) -> Tokenizer:
         InputError: as `load_vocabulary`, or no file where the config needs one.
     """
     vocabulary = load_vocabulary(folder)
-    if [vocabulary.unit, *vocabulary.conditioning] != [config.encoder.model, *config.data.conditioning]:
+    wanted = [config.encoder.model, *config.data.conditioning]
+    if [vocabulary.unit, *vocabulary.conditioning] != wanted:
         raise InputError(
             f"{folder / FILE_NAME} has {vocabulary.describe()}, or is missing, where the run's "
             f"config.toml has [encoder] model = {config.encoder.model!r} and [data] conditioning = "

@@ -87,8 +87,8 @@ class Vocabulary:
         """What an id stands for, to be read by people: "a", "<0x61>", "<end>", "<speaker:slt>"."""
         for name, unknown in reversed(self.unknown_ids().items()):
             if token_id >= unknown:
-                value = "?" if token_id == unknown else self.conditioning[name][token_id - unknown - 1]
-                return f"<{name}:{value}>"
+                values = ("?", *self.conditioning[name])
+                return f"<{name}:{values[token_id - unknown]}>"
         if token_id < FIRST_BYTE_ID:
             return ("<pad>", "<begin>", "<end>")[token_id]
         if self.unit == "bytes":

@@ -139,11 +139,7 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_skipped_share: float)
         return
     tar_path, first = dataset.problems[0]
     count = len(dataset.problems)
-    more = (
-        f" {count - 1} more problems are there: titan-tts data doctor lists them all."
-        if count > 1
-        else ""
-    )
+    more = f" ({count - 1} more: titan-tts data doctor lists them)" if count > 1 else ""
     if on_error == "raise":
         raise InputError(f"{tar_path}: {first.sentence}{more}")
     share = count / (count + len(dataset))

@@ -157,9 +157,10 @@ def _reference_of(dataset: Dataset, speaker: str) -> int:
     """A sample of the speaker, that with the longest reference."""
     codes, speakers = dataset.labels("speaker")
     if speaker not in speakers:
+        known = ", ".join(sorted(speakers)[:_SHOWN]) or "none"
+        more = f" and {len(speakers) - _SHOWN} more" if len(speakers) > _SHOWN else ""
         raise InputError(
-            f"--speaker {speaker!r} is not in the archives; they have: "
-            f"{named(sorted(speakers), _SHOWN)}"
+            f"--speaker {speaker!r} is not in the archives; they have: {known}{more}"
         )
     samples = np.flatnonzero(codes == speakers.index(speaker))
     return int(samples[np.argmax(dataset.reference_frames[samples])])
