@@ -372,6 +372,10 @@ def test_unusable_cache_folder_is_one_warning(server, tars, tmp_path, caplog, mo
     server.requests.clear()
     assert reader.fetch(extents[:1]) == right(tars, extents[:1])
     assert server.requests["GET"] == (1 if how == "no folder" else 0)
+    server.requests.clear()
+    reader.forget(extents[0])
+    assert reader.fetch(extents[:1]) == right(tars, extents[:1])
+    assert server.requests["GET"] == 1
 
 
 def test_records_of_a_million_samples():

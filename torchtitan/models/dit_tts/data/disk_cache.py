@@ -102,7 +102,7 @@ class DiskCache:
             with self._writing, self._locked():
                 tar = self._tar(extent, create=False)
                 if tar is not None:
-                    tar.append([(extent.start, extent.stop, 0)])
+                    tar.forget(extent.start, extent.stop)
         except OSError as error:
             self._stop(error)
 
@@ -296,6 +296,12 @@ class _CachedTar:
         self.append(records)
         # Some filesystems count blocks only when they come to write them.
         return max(written, self._disk_bytes() - before)
+
+    def forget(self, start: int, stop: int) -> None:
+        with self._lock:
+            self._catch_up()
+            self._records.drop(start, stop)  # here, even if the disk is full and cannot be told
+        self.append([(start, stop, 0)])
 
     def append(self, records: Sequence[tuple[int, int, int]]) -> None:
         """Write records (start, stop, hash) under the folder's lock; hash 0 forgets an extent."""

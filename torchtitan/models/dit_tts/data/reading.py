@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -103,16 +104,14 @@ class _OpenFile:
                 f"{tar_path}: cannot be opened any more ({error.strerror}); restore it and start "
                 "again."
             ) from None
+        # Not __del__: at the interpreter's exit it would find no os any more.
+        weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor).st_size
         if found != expected_bytes:
             raise InputError(
                 f"{tar_path}: has {found} bytes where its index was made from {expected_bytes}; "
                 "shards must not change during a run, so start again."
             )
-
-    def __del__(self):
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
 
 
 class LocalFiles:
