@@ -41,8 +41,13 @@ _PLAIN_NPY_HEADER = re.compile(
 
 
 class Problem(NamedTuple):
-    """What is wrong: the sample's key, "" where none can be named, and a sentence."""
+    """What is wrong.
 
+    kind: "shard" (the tar itself), or of a sample "incomplete", "not_finite", "changed" (not what
+    its writer noted) or "unusable". key: the sample's, "" where none can be named.
+    """
+
+    kind: str
     key: str
     sentence: str
 
@@ -83,7 +88,11 @@ class ShardContents:
 
 
 class _Unusable(Exception):
-    """A member that cannot be used, in a sentence without the tar's name."""
+    """A member that cannot be used, in a sentence without the tar's name, and its kind."""
+
+    def __init__(self, sentence: str, kind: str = "unusable"):
+        super().__init__(sentence)
+        self.kind = kind
 
 
 def read_shard(source: Source) -> ShardContents:
@@ -91,7 +100,7 @@ def read_shard(source: Source) -> ShardContents:
     contents = ShardContents()
 
     def tell(sentence: str) -> None:
-        contents.problems.append(Problem("", sentence))
+        contents.problems.append(Problem("shard", "", sentence))
 
     characters: set[str] = set()
     groups: dict[str, dict[str, Any]] = {}
@@ -122,7 +131,7 @@ def read_shard(source: Source) -> ShardContents:
             else:
                 members[kind] = _read_array(source, member)
         except _Unusable as unusable:
-            contents.problems.append(Problem(key, str(unusable)))
+            contents.problems.append(Problem(unusable.kind, key, str(unusable)))
             broken.add(key)
     _take_complete(contents, groups, broken)
     contents.characters = "".join(sorted(characters))
@@ -146,7 +155,8 @@ def _take_complete(
             if missing:
                 raise _Unusable(
                     f"sample '{key}' is incomplete, it lacks {', '.join(missing)}; complete or "
-                    "remove it."
+                    "remove it.",
+                    "incomplete",
                 )
             sample = SampleMembers(
                 key,
@@ -158,7 +168,7 @@ def _take_complete(
             _check_sample(sample, contents.channels)
             contents.samples.append(sample)
         except _Unusable as unusable:
-            contents.problems.append(Problem(key, str(unusable)))
+            contents.problems.append(Problem(unusable.kind, key, str(unusable)))
 
 
 def _check_sample(sample: SampleMembers, channels: int) -> None:
@@ -177,7 +187,8 @@ def _check_sample(sample: SampleMembers, channels: int) -> None:
             raise _Unusable(
                 f"the .{kind} of sample '{key}' is not the one that was written (its {HASHES_KEY} "
                 f"in the JSON is {written}, found {array.hash:016x}), so it is damaged; copy or "
-                "write the tar again."
+                "write the tar again.",
+                "changed",
             )
 
 
@@ -210,7 +221,8 @@ def _read_array(source: Source, member: Member) -> ArrayMember:
     if ((bits & exponent) == exponent).any():
         raise _Unusable(
             f"{where} has values that are NaN or infinite; encode the utterance again or leave it "
-            "out."
+            "out.",
+            "not_finite",
         )
     array_hash = xxhash.xxh3_64_intdigest(memoryview(data)[data_start:])
     return ArrayMember(member.offset + data_start, shape[0], shape[1], item_bytes, array_hash)
@@ -267,7 +279,8 @@ def _read_metadata(
         raise _Unusable(
             f"the JSON of sample '{key}' is not the one that was written, so it is damaged; copy "
             f"or write the tar again, or take its key \"{HASHES_KEY}\" out if it was changed on "
-            "purpose."
+            "purpose.",
+            "changed",
         )
     characters.update(text)
     return MetadataMember(

@@ -10,6 +10,15 @@ from ..data.archive import Dataset
 from .findings import KINDS, Example, Finding, finding_of
 from .measure import ALL_ZERO, CHANGING, CONSTANT, DAMAGED, NAMED, OTHER, Measurements
 
+# Of a problem's kind in data/members.py.
+_PROBLEM_CODES = {
+    "shard": "damaged_shard",
+    "incomplete": "incomplete_sample",
+    "not_finite": "not_finite",
+    "changed": "damaged_sample",
+    "unusable": "unusable_sample",
+}
+
 # A spread of lengths or levels as wide as this is no fault, however alike the other samples are.
 LEAST_OUTLIER_RATIO = 2.0
 # Peaks spread more than levels do.
@@ -56,26 +65,12 @@ def problem_findings(dataset: Dataset, limits: Limits) -> list[Finding]:
     names = dict(zip(dataset.tar_paths, dataset.shard_names, strict=True))
     for tar_path, problem in dataset.problems:
         where = f"{names[tar_path]}:{problem.key}" if problem.key else tar_path
-        cases.setdefault(_problem_code(problem.key, problem.sentence), []).append(
-            Example(where, problem.sentence)
-        )
+        code = _PROBLEM_CODES[problem.kind]
+        cases.setdefault(code, []).append(Example(where, problem.sentence))
     return [
         Finding(KINDS[code], len(examples), tuple(examples[: limits.max_examples]))
         for code, examples in cases.items()
     ]
-
-
-def _problem_code(key: str, sentence: str) -> str:
-    if not key:
-        return "damaged_shard"
-    for words, code in (
-        ("is incomplete", "incomplete_sample"),
-        ("NaN or infinite", "not_finite"),
-        ("is not the one that was written", "damaged_sample"),
-    ):
-        if words in sentence:
-            return code
-    return "unusable_sample"
 
 
 def length_findings(dataset: Dataset, limits: Limits) -> list[Finding]:
