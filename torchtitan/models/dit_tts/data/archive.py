@@ -25,7 +25,7 @@ from ..errors import InputError
 from .index import ShardIndex, load_index
 from .members import LABELS, Problem
 from .range_cache import Extent, RangeReader
-from .reading import ROW, Layout, LocalFiles, Part, fill, layout_of
+from .reading import PARTS, ROW, Layout, LocalFiles, fill, layout_of
 from .sources import find_shards, is_remote
 
 # Threads that wait on disks or servers while indexes are opened.
@@ -281,9 +281,11 @@ class Dataset:
         """
         layout = self._layout(sample)
         data = memoryview(fetched) if fetched is not None else self._read(sample, layout)
-        latents, reference, metadata = (
-            self._checked(sample, data[part.start : part.stop], part) for part in layout.parts
-        )
+        parts = [data[start:stop] for start, stop in layout.parts]
+        for name, part, expected in zip(PARTS, parts, layout.hashes, strict=True):
+            if xxhash.xxh3_64_intdigest(part) != expected:
+                raise self._damaged(sample, name)
+        latents, reference, metadata = parts
         channels = self.latent_channels
         if latents_out is None:
             latents_out = np.empty((int(self.frames[sample]), channels), np.float32)
@@ -308,10 +310,12 @@ class Dataset:
     def metadata(self, sample: int) -> dict[str, Any]:
         """The sample's JSON object; ``["text"]`` is always a string."""
         layout = self._layout(sample)
-        part = layout.parts[2]
+        start, stop = layout.parts[2]
         offset = int(self._rows["metadata_offset"][sample])
-        alone = layout._replace(spans=[(offset, offset + part.stop - part.start)])
-        return json.loads(str(self._checked(sample, self._read(sample, alone), part), "utf-8"))
+        data = self._read(sample, layout._replace(spans=[(offset, offset + stop - start)]))
+        if xxhash.xxh3_64_intdigest(data) != layout.hashes[2]:
+            raise self._damaged(sample, PARTS[2])
+        return json.loads(str(data, "utf-8"))
 
     def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
         """The bytes of those samples that lie behind URLs, all asked for at once.
@@ -363,15 +367,13 @@ class Dataset:
                 f"cannot be read there ({error.strerror}); restore the shard."
             ) from None
 
-    def _checked(self, sample: int, data: memoryview, part: Part) -> memoryview:
-        if xxhash.xxh3_64_intdigest(data) != part.hash:
-            raise DamagedSample(
-                f"sample '{self.sample_id(sample)}': its {part.name} in "
-                f"{self.tar_paths[int(self.shard[sample])]} is not what was indexed, so it was "
-                "damaged since; restore the shard, or leave such samples out with data.on_error = "
-                "'skip'."
-            )
-        return data
+    def _damaged(self, sample: int, part: str) -> DamagedSample:
+        return DamagedSample(
+            f"sample '{self.sample_id(sample)}': its {part} in "
+            f"{self.tar_paths[int(self.shard[sample])]} is not what was indexed, so it was "
+            "damaged since; restore the shard, or leave such samples out with data.on_error = "
+            "'skip'."
+        )
 
 
 def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:

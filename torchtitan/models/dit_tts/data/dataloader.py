@@ -23,6 +23,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 
 from ..errors import InputError
 from .archive import DamagedSample, Dataset
+from .batch_memory import BatchMemory
 from .buckets import BatchPolicy
 from .order import GlobalBatch, GlobalOrder
 from .skipping import DamageCounter
@@ -138,6 +139,12 @@ class LatentDataLoader(BaseDataLoader):
         self.frames_per_second = frames_per_second
         # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
         self.consumed = 0
+        blocks = dp_world_size * accumulation_steps
+        largest = max(
+            size // blocks * max(T, R)
+            for size, (T, _, R) in zip(policy.batch_sizes, policy.shapes, strict=True)
+        )
+        self._memory = BatchMemory(largest * dataset.latent_channels)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._order_lock = threading.Lock()
         self._order_parts = {
@@ -196,13 +203,13 @@ class LatentDataLoader(BaseDataLoader):
         batch_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, batch_rows)
         fetched = self.dataset.fetch(samples)
-        lengths = np.zeros((3, rows), np.int64)
-        used = []
+        lengths, used = [], []
         for row, sample in enumerate(samples.tolist()):
             into = (latents_rows[row], speaker_rows[row], text_ids[row], drop[row])
-            sample, lengths[:, row] = self._fill_row(batch, first + row, sample, fetched, into)
+            sample, row_lengths = self._fill_row(batch, first + row, sample, fetched, into)
             used.append(sample)
-        frames, speaker_frames, tokens = lengths
+            lengths.append(row_lengths)
+        frames, speaker_frames, tokens = np.array(lengths, np.int64).T.copy()
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
         valid = np.arange(T) < frames[:, None]
@@ -278,8 +285,8 @@ class LatentDataLoader(BaseDataLoader):
                 sample, latents, speaker, self.dataset.fetch([sample])[sample]
             )
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
-        latents[frames:] = 0
-        speaker[speaker_frames:] = 0
+        latents[frames:].fill(0)
+        speaker[speaker_frames:].fill(0)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         try:
@@ -301,7 +308,9 @@ class LatentDataLoader(BaseDataLoader):
             return batch
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32, pin_memory=self.pin_memory)
+        if self.pin_memory:  # torch keeps page-locked memory for the next one itself
+            return torch.empty(shape, dtype=torch.float32, pin_memory=True)
+        return self._memory.tensor(*shape)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -39,22 +39,23 @@ ROW = np.dtype(
 )
 
 
-class Part(NamedTuple):
-    """One member's data within a sample's joined bytes, and its XXH3 hash."""
-
-    name: str
-    start: int
-    stop: int
-    hash: int
+PARTS = ("latents", "reference", "JSON")
 
 
 class Layout(NamedTuple):
-    """Where a sample lies: its shard, byte spans [start, stop) of the tar, and its three parts
-    (latents, reference, JSON) within their joined bytes."""
+    """Where a sample lies.
+
+    Attributes:
+        shard: number of its shard.
+        spans: byte ranges [start, stop) of the tar.
+        parts: [start, stop) of each of ``PARTS`` within the spans' joined bytes.
+        hashes: XXH3 of each.
+    """
 
     shard: int
     spans: list[tuple[int, int]]
-    parts: tuple[Part, Part, Part]
+    parts: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    hashes: tuple[int, int, int]
     latents_item_bytes: int
     reference_item_bytes: int
 
@@ -66,12 +67,15 @@ def layout_of(row: tuple, channels: int) -> Layout:
      metadata_hash) = row  # fmt: skip
     latents_bytes = frames * channels * item_bytes
     reference_bytes = reference_frames * channels * reference_item_bytes
-    start = min(latents_offset, reference_offset, metadata_offset)
-    stop = max(
-        latents_offset + latents_bytes,
-        reference_offset + reference_bytes,
-        metadata_offset + metadata_bytes,
-    )
+    if latents_offset < reference_offset < metadata_offset:  # as our writer has them
+        start, stop = latents_offset, metadata_offset + metadata_bytes
+    else:
+        start = min(latents_offset, reference_offset, metadata_offset)
+        stop = max(
+            latents_offset + latents_bytes,
+            reference_offset + reference_bytes,
+            metadata_offset + metadata_bytes,
+        )
     if stop - start - latents_bytes - reference_bytes - metadata_bytes <= _MOST_GAP_BYTES:
         spans = [(start, stop)]
         latents_at = latents_offset - start
@@ -86,11 +90,12 @@ def layout_of(row: tuple, channels: int) -> Layout:
         latents_at, reference_at = 0, latents_bytes
         metadata_at = latents_bytes + reference_bytes
     parts = (
-        Part("latents", latents_at, latents_at + latents_bytes, latents_hash),
-        Part("reference", reference_at, reference_at + reference_bytes, reference_hash),
-        Part("JSON", metadata_at, metadata_at + metadata_bytes, metadata_hash),
+        (latents_at, latents_at + latents_bytes),
+        (reference_at, reference_at + reference_bytes),
+        (metadata_at, metadata_at + metadata_bytes),
     )
-    return Layout(shard, spans, parts, item_bytes, reference_item_bytes)
+    hashes = (latents_hash, reference_hash, metadata_hash)
+    return Layout(shard, spans, parts, hashes, item_bytes, reference_item_bytes)
 
 
 class _OpenFile:
@@ -106,6 +111,9 @@ class _OpenFile:
             ) from None
         # Not __del__: at the interpreter's exit it would find no os any more.
         weakref.finalize(self, os.close, self.descriptor)
+        if hasattr(os, "posix_fadvise"):
+            # Samples are read in random order: what the kernel would read ahead is not wanted.
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         found = os.fstat(self.descriptor).st_size
         if found != expected_bytes:
             raise InputError(
@@ -144,7 +152,9 @@ class LocalFiles:
             OSError: the disk cannot read them.
             InputError: the tar is gone or has changed.
         """
-        size = sum(stop - start for start, stop in spans)
+        size = 0
+        for start, stop in spans:
+            size += stop - start
         buffer = getattr(self._buffers, "bytes", None)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers.bytes = memoryview(bytearray(size + size // 2))
@@ -163,6 +173,9 @@ class LocalFiles:
         return buffer[:size]
 
     def _file(self, shard: int) -> _OpenFile:
+        file = self._files.get(shard)
+        if file is not None and len(self._tar_paths) <= MAX_OPEN_SHARDS:
+            return file  # none is ever closed, so their order is of no interest
         with self._lock:
             file = self._files.get(shard)
             if file is None:
@@ -177,24 +190,19 @@ class LocalFiles:
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray) -> np.ndarray:
     """Copy stored rows into the first rows of ``out`` (rows, C) and return those."""
-    channels = out.shape[1]
-    rows = min(len(stored) // (channels * item_bytes), len(out))
-    target = out[:rows]
-    source = np.frombuffer(stored, _DTYPES[item_bytes], count=rows * channels)
-    source = source.reshape(rows, channels)
-    if source.dtype == out.dtype or not source.flags.aligned:
+    source = np.frombuffer(stored, _DTYPES[item_bytes]).reshape(-1, out.shape[1])
+    if len(source) > len(out):
+        source = source[: len(out)]
+    target = out[: len(source)]
+    if item_bytes == out.itemsize or not source.flags.aligned:
         target[:] = source
-    else:
-        _convert(source, target)
-    return target
-
-
-def _convert(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy (n, C) between float16 and float32; torch converts 20 times faster than numpy."""
+        return target
+    # Between float16 and float32: torch converts 20 times faster than numpy.
     source_tensor, target_tensor = torch.from_numpy(source), torch.from_numpy(target)
     if target.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
         target_tensor.copy_(source_tensor)
-        return
+        return target
     rows = max(1, _SERIAL_ELEMENTS // target.shape[1])
     for start in range(0, len(target), rows):
         target_tensor[start : start + rows].copy_(source_tensor[start : start + rows])
+    return target

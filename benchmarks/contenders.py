@@ -1,0 +1,411 @@
+"""The loaders that benchmarks/loader.py compares: one job, the same padded batches.
+
+Every contender but the plain copy gives ``(input_dict, labels)`` as our loader does (see
+``LatentDataLoader``): rows of one length bucket, padded to its static shape, texts as ids of the byte
+tokenizer, masks and labels. The other libraries know no buckets, so their samples go through
+`BucketBatches`, which keeps one open batch a bucket, widens each array straight into its row, and
+gives a batch out when it is full: the same number of rows, the same padding and no copy more than ours.
+
+They read in the order in which the samples are stored, unshuffled, which is their fastest, and check
+nothing of what they read. Ours draws its samples at random from the whole dataset and holds every byte
+against its hash. The copy knows where everything lies, draws at random, and leaves texts out.
+"""
+
+import importlib.util
+import io
+import json
+import os
+import sys
+import tarfile
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.synthetic_speech import CHANNELS
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.job_config import JobConfig
+
+Batch = tuple[dict[str, Any], torch.Tensor | None]
+# (key, latents (T, C) float16, reference (R, C) float16, text)
+Sample = tuple[str, np.ndarray, np.ndarray, str]
+# One pass over the samples; called again for another.
+Pass = Callable[[], Iterator[Batch]]
+
+OURS = "titan-tts"
+COPY = "plain copy"
+COPY_NEW_MEMORY = "plain copy, new memory"
+INSTALL = {
+    "webdataset": "pip install --no-deps -r benchmarks/requirements.txt",
+    "datasets": 'pip install "datasets==5.2.0"',
+    "streaming": "pip install --no-deps -r benchmarks/requirements.txt",
+}
+
+
+@dataclass(frozen=True)
+class Archives:
+    """The samples as every contender finds them.
+
+    Attributes:
+        tar_paths: shards of triplets.
+        mds_folder: the same samples in MosaicML's format.
+        policy: buckets and rows a batch.
+    """
+
+    tar_paths: list[str]
+    mds_folder: Path
+    policy: BatchPolicy
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """Raises InputError for the first of these contenders whose library is missing."""
+    for name in names:
+        module = {"MosaicML streaming": "streaming", "HF datasets": "datasets"}.get(name, name)
+        if module in INSTALL and importlib.util.find_spec(module) is None:
+            raise InputError(
+                f"the contender '{name}' is not installed; {INSTALL[module]}, or leave it out with "
+                f"--without '{name}'."
+            )
+
+
+# ---- ours
+
+
+def make_ours(folder: Path, batch_size: int, workers: int) -> LatentDataLoader:
+    """The loader as a training run makes it, with the default buckets."""
+    config = JobConfig()
+    config.data.path = str(folder)
+    config.data.max_text_tokens = 448  # 30 s at 14 bytes a second
+    config.data.num_workers = workers
+    config.training.local_batch_size = config.training.global_batch_size = batch_size
+    return build_dataloader(1, 0, byte_tokenizer(), config)
+
+
+def ours(loader: LatentDataLoader, samples: int) -> Pass:
+    """A pass goes on in the endless order until as many rows were given as there are samples."""
+    batches = iter(loader)
+
+    def run() -> Iterator[Batch]:
+        rows = 0
+        while rows < samples:
+            batch = next(batches)
+            rows += len(batch[1])
+            yield batch
+
+    return run
+
+
+# ---- the other libraries
+
+
+class BucketBatches(IterableDataset):
+    """Batches of what ``samples`` gives, by length bucket; the incomplete ones come at the end."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]], policy: BatchPolicy):
+        self.samples = samples
+        self.policy = policy
+        self.tokenizer = byte_tokenizer()
+
+    def __iter__(self) -> Iterator[Batch]:
+        edges = np.array(self.policy.edges)
+        open_batches: dict[int, _OpenBatch] = {}
+        for key, latents, reference, text in self.samples():
+            bucket = int(edges.searchsorted(len(latents)))
+            batch = open_batches.get(bucket)
+            if batch is None:
+                batch = open_batches[bucket] = _OpenBatch(
+                    self.policy.batch_sizes[bucket], self.policy.shapes[bucket], self.tokenizer
+                )
+            batch.add(key, latents, reference, text)
+            if len(batch.keys) == self.policy.batch_sizes[bucket]:
+                yield open_batches.pop(bucket).close()
+        for batch in open_batches.values():
+            yield batch.close()
+
+
+class _OpenBatch:
+    """One padded batch while it is filled, row by row."""
+
+    def __init__(self, rows: int, shape: tuple[int, int, int], tokenizer: Tokenizer):
+        self.T, self.L, self.R = shape
+        self.tokenizer = tokenizer
+        self.keys: list[str] = []
+        self.latents = torch.empty(rows, self.T, CHANNELS)
+        self.speaker = torch.empty(rows, self.R, CHANNELS)
+        self.text_ids = np.full((rows, self.L), tokenizer.pad_id, np.int64)
+        self.frames, self.references, self.tokens = (np.zeros(rows, np.int64) for _ in range(3))
+
+    def add(self, key: str, latents: np.ndarray, reference: np.ndarray, text: str) -> None:
+        row = len(self.keys)
+        self.keys.append(key)
+        frames, references = len(latents), min(self.R, len(reference))
+        self.latents[row, :frames].copy_(torch.from_numpy(latents))
+        self.latents[row, frames:].zero_()
+        self.speaker[row, :references].copy_(torch.from_numpy(reference[:references]))
+        self.speaker[row, references:].zero_()
+        self.tokens[row] = self.tokenizer.encode_into(self.text_ids[row], text)
+        self.frames[row], self.references[row] = frames, references
+
+    def close(self) -> Batch:
+        n = len(self.keys)
+        frames = self.frames[:n, None]
+        labels = np.where(np.arange(self.T) < frames, np.int64(0), np.int64(IGNORE_INDEX))
+        input_dict = {
+            "latents": self.latents[:n],
+            "speaker": self.speaker[:n],
+            "text_ids": torch.from_numpy(self.text_ids[:n]),
+            "text_mask": torch.from_numpy(np.arange(self.L) < self.tokens[:n, None]),
+            "speaker_mask": torch.from_numpy(np.arange(self.R) < self.references[:n, None]),
+            "frames": torch.from_numpy(self.frames[:n]),
+            "sample_id": self.keys,
+        }
+        return input_dict, torch.from_numpy(labels)
+
+
+def tarfile_triplets(tar_paths: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray, dict]]:
+    """(key, latents, reference, metadata) by Python's own tarfile, as a stream."""
+    for tar_path in tar_paths:
+        with tarfile.open(tar_path, "r|") as tar:
+            members: dict[str, bytes] = {}
+            for member in tar:
+                key, _, suffix = member.name.partition(".")
+                members[suffix] = tar.extractfile(member).read()
+                if len(members) == 3:
+                    yield (
+                        key,
+                        np.load(io.BytesIO(members["npy"])),
+                        np.load(io.BytesIO(members["ref.npy"])),
+                        json.loads(members["json"]),
+                    )
+                    members = {}
+
+
+def tarfile_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
+    def samples() -> Iterator[Sample]:
+        worker = get_worker_info()
+        mine = tar_paths[worker.id :: worker.num_workers] if worker else tar_paths
+        for key, latents, reference, metadata in tarfile_triplets(mine):
+            yield key, latents, reference, metadata["text"]
+
+    return samples
+
+
+def webdataset_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
+    import webdataset
+
+    dataset = webdataset.WebDataset(tar_paths, shardshuffle=False).decode()
+
+    def samples() -> Iterator[Sample]:
+        for sample in dataset:
+            yield sample["__key__"], sample["npy"], sample["ref.npy"], sample["json"]["text"]
+
+    return samples
+
+
+def hf_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
+    """With declared features: those that it infers (lists of lists) take half as long again."""
+    import datasets
+
+    datasets.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    array = datasets.Array2D((None, CHANNELS), "float16")
+    text = datasets.Value("string")
+    dataset = datasets.load_dataset(
+        "webdataset",
+        data_files={"train": tar_paths},
+        split="train",
+        streaming=True,
+        features=datasets.Features(
+            {"npy": array, "ref.npy": array, "json": {"text": text}, "__key__": text,
+             "__url__": text}
+        ),
+    )  # fmt: skip
+
+    def samples() -> Iterator[Sample]:
+        for sample in dataset:
+            yield sample["__key__"], sample["npy"], sample["ref.npy"], sample["json"]["text"]
+
+    return samples
+
+
+def _mosaic():
+    """``streaming.base`` without the package's ``__init__``, which imports image datasets and with
+    them torchvision, of which the package index has only the CUDA build."""
+    if "streaming" not in sys.modules:
+        spec = importlib.util.find_spec("streaming")
+        sys.modules["streaming"] = importlib.util.module_from_spec(spec)
+    import streaming.base
+
+    return streaming.base
+
+
+def write_mds(tar_paths: list[str], folder: Path) -> None:
+    """The samples of the tars in MosaicML's format."""
+    columns = {
+        "key": "str",
+        "latents": "ndarray:float16",
+        "reference": "ndarray:float16",
+        "metadata": "json",
+    }
+    with _mosaic().MDSWriter(out=str(folder), columns=columns) as writer:
+        for sample in tarfile_triplets(tar_paths):
+            writer.write(dict(zip(columns, sample, strict=True)))
+
+
+def mosaic_samples(folder: Path) -> Callable[[], Iterable[Sample]]:
+    # Its arrays are views of bytes objects; they are only read here.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    dataset = _mosaic().StreamingDataset(local=str(folder), shuffle=False, batch_size=32)
+
+    def samples() -> Iterator[Sample]:
+        for sample in dataset:
+            yield sample["key"], sample["latents"], sample["reference"], sample["metadata"]["text"]
+
+    return samples
+
+
+def in_data_loader(
+    samples: Callable[[], Iterable[Sample]], policy: BatchPolicy, workers: int
+) -> Pass:
+    """As the libraries are used: torch's DataLoader, with worker processes that live on."""
+    loader = DataLoader(
+        BucketBatches(samples, policy),
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        prefetch_factor=2 if workers else None,
+    )
+    return lambda: iter(loader)
+
+
+# ---- the lower bound
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a sample's arrays lie: file descriptor, then (offset, frames) of each."""
+
+    key: str
+    descriptor: int
+    latents: tuple[int, int]
+    reference: tuple[int, int]
+
+
+def plain_copy(archives: Archives, workers: int, seed: int, *, keep_memory: bool) -> Pass:
+    """Batches of latents and references alone, known offsets, nothing parsed and nothing checked.
+
+    A batch holds random samples of one bucket. For each array: one ``preadv`` into a scratch buffer
+    that stays in the processor's cache, one widening copy into the batch's row, zeros behind it.
+
+    Args:
+        keep_memory: fill the same memory again and again (the lower bound), or new tensors for each
+            batch.
+    """
+    batches = _random_batches(archives, seed)
+    policy = archives.policy
+    largest = max(G * max(T, R) for G, (T, _, R) in zip(policy.batch_sizes, policy.shapes))
+    local = threading.local()
+
+    def fill(job: tuple[int, list[_Place]]) -> Batch:
+        bucket, places = job
+        T, _, R = policy.shapes[bucket]
+        if not hasattr(local, "scratch"):
+            local.scratch = torch.empty(max(map(max, policy.shapes)), CHANNELS, dtype=torch.float16)
+            if keep_memory:
+                local.memory = [torch.zeros(largest * CHANNELS) for _ in range(2)]
+        scratch = local.scratch
+        bytes_of_scratch = memoryview(scratch.numpy()).cast("B")
+        batch = []
+        for number, length in enumerate((T, R)):
+            size = len(places) * length * CHANNELS
+            flat = local.memory[number][:size] if keep_memory else torch.empty(size)
+            batch.append(flat.view(len(places), length, CHANNELS))
+        # Rows are cut by numpy: a slice of a tensor costs ten times as much.
+        latents, speaker = (tensor.numpy() for tensor in batch)
+        halves = scratch.numpy()
+        for row, place in enumerate(places):
+            arrays = (latents[row], place.latents), (speaker[row], place.reference)
+            for rows, (offset, frames) in arrays:
+                os.preadv(place.descriptor, [bytes_of_scratch[: frames * 2 * CHANNELS]], offset)
+                torch.from_numpy(rows[:frames]).copy_(torch.from_numpy(halves[:frames]))
+                rows[frames:].fill(0)
+        keys = [place.key for place in places]
+        return {"latents": batch[0], "speaker": batch[1], "sample_id": keys}, None
+
+    if not workers:
+        return lambda: map(fill, batches)
+    pool = ThreadPoolExecutor(workers)
+
+    def run() -> Iterator[Batch]:
+        # Two ahead a thread, as a loader would; with kept memory the yielded rows are overwritten.
+        ahead: deque = deque()
+        for job in batches:
+            ahead.append(pool.submit(fill, job))
+            if len(ahead) > 2 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    return run
+
+
+def _random_batches(archives: Archives, seed: int) -> list[tuple[int, list[_Place]]]:
+    """(bucket, places) of batches that hold every sample once, in random order."""
+    places = [place for tar_path in archives.tar_paths for place in _find_arrays(tar_path)]
+    generator = np.random.default_rng(seed)
+    bucket_of = archives.policy.bucket_of(np.array([place.latents[1] for place in places]))
+    batches = []
+    for bucket, rows in enumerate(archives.policy.batch_sizes):
+        numbers = generator.permutation(np.flatnonzero(bucket_of == bucket))
+        for first in range(0, len(numbers), rows):
+            batches.append((bucket, [places[number] for number in numbers[first : first + rows]]))
+    return [batches[number] for number in generator.permutation(len(batches))]
+
+
+def _find_arrays(tar_path: str) -> Iterator[_Place]:
+    descriptor = os.open(tar_path, os.O_RDONLY)
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    with tarfile.open(tar_path) as tar:
+        for member in tar:
+            key, _, suffix = member.name.partition(".")
+            if suffix.endswith("npy"):
+                file = tar.extractfile(member)
+                np.lib.format.read_magic(file)
+                shape, _, _ = np.lib.format.read_array_header_1_0(file)
+                found.setdefault(key, {})[suffix] = (member.offset_data + file.tell(), shape[0])
+    for key, arrays in found.items():
+        yield _Place(key, descriptor, arrays["npy"], arrays["ref.npy"])
+
+
+def make_contenders(
+    archives: Archives, folder: Path, batch_size: int, workers: int, without: Iterable[str]
+) -> dict[str, Pass]:
+    """Name -> pass, with this many threads (ours, the copy) or worker processes (the others)."""
+    samples = {
+        "tarfile": lambda: tarfile_samples(archives.tar_paths),
+        "webdataset": lambda: webdataset_samples(archives.tar_paths),
+        "HF datasets": lambda: hf_samples(archives.tar_paths),
+        "MosaicML streaming": lambda: mosaic_samples(archives.mds_folder),
+    }
+    passes = {
+        name: in_data_loader(make(), archives.policy, workers)
+        for name, make in samples.items()
+        if name not in without
+    }
+    loader = make_ours(folder, batch_size, workers)
+    passes[OURS] = ours(loader, len(loader.dataset))
+    passes[COPY_NEW_MEMORY] = plain_copy(archives, workers, 1, keep_memory=False)
+    passes[COPY] = plain_copy(archives, workers, 1, keep_memory=True)
+    return passes

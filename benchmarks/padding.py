@@ -1,0 +1,195 @@
+"""Padding of our length buckets, against padding to the longest and to each batch's longest.
+
+    python benchmarks/padding.py
+
+Lengths alone, no archives: 200,000 utterances of each of three distributions, and of narrower and
+wider ones to see from where on eight shapes are too few. Writes benchmarks/results/padding.json;
+exit status 1 where one of the three misses the aim.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402, F401  (before ours, which extends its packages)
+from benchmarks.synthetic_speech import (  # noqa: E402
+    CHARACTERS_PER_SECOND,
+    FRAMES_PER_SECOND,
+    LONGEST_REFERENCE_FRAMES,
+    LONGEST_SECONDS,
+    SIGMA,
+    lognormal_frames,
+    reference_frames,
+    uniform_frames,
+)
+from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
+    ALIGNMENT,
+    MAX_BUCKETS,
+    BatchPolicy,
+    choose_edges,
+    make_batch_policy,
+)
+from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+
+AIM = 0.85
+BATCH_SIZE = 32
+MEANS = (9.0, 5.0)
+SIGMAS = (0.4, 0.5, 0.6, 0.7)
+
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    f"uniform, 3 to {LONGEST_SECONDS:g} s": lambda generator, n: uniform_frames(
+        generator, n, 3.0, LONGEST_SECONDS
+    ),
+    **{
+        f"log-normal, mean {mean:g} s, sigma {SIGMA:g}": (
+            lambda generator, n, mean=mean: lognormal_frames(generator, n, mean)
+        )
+        for mean in MEANS
+    },
+}
+
+
+def buckets(
+    frames: np.ndarray, references: np.ndarray, tokens: np.ndarray, num_buckets: int
+) -> BatchPolicy:
+    """The buckets of a run with the default settings but for their number."""
+    return make_batch_policy(
+        frames,
+        references,
+        tokens,
+        max_frames=768,
+        max_speaker_frames=LONGEST_REFERENCE_FRAMES,
+        max_text_tokens=448,
+        num_buckets=num_buckets,
+        bucket_frames=(),
+        global_batch_size=BATCH_SIZE,
+        batch_multiple=8,
+        speaker_patch_size=4,
+    )
+
+
+def batch_max(frames: np.ndarray, generator: np.random.Generator) -> tuple[float, int]:
+    """(useful share, shapes) of random batches, each padded to its longest."""
+    n = len(frames) // BATCH_SIZE * BATCH_SIZE
+    batches = generator.permutation(frames)[:n].reshape(-1, BATCH_SIZE)
+    longest = batches.max(axis=1)
+    return float(batches.sum() / (longest.sum() * BATCH_SIZE)), len(np.unique(longest))
+
+
+def useful(lengths: np.ndarray, padded: np.ndarray) -> float:
+    return float(lengths.sum() / padded.sum())
+
+
+def best_of_any_shapes(frames: np.ndarray) -> float:
+    """Useful share with the best eight lengths of all, multiples of 8 or not.
+
+    `choose_edges` finds the best multiples of ``ALIGNMENT``; of scaled lengths all are.
+    """
+    scaled = frames * ALIGNMENT
+    edges = np.array(choose_edges(scaled, MAX_BUCKETS, int(scaled.max())))
+    return useful(scaled, edges[np.searchsorted(edges, scaled)])
+
+
+def by_width(mean_seconds: float, n: int, seed: int) -> dict[str, dict[str, float]]:
+    """Useful share with eight buckets for narrow and wide log-normal lengths, by sigma."""
+    results = {}
+    for sigma in SIGMAS:
+        frames = lognormal_frames(np.random.default_rng(seed), n, mean_seconds, sigma)
+        edges = np.array(choose_edges(frames, MAX_BUCKETS, 768))
+        results[f"{sigma:g}"] = {
+            "useful": useful(frames, edges[np.searchsorted(edges, frames)]),
+            "best_of_any_8_shapes": best_of_any_shapes(frames),
+        }
+    return results
+
+
+def measure(frames: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
+    """Shares of useful frames, and the shapes that a compiled model sees."""
+    references = reference_frames(generator, len(frames))
+    tokens = np.rint(frames / FRAMES_PER_SECOND * CHARACTERS_PER_SECOND).astype(np.int64) + 2
+    by_number = [
+        buckets(frames, references, tokens, number).useful_fraction
+        for number in range(1, MAX_BUCKETS + 1)
+    ]
+    began = time.perf_counter()
+    policy = buckets(frames, references, tokens, MAX_BUCKETS)
+    seconds = time.perf_counter() - began
+    T, L, R = np.array(policy.shapes)[policy.bucket_of(frames)].T
+    share, shapes = batch_max(frames, generator)
+    return {
+        "mean_seconds": float(frames.mean() / FRAMES_PER_SECOND),
+        "pad_to_max": {"useful": useful(frames, np.full_like(frames, frames.max())), "shapes": 1},
+        "batch_max": {"useful": share, "shapes": shapes},
+        "buckets": {
+            "useful": policy.useful_fraction,
+            "shapes": len(set(policy.shapes)),
+            "edges": policy.edges,
+            "rows_of_a_batch": policy.batch_sizes,
+            "useful_by_number_of_buckets": by_number,
+            "useful_of_text": useful(tokens, L),
+            "useful_of_references": useful(references, R),
+            "seconds_to_choose": seconds,
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lengths", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/padding.json"))
+    options = parser.parse_args()
+
+    results = {}
+    for name, draw in DISTRIBUTIONS.items():
+        generator = np.random.default_rng(options.seed)
+        results[name] = measure(draw(generator, options.lengths), generator)
+    print("| lengths | pad to max | batch max (shapes) | buckets (shapes) | 4 buckets |")
+    print("|---|---|---|---|---|")
+    for name, row in results.items():
+        ours = row["buckets"]
+        print(
+            f"| {name} | {row['pad_to_max']['useful']:.1%} | {row['batch_max']['useful']:.1%} "
+            f"({row['batch_max']['shapes']}) | {ours['useful']:.1%} ({ours['shapes']}) | "
+            f"{ours['useful_by_number_of_buckets'][3]:.1%} |"
+        )
+    widths = {
+        f"log-normal, mean {mean:g} s": by_width(mean, options.lengths, options.seed)
+        for mean in MEANS
+    }
+    sigmas = " | ".join(f"sigma {sigma:g}" for sigma in SIGMAS)
+    print(f"\n| eight buckets (any eight lengths) | {sigmas} |")
+    print("|---" * (len(SIGMAS) + 1) + "|")
+    for name, row in widths.items():
+        cells = [f"{c['useful']:.1%} ({c['best_of_any_8_shapes']:.1%})" for c in row.values()]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    missed = [
+        name
+        for name, row in results.items()
+        if row["buckets"]["useful"] < AIM or row["buckets"]["shapes"] > MAX_BUCKETS
+    ]
+    report = {
+        "lengths": options.lengths,
+        "batch_size": BATCH_SIZE,
+        "aim": {"useful": AIM, "shapes": MAX_BUCKETS, "missed_by": missed},
+        "distributions": results,
+        "by_sigma": widths,
+        "conditions": environment(),
+    }
+    write_atomic(Path(options.output), json.dumps(report, indent=1) + "\n")
+    for name in missed:
+        print(f"MISSED: {name}: less than {AIM:.0%} useful or more than {MAX_BUCKETS} shapes")
+    print(f"{'passed' if not missed else 'FAILED'}: {options.output}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
