@@ -4,6 +4,7 @@ In a checkout the overlay is `torchtitan/__init__.py`. A wheel cannot ship that 
 overwrite upstream's, and upstream's own needs triton; so the command makes the package itself.
 """
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -40,6 +41,16 @@ def lay_overlay() -> None:
 
     _cpu.use_cpu_without_accelerator()
     models._supported_models |= {"dit_tts"}
+
+
+def call_overlaid(target: str, *args: object) -> object:
+    """Calls "module:function" in a process that may have started without the overlay.
+
+    Spawned processes and Ray's import what they are sent by name, and this module they can import.
+    """
+    lay_overlay()
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)(*args)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ run=outputs/debug
 SECONDS=0
 
 scripts/setup.sh speech
-.venv/bin/titan-tts prepare "$corpus" "$data"
+# The corpus is level-matched and trimmed already.
+.venv/bin/titan-tts prepare "$corpus" "$data" --loudness off --max-silence off --overwrite
 prepared=$SECONDS
 
 precision=float32

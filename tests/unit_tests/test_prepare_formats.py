@@ -30,7 +30,9 @@ def recordings():
     return corpora.speech(each=2)
 
 
-def items_of(source: Path | str, rules: ItemRules = ItemRules(), format: str = "auto") -> list[Item]:
+def items_of(
+    source: Path | str, rules: ItemRules = ItemRules(), format: str = "auto"
+) -> list[Item]:
     reader = open_corpus(str(source), format, rules)
     return list(usable_items(reader, str(source), "raise", Plan()))
 
@@ -63,9 +65,14 @@ def test_ljspeech(recordings, tmp_path):
     # No quotes are taken off, and nothing is a second field's separator.
     assert items[0].metadata["original_text"] == f'"{mine[0].text}", said in figures'
     assert {(item.speaker, item.split) for item in items} == {("LJSpeech", "train")}
-    assert items_of(folder, ItemRules(speaker="linda", language="en"))[0].metadata["speaker"] == "linda"
-    shares = [item.split for item in items_of(folder, ItemRules(heldout_share=0.5, seed=3))]
-    assert shares == [item.split for item in items_of(folder, ItemRules(heldout_share=0.5, seed=3))]
+    assert (
+        items_of(folder, ItemRules(speaker="linda", language="en"))[0].metadata["speaker"]
+        == "linda"
+    )
+    shares = [item.split for item in items_of(folder, ItemRules(heldout_share=0.5, heldout_seed=3))]
+    assert shares == [
+        item.split for item in items_of(folder, ItemRules(heldout_share=0.5, heldout_seed=3))
+    ]
     with open(folder / "metadata.csv", "a") as file:
         file.write("LJ999|only said|\nno bar\nlost|a text|a text\n")
     tone(folder / "wavs/LJ999.wav")
@@ -99,7 +106,9 @@ def test_manifest(recordings, tmp_path):
     items = items_of(path)
     assert [item.text for item in items] == [one.text for one in recordings]
     assert [item.split for item in items] == [one.split for one in recordings]
-    assert items[0].key == f"audio/{recordings[0].key}" and items[0].speaker == recordings[0].speaker
+    assert (
+        items[0].key == f"audio/{recordings[0].key}" and items[0].speaker == recordings[0].speaker
+    )
     assert items[0].metadata["gender"] == "unknown" and items[0].metadata["language"] == "en"
 
 
@@ -137,7 +146,11 @@ def test_manifest_as_nemo_writes_it(tmp_path):
         ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "split": "all"}', "'all'"),
         ("m.jsonl", '{"audio": "b.wav", "text": "x", "speaker": "s"}', "b.wav cannot be read"),
         ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "offset": "soon"}', "'soon'"),
-        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s"}\n' * 2, "more than one recording"),
+        (
+            "m.jsonl",
+            '{"audio": "a.wav", "text": "x", "speaker": "s"}\n' * 2,
+            "more than one recording",
+        ),
         ("m.csv", "audio,text,speaker\na.wav,x\n", "has not the 3 fields"),
         ("m.csv", "audio,text,speaker\na.wav,x,s,t\n", "has not the 3 fields"),
         ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
@@ -190,7 +203,9 @@ def good_members() -> dict[str, bytes]:
 )
 def test_bad_webdatasets(members, said, tmp_path):
     merged = good_members() | members
-    path = write_tar(tmp_path / "c.tar", {n: data for n, data in merged.items() if data is not None})
+    path = write_tar(
+        tmp_path / "c.tar", {n: data for n, data in merged.items() if data is not None}
+    )
     with pytest.raises(InputError, match=said) as caught:
         items_of(path)
     assert "c.tar" in str(caught.value)
@@ -219,7 +234,9 @@ def test_damaged_tars_are_told(tmp_path):
 def test_table_of_audio(recordings, tmp_path):
     folder = corpora.write_parquet(tmp_path / "t", recordings)
     items = items_of(folder)
-    assert [item.key for item in items] == [f"all-00000-of-00001-{n:08d}" for n in range(len(items))]
+    assert [item.key for item in items] == [
+        f"all-00000-of-00001-{n:08d}" for n in range(len(items))
+    ]
     assert [item.text for item in items] == [one.text for one in recordings]
     assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].metadata
     loader = Loader(str(folder))
@@ -244,7 +261,10 @@ def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
             table = table.set_column(0, "audio", table["audio"].cast(audio))
         pyarrow.parquet.write_table(table, tmp_path / "data" / name)
     items = items_of(tmp_path)
-    assert [(item.key, item.split) for item in items] == [("k", "heldout"), ("train-0-00000000", "train")]
+    assert [(item.key, item.split) for item in items] == [
+        ("k", "heldout"),
+        ("train-0-00000000", "train"),
+    ]
     assert "blob" not in items[0].metadata and items[0].audio == {"file": "clips/a.wav"}
     (tmp_path / "data/clips/a.wav").unlink()
     assert len(problems_of(tmp_path)) == 2
@@ -319,10 +339,19 @@ def test_layouts_are_recognised_or_named(recordings, tmp_path):
 def test_keys_splits_and_values():
     for name, key in (
         ("a", "a"), ("./a/b.c.d", "a/b_c_d"), ("/abs/x", "abs/x"), ("../../up/x", "up/x"),
-        ("v1.2/x", "v1_2/x"), ("naïve", "naïve"), ("bad\udcff", "bad\\udcff"),
+        ("v1.2/x", "v1_2/x"), ("naïve", "naïve"), ("/", "_"), ("bad\udcff", "bad\\udcff"),
     ):  # fmt: skip
         assert sample_key(name) == key
-    names = ("train", "train-clean-360", "Training", "dev-other", "test", "validation", "heldout", "x")
+    names = (
+        "train",
+        "train-clean-360",
+        "Training",
+        "dev-other",
+        "test",
+        "validation",
+        "heldout",
+        "x",
+    )
     assert [split_of(name) for name in names] == ["train"] * 3 + ["heldout"] * 4 + [None]
     import datetime
 

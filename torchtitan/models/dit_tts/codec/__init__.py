@@ -28,13 +28,25 @@ class Codec(Protocol):
         """Waveform (samples,) float32 in [-1, 1] -> latents (T, 128), T = ceil(samples / hop_length)."""
         ...
 
+    def encode_batch(self, waveforms: Tensor) -> Tensor:
+        """Waveforms (B, samples) of equal length -> latents (B, T, 128), each as `encode` gives it.
+
+        Pads only to a multiple of hop_length, as `encode` does: shorter recordings padded to a
+        longer one's length would have other latents near their end.
+        """
+        ...
+
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (T, 128) -> waveform (T * hop_length,) float32 in [-1, 1]."""
         ...
 
 
-def build_codec(name: str) -> Codec:
-    """Make the codec called `name`; each codec's libraries are imported here and not before."""
+def build_codec(name: str, device: str = "cpu") -> Codec:
+    """Make the codec called `name`; each codec's libraries are imported here and not before.
+
+    Args:
+        device: where a codec with weights runs, as torch names it; mel_dct runs on the CPU always.
+    """
     if name == "mel_dct":
         from torchtitan.models.dit_tts.codec.mel_dct import MelDctCodec
 

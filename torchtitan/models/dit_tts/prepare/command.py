@@ -1,30 +1,114 @@
-"""`titan-tts prepare`: a corpus of recordings to archives of latent triplets."""
+"""`titan-tts prepare`: recordings of any format to archives of latent triplets."""
 
 import argparse
+from collections.abc import Callable
 
-from torchtitan.models.dit_tts.codec import KNOWN_CODECS, build_codec
-from torchtitan.models.dit_tts.prepare.build_archives import prepare_corpus
+from torchtitan.models.dit_tts.codec import KNOWN_CODECS
+from torchtitan.models.dit_tts.prepare.formats import FORMATS
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, PrepareSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", help="tar of KEY.opus (or .ogg, .flac, .wav) and KEY.json")
+    kinds = "; ".join(f"{name}: {layout}" for name, (_, layout) in FORMATS.items())
+    parser.add_argument("source", help=f"the recordings. {kinds}")
     parser.add_argument("output", help="folder for the archives; train/ and heldout/ come below it")
-    parser.add_argument("--codec", default="mel_dct", help=f"one of: {', '.join(KNOWN_CODECS)}")
-    parser.add_argument("--samples-per-shard", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of references")
+    parser.add_argument("--format", default="auto", choices=["auto", *FORMATS])
+
+    how = parser.add_argument_group("samples")
+    defaults = PrepareSettings()
+    how.add_argument("--codec", default=defaults.codec, help=f"one of: {', '.join(KNOWN_CODECS)}")
+    how.add_argument("--samples-per-shard", type=int, default=defaults.samples_per_shard)
+    how.add_argument(
+        "--references", type=int, default=defaults.references,
+        help="other utterances of the speaker in one reference",
+    )  # fmt: skip
+    how.add_argument("--max-reference-frames", type=int, default=defaults.max_reference_frames)
+    how.add_argument("--seed", type=int, default=0, help="of the references and --heldout-share")
+    how.add_argument(
+        "--heldout-share", type=float, default=0.0,
+        help="share of recordings without a split that are held out, drawn by the seed",
+    )  # fmt: skip
+    how.add_argument("--text-column", default="", help="where it has another name than text ...")
+    how.add_argument("--speaker-column", default="")
+    how.add_argument("--speaker", default="", help="name for recordings without a speaker")
+    how.add_argument("--language", default="", help="code for recordings without a language")
+
+    audio, given = parser.add_argument_group("audio and filters"), AudioSettings()
+    audio.add_argument(
+        "--loudness", type=_number_or_off, default=given.loudness,
+        help="LUFS by BS.1770, or off; default %(default)s",
+    )  # fmt: skip
+    audio.add_argument(
+        "--max-silence", type=_number_or_off, default=given.max_silence,
+        help="seconds kept before and after the speech, or off; default %(default)s",
+    )  # fmt: skip
+    for name in ("min-seconds", "max-seconds", "min-chars-per-second", "max-chars-per-second"):
+        audio.add_argument(f"--{name}", type=float, help="recordings outside are left out")
+    audio.add_argument(
+        "--max-clipped", type=float, help="largest share of the audio's samples at full scale"
+    )
+
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--device", default="auto", help="of the codec: auto, cpu, cuda, or cuda:0,cuda:1"
+    )
+    work.add_argument(
+        "--workers", type=_positive, default=0, help="processes; default: from cores and work"
+    )
+    work.add_argument("--engine", default="local", choices=("local", "ray"))
+    work.add_argument(
+        "--chunk-items", type=int, default=defaults.chunk_items,
+        help="recordings that a worker takes at once, and that a kill can cost",
+    )  # fmt: skip
+    work.add_argument(
+        "--on-error", default="raise", choices=("raise", "skip"),
+        help="at a damaged recording: end, or leave it out and count it",
+    )  # fmt: skip
+    work.add_argument("--max-skipped-share", type=float, default=0.01)
+    work.add_argument(
+        "--overwrite", action="store_true",
+        help="replace an output that was made from something else",
+    )  # fmt: skip
+
+
+def _number_or_off(text: str) -> float | None:
+    return None if text == "off" else float(text)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+_number_or_off.__name__ = "number or off"  # argparse says it in its message
+_positive.__name__ = "number of processes"
 
 
 def run(options: argparse.Namespace) -> int:
-    summary = prepare_corpus(
-        options.corpus,
-        options.output,
-        build_codec(options.codec),
-        options.samples_per_shard,
-        options.seed,
+    from torchtitan.models.dit_tts.prepare.items import ItemRules
+    from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
+    from torchtitan.models.dit_tts.prepare.report import lines
+
+    given = vars(options)
+
+    def chosen(kind: Callable, **nested: object) -> dict:
+        names = kind.__dataclass_fields__
+        return {name: given[name] for name in names if name in given} | nested
+
+    settings = PrepareSettings(
+        **chosen(
+            PrepareSettings,
+            audio=AudioSettings(**chosen(AudioSettings)),
+            items=ItemRules(**chosen(ItemRules, heldout_seed=options.seed)),
+        )
     )
-    state = "is complete already" if summary["reused"] else "was made"
+    record = prepare_corpus(
+        options.source, options.output, settings, RunOptions(**chosen(RunOptions))
+    )
+    state = "is complete already" if record["reused"] else "was made"
     print(f"{options.output} {state}:")
-    for name, value in summary.items():
-        if name != "reused":
-            print(f"  {name}: {value}")
+    for line in lines(record["summary"], None if record["reused"] else record["throughput"]):
+        print(f"  {line}")
     return 0

@@ -1,0 +1,134 @@
+"""Real speech in every layout: prepared, read by independent readers, trained on; kills and engines."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import kill_prepare, runs
+from tests import speech_corpora as corpora
+from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
+from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
+
+FORMATS = ("ljspeech", "libritts_r", "manifest", "webdataset", "table", "latents")
+SETTINGS = PrepareSettings(samples_per_shard=5, chunk_items=4)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> dict[str, Path]:
+    """The output folder of each format."""
+    folder = tmp_path_factory.mktemp("sources")
+    everyone = corpora.speech(each=3)
+    sources = {
+        "ljspeech": corpora.write_ljspeech(
+            folder / "LJSpeech-1.1", corpora.speech(each=9, voices=("slt",))
+        ),
+        "libritts_r": corpora.write_libritts_r(folder / "LibriTTS_R", everyone),
+        "manifest": corpora.write_manifest(folder / "manifest", everyone),
+        "webdataset": corpora.write_webdataset(folder / "wds", everyone),
+        "table": corpora.write_parquet(folder / "table", everyone),
+        "latents": corpora.write_latents_table(folder / "latents", everyone, flat=True),
+    }
+    outputs = {}
+    for name, source in sources.items():
+        outputs[name] = folder / "out" / name
+        record = prepare_corpus(source, outputs[name], SETTINGS, RunOptions(workers=1))
+        summary = record["summary"]
+        assert not summary["dropped"] and not record["reused"]
+        samples = summary["train"]["samples"], summary["heldout"]["samples"]
+        assert samples == ((10, 0) if name == "ljspeech" else (12, 4))
+    return outputs
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_independent_readers_find_the_same_samples(prepared, name, tmp_path):
+    """webdataset and Hugging Face datasets against our own loader."""
+    import datasets
+    import webdataset
+
+    dataset = open_dataset(str(prepared[name] / "train"))
+    ours = {}
+    for number in range(len(dataset)):
+        key = dataset.sample_id(number).split(":", 1)[1]
+        latents, reference = dataset.read(number)
+        ours[key] = (latents, reference, dataset.metadata(number))
+    tars = sorted(map(str, (prepared[name] / "train").glob("*.tar")))
+    assert len(tars) == -(-len(ours) // 5) and len(ours) == len(dataset)
+
+    read = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False)
+    theirs = {
+        sample["__key__"]: (
+            np.load(io.BytesIO(sample["npy"])),
+            np.load(io.BytesIO(sample["ref.npy"])),
+            json.loads(sample["json"]),
+        )
+        for sample in read
+    }
+    table = datasets.load_dataset(
+        "webdataset", data_files={"train": tars}, split="train", cache_dir=str(tmp_path)
+    )
+    hugging_face = {
+        row["__key__"]: (np.array(row["npy"]), np.array(row["ref.npy"]), row["json"])
+        for row in table
+    }
+    for found in (theirs, hugging_face):
+        assert found.keys() == ours.keys()
+        for key, (latents, reference, metadata) in ours.items():
+            np.testing.assert_array_equal(found[key][0], latents)
+            np.testing.assert_array_equal(found[key][1].reshape(reference.shape), reference)
+            known = {n: v for n, v in found[key][2].items() if v is not None}
+            assert known == {n: v for n, v in metadata.items() if v is not None}
+            assert metadata["text"] and metadata["speaker"]
+            assert abs(metadata["target_duration"] * 25 - len(latents)) <= 1
+
+
+def test_the_same_speech_in_every_layout(prepared):
+    """Other rates, channels and lossy codes change the latents little."""
+
+    def by_text(name: str) -> dict[tuple[str, str], np.ndarray]:
+        dataset = open_dataset(str(prepared[name] / "train"))
+        rows = [(dataset.metadata(n), dataset.read(n)[0]) for n in range(len(dataset))]
+        return {(metadata["speaker"], metadata["text"]): latents for metadata, latents in rows}
+
+    expected = by_text("libritts_r")
+    for name in ("manifest", "webdataset"):
+        found = by_text(name)
+        assert found.keys() == expected.keys()
+        for key, latents in found.items():
+            frames = min(len(latents), len(expected[key]))
+            assert abs(len(latents) - len(expected[key])) <= 2
+            # The first coefficient is the level of each frame.
+            both = np.stack([latents[:frames, 0], expected[key][:frames, 0]])
+            assert np.corrcoef(both)[0, 1] > 0.9
+
+
+def test_training_on_all_of_them(prepared, tmp_path):
+    paths = [str(prepared[name] / "train") for name in FORMATS]
+    arguments = [*runs.TINY, f"--data.path={','.join(paths)}", "--training.steps=3"]
+    run = runs.run(tmp_path, "mixed", arguments)
+    losses = [row["loss"] for row in run.metrics().values()]
+    assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
+    log = run.log.read_text()
+    assert "70 samples" in log
+
+
+def test_workers_and_ray_give_the_same_bytes(tmp_path):
+    source = corpora.write_webdataset(tmp_path / "wds", corpora.speech(each=3))
+    expected = None
+    for engine, workers in (("local", 1), ("local", 2), ("ray", 2)):
+        output = tmp_path / f"{engine}{workers}"
+        options = RunOptions(engine=engine, workers=workers)
+        record = prepare_corpus(source, output, SETTINGS, options)
+        found = (kill_prepare.shards(output), record["summary"], record["content_digest"])
+        expected = expected or found
+        assert found == expected and record["throughput"]["engine"] == engine
+
+
+def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
+    kill_prepare.run(tmp_path / "unbroken")
+    kills = kill_prepare.kill_and_finish(tmp_path / "killed", ["encode", "shards"], seed=5)
+    assert [kill.stage for kill in kills] == ["encode", "shards"]
+    assert kill_prepare.shards(tmp_path / "killed") == kill_prepare.shards(tmp_path / "unbroken")

@@ -1,0 +1,165 @@
+"""The embedded recordings in the layouts that corpora come in: real speech, written small."""
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance, read_audio_corpus
+
+CORPUS = Path(__file__).parents[1] / "assets/spoken_digits/spoken_digits.tar"
+RATE = 16_000
+CHANNELS = 128
+
+
+@dataclass(frozen=True)
+class Speech:
+    """One utterance of the embedded corpus."""
+
+    key: str
+    text: str
+    speaker: str
+    split: str
+    samples: np.ndarray  # (n,) float32 at 16 kHz
+
+
+def speech(each: int = 3, voices: tuple[str, ...] = ("slt", "rms", "awb", "kal16")) -> list[Speech]:
+    """For each voice, the last `each` training utterances (five words long) and a held-out one."""
+    found: list[Speech] = []
+    for one in read_audio_corpus(CORPUS):
+        number = int(one.key.rsplit("-", 1)[1])
+        wanted = number == 0 if one.split == "heldout" else number >= 220 - each
+        if one.speaker in voices and wanted:
+            found.append(as_speech(one))
+    return found
+
+
+def as_speech(one: Utterance) -> Speech:
+    return Speech(one.key, one.text, one.speaker, one.split, one.waveform.numpy())
+
+
+def audio_bytes(samples: np.ndarray, rate: int, format: str, subtype: str | None = None) -> bytes:
+    """An audio file's content, of samples (n,) or (n, channels)."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format=format, subtype=subtype)
+    return buffer.getvalue()
+
+
+def write_ljspeech(folder: Path, utterances: list[Speech]) -> Path:
+    """metadata.csv and wavs/, 16-bit."""
+    (folder / "wavs").mkdir(parents=True)
+    lines = []
+    for one in utterances:
+        soundfile.write(folder / "wavs" / f"{one.key}.wav", one.samples, RATE, subtype="PCM_16")
+        lines.append(f'{one.key}|"{one.text}", said in figures|{one.text}\n')
+    (folder / "metadata.csv").write_text("".join(lines))
+    return folder
+
+
+def write_libritts_r(folder: Path, utterances: list[Speech]) -> Path:
+    """SUBSET/SPEAKER/CHAPTER/UTT.wav at 24 kHz with its texts; held-out ones in dev-clean."""
+    for number, one in enumerate(utterances):
+        subset = "train-clean-100" if one.split == "train" else "dev-clean"
+        chapter = folder / subset / one.speaker / "7"
+        chapter.mkdir(parents=True, exist_ok=True)
+        stem = f"{one.speaker}_7_{number:06d}_000000"
+        samples = soxr.resample(one.samples, RATE, 24_000)
+        soundfile.write(chapter / f"{stem}.wav", samples, 24_000, subtype="PCM_16")
+        (chapter / f"{stem}.normalized.txt").write_text(one.text)
+        (chapter / f"{stem}.original.txt").write_text(one.text.upper())
+    return folder
+
+
+def write_manifest(folder: Path, utterances: list[Speech]) -> Path:
+    """manifest.tsv beside 44.1 kHz stereo flac, the right channel at half the level."""
+    (folder / "audio").mkdir(parents=True)
+    lines = ["path\tsentence\tclient_id\tsplit\tlocale\tgender\n"]
+    for one in utterances:
+        left = soxr.resample(one.samples, RATE, 44_100)
+        name = f"audio/{one.key}.flac"
+        soundfile.write(folder / name, np.stack([left, left / 2], axis=1), 44_100, subtype="PCM_24")
+        split = "train" if one.split == "train" else "test"
+        lines.append(f"{name}\t{one.text}\t{one.speaker}\t{split}\ten\tunknown\n")
+    path = folder / "validated.tsv"
+    path.write_text("".join(lines))
+    return path
+
+
+def write_webdataset(folder: Path, utterances: list[Speech]) -> Path:
+    """Two tars by webdataset's own writer: mp3 with a JSON, opus with JSON and text apart."""
+    import webdataset
+
+    folder.mkdir(parents=True)
+    half = len(utterances) // 2
+    for name, part, suffix in (("a", utterances[:half], "mp3"), ("b", utterances[half:], "opus")):
+        with webdataset.TarWriter(str(folder / f"{name}.tar")) as writer:
+            for one in part:
+                row = {"speaker": one.speaker, "split": one.split, "mood": "calm"}
+                sample: dict[str, object] = {"__key__": one.key}
+                if suffix == "mp3":
+                    row["text"] = one.text
+                    sample["mp3"] = audio_bytes(one.samples, RATE, "MP3")
+                else:
+                    sample["txt"] = one.text
+                    sample["opus"] = audio_bytes(one.samples, RATE, "OGG", "OPUS")
+                writer.write(sample | {"json": json.dumps(row).encode()})
+    return folder
+
+
+def write_parquet(folder: Path, utterances: list[Speech]) -> Path:
+    """A table with Hugging Face's audio structs (flac bytes), in row groups of five."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "audio": {
+                "bytes": audio_bytes(one.samples, RATE, "FLAC", "PCM_16"),
+                "path": f"{one.key}.flac",
+            },
+            "text": one.text,
+            "speaker_id": number % 2 if one.split == "train" else 0,
+            "split": one.split,
+        }
+        for number, one in enumerate(utterances)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, folder / "all-00000-of-00001.parquet", row_group_size=5)
+    return folder
+
+
+def write_latents_table(folder: Path, utterances: list[Speech], flat: bool) -> Path:
+    """An Arrow file of latents that were encoded before: lists of frames, or flat lists."""
+    import pyarrow
+    import torch
+
+    from torchtitan.models.dit_tts.codec import build_codec
+
+    folder.mkdir(parents=True)
+    codec = build_codec("mel_dct")
+    rows = []
+    for one in utterances:
+        latents = codec.encode(torch.from_numpy(one.samples)).half().float()
+        reference = latents[:10]
+        rows.append(
+            {
+                "id": one.key,
+                "text": one.text,
+                "speaker": one.speaker,
+                "split": one.split,
+                "latents": (latents.flatten() if flat else latents).tolist(),
+                "reference": (reference.flatten() if flat else reference).tolist(),
+                "target_duration": len(one.samples) / RATE,
+            }
+        )
+    table = pyarrow.Table.from_pylist(rows)
+    with pyarrow.OSFile(str(folder / "latents.arrow"), "wb") as file:
+        kind = pyarrow.ipc.new_stream if flat else pyarrow.ipc.new_file
+        with kind(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
+    return folder

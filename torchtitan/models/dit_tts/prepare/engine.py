@@ -1,0 +1,170 @@
+"""Run many jobs of one function: in this process, in processes of this machine, or on a Ray cluster.
+
+Jobs are tuples of plain values and results plain dicts, in any order; the function is named
+"module:function", as new processes have to lay the tree over torchtitan before they can import it.
+Everything a job makes is a file, so a job that is lost or done twice does no harm.
+"""
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import titan_tts
+
+from torchtitan.models.dit_tts.errors import InputError
+
+Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
+
+ENGINES = ("local", "ray")
+_PACKAGE = "torchtitan.models.dit_tts.prepare"
+# Starting a process takes as long as this many chunks of a light codec.
+JOBS_WORTH_A_PROCESS = 32
+MAX_RAY_BLOCKS = 1000
+
+
+def default_workers(jobs: int, devices: list[str]) -> int:
+    """Processes for this many jobs: at most one a core, a device each at least."""
+    cores = len(os.sched_getaffinity(0))
+    return max(len(devices), min(cores, jobs // JOBS_WORTH_A_PROCESS), 1)
+
+
+@contextmanager
+def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]:
+    """What runs jobs, for several stages one after the other.
+
+    `runner("module:function", jobs)`, the module below prepare/, yields the results of
+    function(*job, device) for all jobs, as they come.
+
+    Args:
+        name: one of ENGINES.
+        workers: processes; a single one of the local engine does the jobs here.
+        devices: what the processes take in turn.
+    """
+    if name == "ray":
+        with _ray(workers, devices) as runner:
+            yield runner
+    elif workers <= 1 and len(devices) == 1:
+        yield lambda function, jobs: (_call(function, *job, devices[0]) for job in jobs)
+    else:
+        with _processes(max(workers, len(devices)), devices) as runner:
+            yield runner
+
+
+def _call(function: str, *args: Any) -> dict[str, Any]:
+    return titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args)
+
+
+def start_worker() -> None:
+    """What a new process does first: it ends with its parent, also where that was killed."""
+    import multiprocessing
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+@contextmanager
+def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
+    """A pool of processes for each device, a few jobs ahead in each."""
+    import multiprocessing
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
+
+    context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+    shares = [workers // len(devices) + (n < workers % len(devices)) for n in range(len(devices))]
+    pools = [
+        ProcessPoolExecutor(
+            share, context, titan_tts.call_overlaid, (f"{_PACKAGE}.engine:start_worker",)
+        )
+        for share in shares
+    ]
+
+    def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
+        waiting = iter(jobs)
+        running: dict[Future, int] = {}
+
+        def submit(pool: int) -> None:
+            job = next(waiting, None)
+            if job is not None:
+                target = f"{_PACKAGE}.{function}"
+                arguments = (target, *job, devices[pool])
+                running[pools[pool].submit(titan_tts.call_overlaid, *arguments)] = pool
+
+        try:
+            for _ in range(2 * max(shares)):
+                for pool in range(len(pools)):
+                    submit(pool)
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    submit(running.pop(future))
+                    yield future.result()
+        except BrokenProcessPool:
+            raise InputError(
+                "a worker process was killed, most likely for want of memory; start again with fewer "
+                f"than --workers {workers}, what is done is kept"
+            ) from None
+
+    try:
+        yield runner
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
+    """Ray Data over the jobs; every node has to see source and output under the same path."""
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise InputError(
+            "the engine ray needs the package ray, which is not installed; run pip install "
+            '"titan-tts[ray]" or take --engine local'
+        ) from None
+
+    on_gpu = devices[0] != "cpu"
+    resources = {"num_cpus": 1} | ({"num_gpus": 1} if on_gpu else {})
+
+    def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
+        target = f"{_PACKAGE}.{function}"
+
+        def call(row: dict[str, str]) -> dict[str, str]:
+            # Runs where nothing of ours is imported yet.
+            import titan_tts
+
+            device = "cuda:0" if on_gpu else "cpu"  # Ray shows a task its own GPU only
+            result = titan_tts.call_overlaid(target, *json.loads(row["job"]), device)
+            return {"result": json.dumps(result)}
+
+        rows = [{"job": json.dumps(job)} for job in jobs]
+        if rows:
+            data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_RAY_BLOCKS))
+            for row in data.map(call, **resources).iter_rows():
+                yield json.loads(row["result"])
+
+    started = not ray.is_initialized()
+    if started:
+        # A cluster's address comes from RAY_ADDRESS, as for every Ray program.
+        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(workers, 1)}
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="WARNING", **local)
+    # It would log each stage's plan and draw bars into ours.
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        yield runner
+    finally:
+        if started:
+            ray.shutdown()

@@ -1,0 +1,151 @@
+"""Corpora that are folders of recordings with their texts beside: LJSpeech and LibriTTS-R."""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.items import (
+    Item,
+    ItemRules,
+    Unusable,
+    make_item,
+    sample_key,
+    split_of,
+)
+
+_AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")
+_TEXT_SUFFIXES = (".normalized.txt", ".original.txt")
+_TREE_DEPTH = 3  # folders between the source and its recordings, at most
+
+
+class LJSpeech:
+    """metadata.csv, a line `id|text|normalized text` each, without quotes; wavs/ID.wav.
+
+    One speaker, "LJSpeech" where --speaker gives no other name.
+    """
+
+    self_contained = False
+
+    def __init__(self, source: str, rules: ItemRules):
+        self.root, self.rules = os.path.abspath(source), rules
+        if not self.recognises(source):
+            raise InputError(
+                f"{source}: has no metadata.csv with wavs/ beside it, as LJSpeech does"
+            )
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        return os.path.isfile(os.path.join(source, "metadata.csv")) and os.path.isdir(
+            os.path.join(source, "wavs")
+        )
+
+    def files(self) -> list[str]:
+        return ["metadata.csv"]
+
+    def items(self) -> Iterator[Item | Unusable]:
+        path = os.path.join(self.root, "metadata.csv")
+        with open(path, encoding="utf-8-sig", errors="backslashreplace") as file:
+            for number, line in enumerate(file, 1):
+                line = line.rstrip("\r\n")
+                if not line:
+                    continue
+                name, *texts = line.split("|")
+                if not name or not 1 <= len(texts) <= 2:
+                    yield Unusable(
+                        f"metadata.csv line {number}",
+                        f"has {len(texts) + 1} fields between bars; id|text or id|text|normalized is "
+                        "needed",
+                    )
+                    continue
+                row = {
+                    "text": texts[-1] or texts[0],
+                    "original_text": texts[0],
+                    "speaker": self.rules.speaker or "LJSpeech",
+                }
+                place = {"file": os.path.join("wavs", self._file_name(name))}
+                yield make_item(row, sample_key(name), place, self.rules)
+
+    def _file_name(self, name: str) -> str:
+        """The recording's file; a copy of the corpus may have been converted to another format."""
+        for suffix in _AUDIO_SUFFIXES:
+            if os.path.exists(os.path.join(self.root, "wavs", name + suffix)):
+                return name + suffix
+        return name + ".wav"
+
+
+class LibriTTSR:
+    """SUBSET/SPEAKER/CHAPTER/UTT.wav and UTT.normalized.txt, as LibriTTS and LibriTTS-R have them.
+
+    The source is the folder of the subsets, or one subset. Subsets that begin with dev and test are
+    held out.
+    """
+
+    self_contained = False
+
+    def __init__(self, source: str, rules: ItemRules):
+        self.root, self.rules = os.path.abspath(source), rules
+        if not self.recognises(source):
+            raise InputError(
+                f"{source}: has no UTT.normalized.txt at most {_TREE_DEPTH} folders below, as "
+                "LibriTTS-R does"
+            )
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        if not os.path.isdir(source):
+            return False
+        # The first few folders tell; all of a large corpus would take long.
+        for folder, names in islice(_walk(source), 200):
+            if folder.count(os.sep) >= 1 and any(
+                name.endswith(_TEXT_SUFFIXES[0]) for name in names
+            ):
+                return True
+        return False
+
+    def files(self) -> list[str]:
+        return []
+
+    def items(self) -> Iterator[Item | Unusable]:
+        for folder, names in _walk(self.root):
+            present = set(names)
+            for name in names:
+                stem, suffix = os.path.splitext(name)
+                if suffix in _AUDIO_SUFFIXES:
+                    yield self._item(folder, stem, name, present)
+
+    def _item(self, folder: str, stem: str, name: str, present: set[str]) -> Item | Unusable:
+        relative = os.path.join(folder, name)
+        *_, subset, speaker, chapter = ("", os.path.basename(self.root), *folder.split(os.sep))
+        texts = {}
+        for suffix in _TEXT_SUFFIXES:
+            if stem + suffix in present:
+                with open(
+                    os.path.join(self.root, folder, stem + suffix),
+                    encoding="utf-8",
+                    errors="backslashreplace",
+                ) as file:
+                    texts[suffix] = file.read().strip()
+        if not texts:
+            return Unusable(relative, f"has no {stem}{_TEXT_SUFFIXES[0]} beside it")
+        original = texts.get(_TEXT_SUFFIXES[1])
+        row = {
+            "text": texts.get(_TEXT_SUFFIXES[0], original),
+            "original_text": original,
+            "speaker": speaker,
+            "chapter": chapter,
+            "subset": subset,
+            "split": split_of(subset),
+        }
+        return make_item(row, sample_key(stem), {"file": relative}, self.rules)
+
+
+def _walk(root: str) -> Iterator[tuple[str, list[str]]]:
+    """(folder relative to root, its sorted file names), sorted, hidden ones left out."""
+    for folder, below, names in os.walk(root):
+        relative = os.path.relpath(folder, root)
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        if relative.count(os.sep) >= _TREE_DEPTH - 1 and relative != ".":
+            below.clear()
+        if relative != "." and names:
+            yield relative, sorted(name for name in names if not name.startswith("."))

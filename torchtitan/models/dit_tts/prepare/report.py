@@ -1,0 +1,101 @@
+"""What a preparation came to, in figures for prepare.json and in words for people."""
+
+from collections import Counter
+from typing import Any
+
+from torchtitan.models.dit_tts.prepare.items import SPLITS
+from torchtitan.models.dit_tts.prepare.processing import REASONS
+from torchtitan.models.dit_tts.prepare.settings import flat
+
+MAX_NAMED_PROBLEMS = 20
+
+
+def summarise(
+    shards: dict[str, dict[str, Any]],
+    frames_per_second: float,
+    speakers: int,
+    own_crops: int,
+    dropped: Counter,
+    counts: Counter,
+    problems: list[list[str]],
+) -> dict[str, Any]:
+    """The figures of a preparation; the same whatever workers, kills and engine."""
+    summary: dict[str, Any] = {}
+    for split in SPLITS:
+        parts = [shard for name, shard in shards.items() if name.startswith(f"{split}/")]
+        frames = sum(shard["frames"] for shard in parts)
+        summary[split] = {
+            "samples": sum(shard["samples"] for shard in parts),
+            "frames": frames,
+            "hours": round(frames / frames_per_second / 3600, 4),
+            "shards": len(parts),
+        }
+    return summary | {
+        "speakers": speakers,
+        "own_crop_references": own_crops,
+        "dropped": dict(sorted(dropped.items())),
+        "peak_limited": counts["peak_limited"],
+        "mixed_channels": counts["mixed_channels"],
+        "resampled": counts["resampled"],
+        "silence_cut_seconds": round(counts["silence_cut_seconds"], 2),
+        "problems": problems[:MAX_NAMED_PROBLEMS],
+    }
+
+
+def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[str]:
+    """The summary in words, a line each."""
+    out = []
+    for split in SPLITS:
+        part = summary[split]
+        if part["samples"]:
+            out.append(
+                f"{split}: {part['samples']} samples, {part['hours']:.2f} hours, "
+                f"{part['shards']} shards"
+            )
+    out.append(f"speakers: {summary['speakers']}")
+    samples = sum(summary[split]["samples"] for split in SPLITS)
+    for name, said in (
+        ("own_crop_references", "references that are a part of the sample itself"),
+        ("peak_limited", "samples below the wanted loudness, as their peak forbids it"),
+        ("mixed_channels", "samples mixed from more than one channel"),
+        ("resampled", "samples brought to the codec's rate"),
+    ):
+        if summary[name]:
+            out.append(f"{said}: {summary[name]} ({summary[name] / samples:.1%})")
+    if summary["silence_cut_seconds"]:
+        out.append(f"silence cut: {summary['silence_cut_seconds']:.1f} seconds")
+    total = sum(summary["dropped"].values())
+    if total:
+        out.append(f"left out: {total} of {samples + total} recordings")
+        out += [f"  {name}: {n} ({REASONS[name]})" for name, n in summary["dropped"].items()]
+    if throughput and throughput["seconds"]:
+        out.append(
+            f"this run: {throughput['recordings_encoded']} recordings encoded in "
+            f"{throughput['seconds']:.1f} s ({throughput['recordings_a_second']:.1f} a second) by "
+            f"{throughput['workers']} workers ({throughput['engine']})"
+        )
+    return out
+
+
+def markdown(record: dict[str, Any], source: str) -> str:
+    """report.md."""
+    text = [f"# Prepared from `{source}`", ""]
+    text += [
+        f"- {line}" for line in lines(record["summary"], record["throughput"]) if line[0] != " "
+    ]
+    dropped = record["summary"]["dropped"]
+    if dropped:
+        text += ["", "## Left out", "", "| reason | recordings | |", "|---|---|---|"]
+        text += [f"| {name} | {n} | {REASONS[name]} |" for name, n in dropped.items()]
+    problems = record["summary"]["problems"]
+    if problems:
+        text += ["", "## The first damaged recordings", ""]
+        text += [f"- `{key}`: {sentence}" for key, sentence in problems]
+    text += ["", "## Settings", "", "| | |", "|---|---|"]
+    text += [f"| {name} | {value} |" for name, value in flat(record["settings"]).items()]
+    text += ["", "## Shards", "", "| shard | samples | frames | bytes |", "|---|---|---|---|"]
+    text += [
+        f"| {name} | {shard['samples']} | {shard['frames']} | {shard['bytes']} |"
+        for name, shard in record["shards"].items()
+    ]
+    return "\n".join(text) + "\n"

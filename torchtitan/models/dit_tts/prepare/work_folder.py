@@ -1,0 +1,213 @@
+"""Where a preparation works until it is complete: OUTPUT.partial beside OUTPUT, found again later.
+
+    OUTPUT.partial/
+      lock                     held by the process that works here
+      state.json               settings and the source's digest: what the rest was made from
+      run.json                 what workers need to know
+      items.jsonl ...          the plan
+      chunks/                  latents, one file a chunk
+      table/                   columns over all samples
+      train/ heldout/          shards
+      prepare.json report.md   the record: with it the output is complete
+      replaced/                the earlier OUTPUT, for the moment in which one takes the other's place
+
+All files appear whole. The last steps are: prepare.json is written, the scratch files go, the folder is
+renamed to OUTPUT. Each can be cut short and is done again by the next run.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.settings import difference
+from torchtitan.models.dit_tts.run_folder import write_atomic
+
+RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
+RECORD_VERSION = 2
+_LOCK_NAME, _REPLACED_NAME = "lock", "replaced"
+_SCRATCH = (
+    "chunks",
+    "table",
+    "items.jsonl",
+    "chunk_starts.npy",
+    "plan.json",
+    "run.json",
+    STATE_NAME,
+)
+
+
+def partial_path(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[Path]:
+    """The work folder of an output, made if absent, for this process alone.
+
+    Raises:
+        InputError: another process works on it, or its place cannot be written.
+    """
+    folder = partial_path(output)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    for _ in range(100):  # another run may finish and take the folder away in any moment
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(folder / _LOCK_NAME, flags, 0o666)
+            except FileNotFoundError:
+                continue
+        except OSError as error:
+            raise InputError(
+                f"{folder}: cannot be written ({error.strerror}); give an output folder in a place "
+                "that can"
+            ) from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"{folder}: another titan-tts prepare is at work there; wait for it or give "
+                    "another output folder"
+                ) from None
+            if _is_at(descriptor, folder / _LOCK_NAME):
+                yield folder
+                return
+        finally:
+            os.close(descriptor)
+    raise InputError(f"{folder}: comes and goes; wait until no other run is at work there")
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at `path`: its folder may have been renamed."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_empty(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def has_all_shards(output: Path, record: dict[str, Any]) -> bool:
+    """Whether every shard of a record is there with its size."""
+    for name, shard in record["shards"].items():
+        path = output / name
+        if not path.is_file() or path.stat().st_size != shard["bytes"]:
+            return False
+    return True
+
+
+def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
+    """Set the work folder up for `state`, or find it set up; with `overwrite` other work goes.
+
+    Raises:
+        InputError: it holds work under other settings or of another state of the source.
+    """
+    found = read_json(folder / STATE_NAME)
+    record = read_json(folder / RECORD_NAME)
+    if found is None and record is not None:  # cut short where only the last steps were left
+        found = record_state(record)
+    if found is None:
+        foreign = [p.name for p in folder.iterdir() if p.name[0] != "." and p.name != _LOCK_NAME]
+        if foreign:
+            raise InputError(
+                f"{folder}: is where the work is done, but holds {foreign[0]}, which is none of it; "
+                "move it away or give another output folder"
+            )
+    elif found != state:
+        changed = difference(found["settings"], state["settings"])
+        if not overwrite:
+            raise InputError(
+                f"{folder}: holds the work of an earlier run on "
+                + (f"other settings ({changed})" if changed else "a source that has changed since")
+                + "; pass --overwrite to drop it, or remove the folder"
+            )
+    if found != state or record is not None:
+        clear(folder)
+        write_atomic(folder / STATE_NAME, json.dumps(state))
+
+
+def discard(folder: Path) -> None:
+    """Remove a work folder in which nothing is worth keeping."""
+    clear(folder)
+    (folder / _LOCK_NAME).unlink(missing_ok=True)
+    if is_empty(folder):
+        folder.rmdir()
+
+
+def clear(folder: Path) -> None:
+    """Remove everything that a preparation made in its work folder, but the lock.
+
+    The state goes last: as long as it is there, the folder is known for what it is.
+    """
+    replaced = folder / _REPLACED_NAME
+    if replaced.exists():  # an output that was on its way out; it is the user's to decide over
+        raise InputError(f"{replaced}: is an earlier output; move it away and start again")
+    for name in ("train", "heldout", RECORD_NAME, REPORT_NAME, *_SCRATCH):
+        _remove(folder / name)
+
+
+def finish(folder: Path, output: Path) -> None:
+    """Put a complete work folder in the output's place. May be cut short and done again."""
+    for name in _SCRATCH:
+        _remove(folder / name)
+    for path in folder.rglob(".*.tmp"):  # what a killed writer left
+        _remove(path)
+    replaced = folder / _REPLACED_NAME
+    if output.exists() and not is_empty(output):
+        _remove(replaced)
+        output.rename(replaced)
+    elif output.exists():
+        output.rmdir()
+    folder.rename(output)
+    _sync_folder(output.parent)
+    tidy(output)
+
+
+def tidy(output: Path) -> None:
+    """Remove what `finish` leaves behind where it is cut short after its rename."""
+    (output / _LOCK_NAME).unlink(missing_ok=True)
+    shutil.rmtree(output / _REPLACED_NAME, ignore_errors=True)
+
+
+def is_finishing(folder: Path, state: dict[str, Any]) -> bool:
+    """Whether the folder is complete for these settings and only `finish` is left to do."""
+    record = read_json(folder / RECORD_NAME)
+    return record is not None and record_state(record) == state and has_all_shards(folder, record)
+
+
+def record_state(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record says that the output was made from, as `begin` takes it."""
+    return {"settings": record["settings"], "source_digest": record["source_digest"]}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
