@@ -220,7 +220,7 @@ def test_an_iterator_made_before_the_load_does_not_replay(folder, workers):
         ({"seed": 1}, "its seed is 0 and this run's 1; restore data.seed"),
         (
             {"num_buckets": 2},
-            "its bucket_frames is .* restore data.bucket_frames or data.num_buckets",
+            "its bucket_frames is .* restore data.bucket_frames or data.num_buckets, or what limits",
         ),
         ({"batch_multiple": 1}, "its batch_sizes is"),
         (

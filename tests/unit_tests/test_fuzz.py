@@ -287,6 +287,32 @@ def test_members_of_foreign_tars(sound, tmp_path):
             assert outcome(folder)
 
 
+@pytest.mark.parametrize(
+    "size", [b"-0000001000\0", b"-77777777777", b"0x000000010\0", b"1_000000000\0", b"\xff" * 12]
+)
+def test_sizes_that_no_tar_has(tmp_path, size):
+    """With a checksum that agrees, as a hostile or odd writer makes them."""
+    write_shard(tmp_path / "a.tar", SAMPLES)
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[124:136] = size
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "a.tar").write_bytes(data)
+    assert outcome(tmp_path)
+
+
+def test_a_huge_foreign_npy_is_not_read(tmp_path):
+    write_shard(tmp_path / "a.tar", SAMPLES)
+    whole = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
+    whole += bytes(-len(whole) % 512)
+    info = tarfile.TarInfo("weights.npy")
+    info.size = 64 << 30
+    with open(tmp_path / "a.tar", "wb") as file:
+        file.write(whole + info.tobuf(tarfile.GNU_FORMAT) + b"\x93NUMPY\x01\0")
+        file.truncate(len(whole) + 512 + info.size + 1024)  # sparse
+    assert outcome(tmp_path)
+
+
 def test_pickled_content_is_refused(tmp_path):
     """An npy of objects would run code when loaded: it is never unpickled."""
 

@@ -95,3 +95,31 @@ def test_a_server_that_is_gone_is_no_damaged_sample(server, tmp_path, monkeypatc
     with pytest.raises(ValueError, match="http://127.0.0.1"):
         take(loader, 2)
     assert loader.damage.reads and not loader.damage._damaged
+
+
+def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):
+    open_dataset(str(server.folder), CHANNELS)  # sidecars, which no signature opens
+
+    def signed(signature, cache):
+        urls = [f"{server.url}/{n:06d}.tar?X-Signature={signature}" for n in range(2)]
+        return build(None, path=urls, cache_folder=str(tmp_path / cache))
+
+    first = signed("one", "cache")
+    for left, right in zip(take(first, 40), take(build(server.folder), 40), strict=True):
+        assert_same(joined([left]), joined([right]))
+    before = server.requests["GET"]
+    renewed = signed("two", "cache")
+    renewed.load_state_dict(first.state_dict())
+    take(renewed, 20)
+    assert server.requests["GET"] == before  # indexes and samples were kept under the tars' names
+    assert "X-Signature" not in str(renewed.dataset.sample_id(0))
+
+
+def test_a_sidecar_of_another_tar_is_not_taken(server, tmp_path):
+    """One of equal size, as a rewritten tar's old index may be."""
+    build(server.folder)
+    other = make_shards(tmp_path / "other", 120, seed=7, channels=CHANNELS)
+    flip_bits(other / "000000.tar", [3 * n + 2 for n in range(60)])
+    shutil.copy(other / "000000.tar", server.folder)
+    loader = remote(server, tmp_path, on_error="skip", max_skipped_share=1.0)
+    assert len(loader.dataset.problems) == 60  # found while the tar was indexed anew

@@ -80,8 +80,53 @@ def test_each_file_is_told_once_and_too_many_end_the_run(damaged, caplog):
         take(loader, 60)
     assert sum("Another sample takes its place" in record.message for record in caplog.records) == 2
     few = build(damaged, on_error="skip", max_skipped_share=0.02)
-    with pytest.raises(ValueError, match=r"3 damaged samples among \d+ reads .* = 0.02 allows"):
+    with pytest.raises(ValueError, match="3 damaged samples among the 120 .* data.max_skipped_share = 0.02"):
         take(few, 60)
+
+
+def test_damage_that_comes_late_is_not_thinned_by_earlier_passes(tmp_path):
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
+    loader = build(folder, on_error="skip", max_skipped_share=0.05)
+    iterator = iter(loader)
+    while loader.damage.reads < 20 * 120:
+        next(iterator)
+    flip_bits(folder / "000000.tar", range(0, 30, 3))
+    with pytest.raises(ValueError, match="data.max_skipped_share = 0.05"):
+        for _ in range(60):
+            next(iterator)
+
+
+def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS, shards=4)
+    (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)
+    with pytest.raises(ValueError, match="about 30 damaged samples beside 90 sound ones are 25.0%"):
+        build(folder, on_error="skip", max_skipped_share=0.2)
+    assert len(build(folder, on_error="skip", max_skipped_share=0.3).dataset) == 90
+    whole = (folder / "000001.tar").read_bytes()
+    (folder / "000001.tar").write_bytes(whole[: len(whole) // 50])
+    with pytest.raises(ValueError, match="about (59|60) damaged samples"):
+        build(folder, on_error="skip", max_skipped_share=0.3)
+
+
+def test_replacements_keep_the_weights(tmp_path):
+    a = make_shards(tmp_path / "a", 100, seed=1, channels=CHANNELS)
+    b = make_shards(tmp_path / "b", 100, seed=2, channels=CHANNELS)
+    settings = {"path": [str(a), str(b)], "weights": [99.0, 1.0], "num_buckets": 1}
+    build(None, **settings)
+    flip_bits(a / "000000.tar", range(0, 120, 3))
+    loader = build(None, **settings, on_error="skip", max_skipped_share=1.0)
+    ids = [name for inputs, _ in take(loader, 60) for name in inputs["sample_id"]]
+    assert sum(name.startswith("b/") for name in ids) / len(ids) < 0.04
+
+
+def test_edges_suit_what_is_drawn(tmp_path):
+    folder = make_shards(tmp_path, 300, seed=7, channels=CHANNELS)
+    short, even = build(folder, num_buckets=2, duration_alpha=-3.0), build(folder, num_buckets=2)
+    assert short.policy.edges[0] < even.policy.edges[0]
+    padded = valid = 0
+    for inputs, labels in take(short, 200):
+        padded, valid = padded + labels.numel(), valid + int((labels == 0).sum())
+    assert valid / padded == pytest.approx(short.policy.useful_fraction, abs=0.04)
 
 
 def test_problems_of_the_index_are_left_out_and_told(tmp_path, caplog):
@@ -164,5 +209,8 @@ def test_epochs_set_the_steps(tmp_path):
     loader = build_dataloader(1, 0, byte_tokenizer(), job)
     assert job.training.steps == loader.order.batches_before_epoch(3) > 0
     assert loader.order.epoch_of(job.training.steps - 1) == 2
+    assert build(folder, max_frames=96, bucket_frames=[32, 96], overlong="crop")
+    with pytest.raises(ValueError, match="bucket_frames ends at 120 frames, above data.max_frames"):
+        build(folder, max_frames=96, bucket_frames=[32, 120], overlong="crop")
     with pytest.raises(ValueError, match="data.epochs = 1 of 60 samples are less than one"):
         build_dataloader(1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96))

@@ -365,7 +365,7 @@ def test_a_left_out_condition_of_a_run_without_dropout(capsys):
 
 def test_heldout_samples_with_what_the_run_does_not_know():
     def item(text, **metadata):
-        return HeldOut("k", text, "", None, None, metadata)
+        return HeldOut("k", "k", text, "", None, None, metadata)
 
     assert untrained_tokens([item("one", speaker="s00"), item("two")], SPEAKING) == []
     sentences = untrained_tokens(

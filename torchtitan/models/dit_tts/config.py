@@ -14,7 +14,7 @@ import typeguard
 import tyro
 
 from torchtitan.config import ConfigManager
-from torchtitan.models.dit_tts.data.sources import is_remote, local_path
+from torchtitan.models.dit_tts.data.sources import check_url, is_remote, local_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 
@@ -32,7 +32,8 @@ def _of_type(value: Any, kind: Any) -> bool:
         )
     except typeguard.TypeCheckError:
         return False
-    return not isinstance(value, bool) or kind is bool
+    elements = value if isinstance(value, list) else [value]
+    return kind is bool or not any(isinstance(element, bool) for element in elements)
 
 
 def _unboxed(words: str) -> str:
@@ -73,6 +74,20 @@ class TTSConfigManager(ConfigManager):
                 instance_from_str=lambda args: _split_paths(args[0]),
                 is_instance=lambda value: isinstance(value, (str, list)),
                 str_from_instance=lambda value: [value if isinstance(value, str) else ",".join(value)],
+            )
+
+        @registry.primitive_rule
+        def numbers_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
+            """Numbers with commas or blanks between them."""
+            if type_info.type not in (list[int], list[float]):
+                return None
+            kind = int if type_info.type == list[int] else float
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs="*",
+                metavar="A,B,C,...",
+                instance_from_str=lambda args: [kind(n) for arg in args for n in arg.split(",") if n],
+                is_instance=lambda value: isinstance(value, list),
+                str_from_instance=lambda value: [str(number) for number in value],
             )
 
     def parse_args(self, args: list[str]) -> JobConfig:
@@ -169,6 +184,7 @@ def load_config(args: list[str]) -> JobConfig:
 
 
 def _from_any_folder(path: str) -> str:
+    check_url(path)
     return path if not path or is_remote(path) else local_path(path)
 
 

@@ -33,6 +33,12 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             time.sleep(2.0 * int(os.environ.get("LOCAL_RANK", "0")))
             print(f"error: {error}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
+        except RuntimeError as error:
+            # What the ranks see whose neighbour has gone; its own words say why.
+            if "onnection closed by peer" not in str(error):
+                raise
+            print("error: another rank has ended; see what it says", file=sys.stderr, flush=True)
+            return 1
         except KeyboardInterrupt as error:
             print(f"error: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
             return EXIT_INTERRUPTED

@@ -30,6 +30,8 @@ class DiTTTSTrainer(Trainer):
 
     def __init__(self, job_config: JobConfig, run_folder: RunFolder):
         super().__init__(job_config)
+        # [data] epochs has decided it by now; the run's config.toml is to say so.
+        run_folder.config.training.steps = job_config.training.steps
         self.objective = build_objective(job_config)
         self.ema = (
             EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
@@ -152,6 +154,10 @@ class DiTTTSTrainer(Trainer):
             del prediction
             loss.backward()
         return loss
+
+    def close(self) -> None:
+        self.dataloader.close()
+        super().close()
 
     def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
         self.step_ids = []

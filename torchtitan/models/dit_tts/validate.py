@@ -4,6 +4,7 @@ import os
 
 from torchtitan.models.dit_tts.conditioning.vocabulary import FIELDS, UNITS
 from torchtitan.models.dit_tts.config import run_folder_path
+from torchtitan.models.dit_tts.data.build import check_settings
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.tools.utils import device_type
@@ -114,6 +115,10 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"{dp_degree * steps} that divides global_batch_size",
     )
     _validate_numbers(config)
+    t = config.training
+    check_settings(
+        config.data, t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree
+    )
     _validate_tokens(config)
     _validate_unsupported(config)
     checkpoint = config.checkpoint
@@ -242,6 +247,13 @@ def _validate_numbers(config: JobConfig) -> None:
         "[lr_scheduler] warmup_steps": config.lr_scheduler.warmup_steps,
     }.items():
         _require(value >= 0, f"{key} = {value} must not be negative")
+    for key, value, most in (
+        ("[data] max_frames", d.max_frames, 10**6),
+        ("[data] max_speaker_frames", d.max_speaker_frames, 10**6),
+        ("[data] epochs", d.epochs, 10**6),
+        ("[data] cache_gib", d.cache_gib, 10**6),
+    ):
+        _require(value <= most, f"{key} = {value} is too large; at most {most} is allowed")
     for key, value in {
         "[data] conditioning_dropout": d.conditioning_dropout,
         "[objective] text_dropout": o.text_dropout,

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.conditioning.vocabulary import (
     Vocabulary,
@@ -10,10 +12,11 @@ from torchtitan.models.dit_tts.conditioning.vocabulary import (
     make_vocabulary,
     to_json,
 )
+from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.job_config import Data, JobConfig
 from torchtitan.tools.logging import logger
 
 FILE_NAME = "tokenizer.json"
@@ -77,10 +80,17 @@ def data_vocabulary(config: JobConfig, part: tuple[int, int] = (0, 1)) -> Vocabu
         unit,
         dataset.characters if dataset is not None else "",
         data.conditioning,
-        {name: dataset.labels(name)[1] for name in labels},
+        {name: _trained_values(data, dataset, name) for name in labels},
         duration_token_seconds=data.duration_token_seconds,
         max_seconds=data.max_frames / data.frames_per_second,
     )
+
+
+def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:
+    """Values of a label that samples within [data] max_frames have; the others are not trained."""
+    codes, values = dataset.labels(name)
+    used = codes if data.overlong == "crop" else codes[dataset.frames <= data.max_frames]
+    return [values[code] for code in np.unique(used[used >= 0])]
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:

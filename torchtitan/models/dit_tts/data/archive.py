@@ -26,7 +26,7 @@ from .index import ShardIndex, load_index
 from .members import LABELS, Problem
 from .range_cache import Extent, RangeReader
 from .reading import PARTS, ROW, Layout, LocalFiles, fill, layout_of
-from .sources import find_shards, is_remote
+from .sources import find_shards, is_remote, plain_name
 
 # Threads that wait on disks or servers while indexes are opened.
 _LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
@@ -86,7 +86,7 @@ def open_dataset(
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
             raise InputError(
-                f"{tar_path}: its arrays are {index.channels} wide (first sample '{index.key(0)}') "
+                f"{plain_name(tar_path)}: its arrays are {index.channels} wide (first sample '{index.key(0)}') "
                 f"where data.latent_channels is {latent_channels}; set it to {index.channels} or "
                 "use another archive."
             )
@@ -120,12 +120,12 @@ def _load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardInde
 def _refuse_twice(tar_paths: list[str]) -> None:
     seen: set[str] = set()
     for tar_path in tar_paths:
-        if tar_path in seen:
+        if plain_name(tar_path) in seen:
             raise InputError(
-                f"data.path names {tar_path} twice; give each archive once, and data.weights to "
-                "draw one more often."
+                f"data.path names {plain_name(tar_path)} twice; give each archive once, and "
+                "data.weights to draw one more often."
             )
-        seen.add(tar_path)
+        seen.add(plain_name(tar_path))
 
 
 def _default_cache_folder() -> str:
@@ -138,15 +138,17 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_skipped_share: float)
     if not dataset.problems or on_error == "report":
         return
     tar_path, first = dataset.problems[0]
+    tar_path = plain_name(tar_path)
     count = len(dataset.problems)
+    lost = dataset.damaged_samples
     more = f" ({count - 1} more: titan-tts data doctor lists them)" if count > 1 else ""
     if on_error == "raise":
         raise InputError(f"{tar_path}: {first.sentence}{more}")
-    share = count / (count + len(dataset))
+    share = lost / (lost + len(dataset))
     if share > max_skipped_share or not len(dataset):
         raise InputError(
-            f"{count} damaged samples beside {len(dataset)} sound ones are {share:.1%}, more than "
-            f"data.max_skipped_share = {max_skipped_share:g} allows; the first: {tar_path}: "
+            f"about {lost} damaged samples beside {len(dataset)} sound ones are {share:.1%}, more "
+            f"than data.max_skipped_share = {max_skipped_share:g} allows; the first: {tar_path}: "
             f"{first.sentence}{more}"
         )
 
@@ -162,6 +164,8 @@ class Dataset:
     Attributes:
         characters: the distinct characters of all texts, in ascending order.
         problems: (tar path, problem) of all that the indexes leave out.
+        damaged_samples: how many samples that are. Of a tar that is itself damaged nobody knows
+            how many it had: it is taken to have had as many as the sound ones have.
         fingerprint: of names and contents, of no times and no folders: a copied dataset is the
             same dataset.
 
@@ -208,6 +212,7 @@ class Dataset:
             for tar_path, index in zip(tar_paths, indexes, strict=True)
             for problem in index.problems
         ]
+        self.damaged_samples = _damaged_samples(indexes)
         digest = hashlib.sha256()
         for tar_path, index in zip(tar_paths, indexes, strict=True):
             name = _shard_name(tar_path).encode("utf-8", "surrogateescape")
@@ -235,10 +240,6 @@ class Dataset:
     @property
     def latents_hash(self) -> np.ndarray:
         return self._rows["latents_hash"]
-
-    @property
-    def reference_hash(self) -> np.ndarray:
-        return self._rows["reference_hash"]
 
     def labels(self, name: str) -> tuple[np.ndarray, list[str]]:
         """(code of each sample (n,) int32, value of each code): -1 where the JSON has none.
@@ -309,13 +310,29 @@ class Dataset:
 
     def metadata(self, sample: int) -> dict[str, Any]:
         """The sample's JSON object; ``["text"]`` is always a string."""
+        return self.metadata_of([sample])[0]
+
+    def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
+        """The JSON objects of many samples; what lies behind URLs is asked for at once."""
+        layouts = [self._json_layout(sample) for sample in samples]
+        extents = [self._extents(layout) for layout in layouts if self._remote[layout.shard]]
+        fetched = iter(self._reader.fetch([e for (e,) in extents]) if self._reader else ())
+        objects = []
+        for sample, layout in zip(samples, layouts, strict=True):
+            if self._remote[layout.shard]:
+                data = memoryview(next(fetched))
+            else:
+                data = self._read(sample, layout)
+            if xxhash.xxh3_64_intdigest(data) != layout.hashes[2]:
+                raise self._damaged(sample, PARTS[2])
+            objects.append(json.loads(str(data, "utf-8")))
+        return objects
+
+    def _json_layout(self, sample: int) -> Layout:
         layout = self._layout(sample)
         start, stop = layout.parts[2]
         offset = int(self._rows["metadata_offset"][sample])
-        data = self._read(sample, layout._replace(spans=[(offset, offset + stop - start)]))
-        if xxhash.xxh3_64_intdigest(data) != layout.hashes[2]:
-            raise self._damaged(sample, PARTS[2])
-        return json.loads(str(data, "utf-8"))
+        return layout._replace(spans=[(offset, offset + stop - start)])
 
     def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
         """The bytes of those samples that lie behind URLs, all asked for at once.
@@ -370,10 +387,25 @@ class Dataset:
     def _damaged(self, sample: int, part: str) -> DamagedSample:
         return DamagedSample(
             f"sample '{self.sample_id(sample)}': its {part} in "
-            f"{self.tar_paths[int(self.shard[sample])]} is not what was indexed, so it was "
+            f"{plain_name(self.tar_paths[int(self.shard[sample])])} is not what was indexed, so it was "
             "damaged since; restore the shard, or leave such samples out with data.on_error = "
             "'skip'."
         )
+
+
+def _damaged_samples(indexes: Sequence[ShardIndex]) -> int:
+    """Samples that the problems stand for, an estimate where a tar itself is damaged."""
+    torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
+    whole = [
+        len(index) + len(index.problems)
+        for index, is_torn in zip(indexes, torn, strict=True)
+        if not is_torn
+    ]
+    usual = int(np.median(whole)) if whole else max(map(len, indexes))
+    return sum(
+        max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
+        for index, is_torn in zip(indexes, torn, strict=True)
+    )
 
 
 def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
@@ -391,12 +423,12 @@ def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray
 
 
 def _shard_name(tar_path: str) -> str:
-    return os.path.basename(tar_path).removesuffix(".tar")
+    return os.path.basename(plain_name(tar_path)).removesuffix(".tar")
 
 
 def _shard_names(tar_paths: list[str]) -> list[str]:
     """File names without ``.tar``, after as few parent folders as make each name unique."""
-    parts = [tar_path.removesuffix(".tar").split("/") for tar_path in tar_paths]
+    parts = [plain_name(tar_path).removesuffix(".tar").split("/") for tar_path in tar_paths]
     depth = 1
     while True:
         names = ["/".join(part[-depth:]) for part in parts]

@@ -76,14 +76,12 @@ def select_samples(
     max_text_tokens: int,
     overlong: str,
     sample_name: Callable[[int], str] = str,
-    count_tokens: Callable[[int], int] | None = None,
 ) -> Selection:
     """Crop, leave out or refuse the samples that do not fit.
 
     Args:
         frames: (n,) over the dataset.
-        text_tokens: (n,) most tokens that each text can have. Where that bound is too high,
-            ``count_tokens`` (sample number -> tokens of its text) decides if it is given.
+        text_tokens: (n,) most tokens that each text can have.
         overlong: "crop", "drop" or "error"; too much text is dropped under "crop".
         sample_name: sample number -> its id, for the message.
     """
@@ -94,9 +92,6 @@ def select_samples(
     too_long = frames > max_frames
     fits_frames = ~too_long if overlong != "crop" else np.ones(len(frames), bool)
     fits_text = text_tokens <= max_text_tokens
-    if count_tokens is not None:
-        for sample in np.flatnonzero(fits_frames & ~fits_text):
-            fits_text[sample] = count_tokens(int(sample)) <= max_text_tokens
     fits = fits_frames & fits_text
     selection = Selection(
         samples=np.flatnonzero(fits),
@@ -136,6 +131,7 @@ def make_batch_policy(
     global_batch_size: int,
     batch_multiple: int,
     speaker_patch_size: int,
+    draws: np.ndarray | None = None,
 ) -> BatchPolicy:
     """Choose buckets for selected samples (see ``select_samples``).
 
@@ -146,14 +142,21 @@ def make_batch_policy(
         global_batch_size: samples of one global batch of the longest bucket.
         batch_multiple: M; every global batch is a multiple of it.
         speaker_patch_size: reference frames the speaker encoder takes at once.
+        draws: (n,) how often each sample is drawn, in any unit; None: all alike.
     """
-    _check_settings(
-        num_buckets, global_batch_size, batch_multiple, max_speaker_frames, speaker_patch_size
+    check_policy_settings(
+        num_buckets,
+        bucket_frames,
+        max_frames,
+        global_batch_size,
+        batch_multiple,
+        max_speaker_frames,
+        speaker_patch_size,
     )
     if len(bucket_frames):
         edges = _checked_edges(bucket_frames, frames)
     else:
-        edges = choose_edges(frames, num_buckets, max_frames)
+        edges = choose_edges(frames, num_buckets, max_frames, draws)
     longest = edges[-1]
     bucket = np.searchsorted(edges, frames)
     reference_multiple = ALIGNMENT * speaker_patch_size  # the keys are counted in patches
@@ -173,27 +176,33 @@ def make_batch_policy(
         multiples = global_batch_size * longest // (edge * batch_multiple)
         batch_sizes.append(max(1, multiples) * batch_multiple)
         counts.append(int(inside.sum()))
-    padded = sum(count * edge for count, edge in zip(counts, edges, strict=True))
+    often = np.ones(len(frames)) if draws is None else draws
+    padded = float((np.asarray(edges)[bucket] * often).sum())
     return BatchPolicy(
         edges=tuple(edges),
         shapes=tuple(shapes),
         batch_sizes=tuple(batch_sizes),
         sample_counts=tuple(counts),
-        useful_fraction=int(frames.sum(dtype=np.int64)) / padded,
+        useful_fraction=float((frames * often).sum()) / padded,
         batch_multiple=batch_multiple,
     )
 
 
-def choose_edges(frames: np.ndarray, num_buckets: int, max_frames: int) -> list[int]:
+def choose_edges(
+    frames: np.ndarray, num_buckets: int, max_frames: int, draws: np.ndarray | None = None
+) -> list[int]:
     """The at most ``num_buckets`` edges that leave the fewest padded frames.
 
     Lengths are first rounded up to ``ALIGNMENT`` (never above ``max_frames``), which leaves m
     candidate edges u. A dynamic programme over them, O(num_buckets * m^2), minimises
 
-        sum over samples of the edge of its bucket.
+        sum over samples of the edge of its bucket,
+
+    each as often as it is drawn where ``draws`` (n,) are given.
     """
     rounded = np.minimum(_round_up(frames.astype(np.int64), ALIGNMENT), max_frames)
-    candidates, counts = np.unique(rounded, return_counts=True)
+    candidates, place = np.unique(rounded, return_inverse=True)
+    counts = np.bincount(place, draws)
     m = len(candidates)
     below = np.concatenate([[0], np.cumsum(counts)])  # below[j]: samples under candidate j
     # cost[j]: fewest frames for the candidates 0..j-1 with the buckets used so far
@@ -222,17 +231,31 @@ def _round_up(value, multiple: int):
     return -(-value // multiple) * multiple
 
 
-def _check_settings(
+def check_policy_settings(
     num_buckets: int,
+    bucket_frames: Sequence[int],
+    max_frames: int,
     global_batch_size: int,
     batch_multiple: int,
     max_speaker_frames: int,
     speaker_patch_size: int,
 ) -> None:
+    """Raises InputError at what is wrong whatever the data are."""
     if not 1 <= num_buckets <= MAX_BUCKETS:
         raise InputError(
             f"data.num_buckets is {num_buckets}; every bucket is a compiled shape, so use 1 to "
             f"{MAX_BUCKETS}."
+        )
+    edges = [int(edge) for edge in bucket_frames]
+    if len(edges) > MAX_BUCKETS or not all(low < high for low, high in zip([0, *edges], edges)):
+        raise InputError(
+            f"data.bucket_frames is {edges}; give 1 to {MAX_BUCKETS} positive lengths in ascending "
+            "order, or none to have them chosen."
+        )
+    if edges and edges[-1] > max_frames:
+        raise InputError(
+            f"data.bucket_frames ends at {edges[-1]} frames, above data.max_frames = {max_frames}; "
+            "lower the one or raise the other."
         )
     if batch_multiple < 1:
         raise InputError(f"data.batch_multiple is {batch_multiple}; it must be 1 or more.")
@@ -249,17 +272,11 @@ def _check_settings(
 
 
 def _checked_edges(bucket_frames: Sequence[int], frames: np.ndarray) -> list[int]:
-    edges = [int(edge) for edge in bucket_frames]
-    ascending = all(low < high for low, high in zip([0, *edges], edges))
-    if not ascending or len(edges) > MAX_BUCKETS:
-        raise InputError(
-            f"data.bucket_frames is {edges}; give 1 to {MAX_BUCKETS} positive lengths in ascending "
-            "order, or none to have them chosen."
-        )
     longest = int(frames.max())
-    if longest > edges[-1]:
+    if longest > bucket_frames[-1]:
         raise InputError(
-            f"data.bucket_frames ends at {edges[-1]} frames but a sample within data.max_frames "
-            f"has {longest}; add a longer bucket or set data.max_frames to {edges[-1]}."
+            f"data.bucket_frames ends at {bucket_frames[-1]} frames but a sample within "
+            f"data.max_frames has {longest}; add a longer bucket or set data.max_frames to "
+            f"{bucket_frames[-1]}."
         )
-    return edges
+    return [int(edge) for edge in bucket_frames]

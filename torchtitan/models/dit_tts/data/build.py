@@ -9,11 +9,18 @@ from torchtitan.tools.logging import logger
 
 from ..errors import InputError
 from .archive import Dataset, open_dataset
-from .balance import draws_per_epoch
-from .buckets import BatchPolicy, Selection, make_batch_policy, select_samples
+from .balance import check_balance, draws_per_epoch
+from .buckets import (
+    BatchPolicy,
+    Selection,
+    check_policy_settings,
+    make_batch_policy,
+    select_samples,
+)
 from .dataloader import LatentDataLoader, Tokenizer
 from .order import GlobalOrder
 from .skipping import DamageCounter
+from .sources import plain_name
 
 # Share of samples over the limits from which leaving them out is worth a warning.
 MANY_DROPPED = 0.01
@@ -31,6 +38,7 @@ def build_dataloader(
     global_batch_size, accumulation_steps = batch_split(
         job_config.training.global_batch_size, job_config.training.local_batch_size, dp_world_size
     )
+    check_settings(data, global_batch_size)
     dataset = open_training_data(data, (dp_rank, dp_world_size))
     selection = select_samples(
         dataset.frames,
@@ -41,6 +49,7 @@ def build_dataloader(
         sample_name=dataset.sample_id,
     )
     samples = selection.samples
+    draws = _draws(data, dataset, selection)
     policy = make_batch_policy(
         selection.frames,
         dataset.reference_frames[samples],
@@ -53,12 +62,20 @@ def build_dataloader(
         global_batch_size=global_batch_size,
         batch_multiple=data.batch_multiple,
         speaker_patch_size=data.speaker_patch_size,
+        draws=draws,
     )
-    order = _make_order(data, dataset, selection, policy)
+    bucket = policy.bucket_of(selection.frames)
+    inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
+    order = GlobalOrder(
+        [samples[rows] for rows in inside],
+        policy.batch_sizes,
+        data.seed,
+        None if draws is None else [draws[rows] for rows in inside],
+    )
     if data.epochs:
         # Upstream reads it after this call: for the schedule, the end and the log.
         job_config.training.steps = order.batches_before_epoch(data.epochs)
-        if not job_config.training.steps:
+        if job_config.training.steps < 1:
             raise InputError(
                 f"data.epochs = {data.epochs} of {len(samples)} samples are less than one global "
                 "batch; raise it or lower training.global_batch_size."
@@ -103,9 +120,30 @@ def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
     )
 
 
-def _make_order(
-    data, dataset: Dataset, selection: Selection, policy: BatchPolicy
-) -> GlobalOrder:
+def check_settings(data, global_batch_size: int) -> None:
+    """Raises InputError at a setting of ``[data]`` that is wrong whatever the data are, before
+    minutes go into opening them."""
+    DamageCounter(data.on_error, data.max_skipped_share)
+    check_balance(
+        data.weights,
+        1 if isinstance(data.path, str) else len(data.path),
+        data.balance_beta,
+        data.duration_alpha,
+        data.duration_offset_seconds,
+    )
+    check_policy_settings(
+        data.num_buckets,
+        data.bucket_frames,
+        data.max_frames,
+        global_batch_size,
+        data.batch_multiple,
+        data.max_speaker_frames,
+        data.speaker_patch_size,
+    )
+
+
+def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
+    """Draws an epoch of each selected sample; see ``draws_per_epoch``."""
     samples = selection.samples
     codes = None
     if data.balance_by:
@@ -116,7 +154,7 @@ def _make_order(
                 "prepare the data with it or leave balance_by empty."
             )
         codes = codes[samples]
-    draws = draws_per_epoch(
+    return draws_per_epoch(
         dataset.source[samples],
         data.weights,
         [data.path] if isinstance(data.path, str) else data.path,
@@ -125,14 +163,6 @@ def _make_order(
         duration_seconds=selection.frames / data.frames_per_second,
         alpha=data.duration_alpha,
         offset_seconds=data.duration_offset_seconds,
-    )
-    bucket = policy.bucket_of(selection.frames)
-    inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
-    return GlobalOrder(
-        [samples[rows] for rows in inside],
-        policy.batch_sizes,
-        data.seed,
-        None if draws is None else [draws[rows] for rows in inside],
     )
 
 
@@ -195,6 +225,6 @@ def _damaged_files(dataset: Dataset) -> list[str]:
     counts = Counter(tar_path for tar_path, _ in dataset.problems)
     first = {tar_path: problem for tar_path, problem in reversed(dataset.problems)}
     return [
-        f"data: {tar_path}: {count} problems left out, the first: {first[tar_path].sentence}"
+        f"data: {plain_name(tar_path)}: {count} problems left out, the first: {first[tar_path].sentence}"
         for tar_path, count in counts.items()
     ]

@@ -25,7 +25,7 @@ from ..errors import InputError
 from .archive import DamagedSample, Dataset
 from .batch_memory import BatchMemory
 from .buckets import BatchPolicy
-from .order import GlobalBatch, GlobalOrder
+from .order import ORDER_VERSION, GlobalBatch, GlobalOrder
 from .skipping import DamageCounter
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
@@ -34,7 +34,9 @@ MicroBatch = tuple[dict[str, Any], torch.Tensor]
 _SET_BY = {
     "dataset": "the shards of data.path",
     "seed": "data.seed",
-    "bucket_frames": "data.bucket_frames or data.num_buckets",
+    "order_version": "the version of this program",
+    "bucket_frames": "data.bucket_frames or data.num_buckets, or what limits the samples "
+    "(data.max_frames, data.max_text_tokens, data.overlong, data.weights)",
     "batch_sizes": "training.global_batch_size or data.batch_multiple",
     "samples": "data.max_frames, data.max_text_tokens, data.overlong, data.weights or the balancing "
     "of [data]",
@@ -146,8 +148,10 @@ class LatentDataLoader(BaseDataLoader):
         )
         self._memory = BatchMemory(largest * dataset.latent_channels)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
+        self._closed = False
         self._order_lock = threading.Lock()
         self._order_parts = {
+            "order_version": ORDER_VERSION,
             "dataset": dataset.fingerprint,
             "seed": order.seed,
             "bucket_frames": list(policy.edges),
@@ -158,6 +162,10 @@ class LatentDataLoader(BaseDataLoader):
     def __iter__(self) -> Iterator[MicroBatch]:
         """Goes on where the loader stands at each ``next``, also after a later ``load_state_dict``."""
         return _MicroBatchIterator(self)
+
+    def close(self) -> None:
+        """End the batches that are being made ahead, so that the process need not wait for them."""
+        self._closed = True
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank. Between two micro-batches of one step it stands before that step."""
@@ -189,6 +197,8 @@ class LatentDataLoader(BaseDataLoader):
 
     def micro_batch(self, position: int) -> MicroBatch:
         """Micro-batch ``position`` of this rank, counted from the start of training. Thread-safe."""
+        if self._closed:
+            raise RuntimeError("the loader was closed")
         number, step = divmod(position, self.accumulation_steps)
         batch = self._global_batch(number)
         rows = len(batch.samples) // (self.dp_world_size * self.accumulation_steps)
@@ -205,6 +215,8 @@ class LatentDataLoader(BaseDataLoader):
         fetched = self.dataset.fetch(samples)
         lengths, used = [], []
         for row, sample in enumerate(samples.tolist()):
+            if self._closed:
+                raise RuntimeError("the loader was closed")
             into = (latents_rows[row], speaker_rows[row], text_ids[row], drop[row])
             sample, row_lengths = self._fill_row(batch, first + row, sample, fetched, into)
             used.append(sample)

@@ -369,7 +369,7 @@ class _Records:
 
 
 def _stem(extent: Extent) -> str:
-    identity = f"{extent.path}\0{extent.size}\0{extent.version}"
+    identity = f"{shown(extent.path)}\0{extent.size}\0{extent.version}"
     return xxhash.xxh3_128_hexdigest(identity.encode("utf-8", "surrogateescape"))
 
 

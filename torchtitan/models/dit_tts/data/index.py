@@ -18,7 +18,6 @@ import json
 import os
 import struct
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import xxhash
@@ -26,7 +25,8 @@ import xxhash
 from ..errors import InputError
 from .members import LABELS, Problem, ShardContents, read_shard
 from .shard_writer import atomic_file
-from .sources import Source, is_remote, open_source
+from .range_cache import Extent, RangeReader
+from .sources import Source, is_remote, open_source, plain_name, sidecar_path
 
 INDEX_VERSION = 2
 _MAGIC = b"TTSINDEX"
@@ -87,7 +87,7 @@ class ShardIndex:
         ends = self.columns["key_end"]
         return self.keys[int(ends[row - 1]) if row else 0 : int(ends[row])].decode("utf-8")
 
-    @cached_property
+    @property
     def extras(self) -> bytes:
         parts = {
             "labels": self.labels,
@@ -96,25 +96,29 @@ class ShardIndex:
         }
         return json.dumps(parts, sort_keys=True).encode("ascii")
 
-    @cached_property
+    @property
     def payload(self) -> bytes:
-        """Everything that the tar's bytes determine, in a fixed order."""
+        """What is stored: everything that the tar's bytes determine, in a fixed order."""
         columns = [self.columns[name].tobytes() for name in COLUMNS]
         return b"".join([*columns, self.keys, self.extras])
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
-        """SHA-256 over contents and size; the same wherever and whenever the tar was copied."""
-        return hashlib.sha256(
-            struct.pack("<QQ", self.tar_bytes, self.channels) + self.payload
-        ).digest()
+        """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar
+        was copied, and whatever this file's format and the problems' words come to be."""
+        digest = hashlib.sha256(struct.pack("<QQ", self.tar_bytes, self.channels))
+        for name in ("frames", "reference_frames", "latents_hash", "reference_hash"):
+            digest.update(self.columns[name].tobytes())
+        digest.update(self.columns["metadata_hash"].tobytes())
+        digest.update(self.columns["key_end"].tobytes() + self.keys)
+        return digest.digest()
 
 
 def load_index(tar_path: str) -> ShardIndex:
     """The index of a tar: from its sidecar if that is fresh, else made and stored.
 
-    A remote tar's own sidecar (``<url>.idx``) is taken when it was made from as many bytes: its
-    time says nothing there, and every read is checked against it.
+    A remote tar's own sidecar (``<url>.idx``) is taken when it was made from as many bytes and one
+    of its samples is what it says: its time says nothing there.
 
     Args:
         tar_path: a local path or a URL.
@@ -177,7 +181,7 @@ def _index_of(contents: ShardContents, source: Source) -> ShardIndex:
         "reference_frames": [sample.reference.frames for sample in samples],
         "metadata_bytes": [sample.metadata.size for sample in samples],
         "text_bytes": [sample.metadata.text_bytes for sample in samples],
-        "text_chars": [sample.metadata.text_chars for sample in samples],
+        "text_chars": [len(sample.metadata.text) for sample in samples],
         "latents_item_bytes": [sample.latents.item_bytes for sample in samples],
         "reference_item_bytes": [sample.reference.item_bytes for sample in samples],
     }
@@ -202,7 +206,7 @@ def _index_of(contents: ShardContents, source: Source) -> ShardIndex:
 
 def _cache_path(tar_path: str) -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    real = tar_path if is_remote(tar_path) else os.path.realpath(tar_path)
+    real = plain_name(tar_path) if is_remote(tar_path) else os.path.realpath(tar_path)
     name = (
         f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:20]}-{os.path.basename(real)[:100]}.idx"
     )
@@ -230,16 +234,28 @@ def _read_local(path: str) -> ShardIndex | None:
 
 def _remote_sidecar(source: Source) -> ShardIndex | None:
     try:
-        sidecar = open_source(source.path + ".idx")
+        sidecar = open_source(sidecar_path(source.path))
     except InputError:
         return None  # most tars have none, and not every server says so in the same way
     try:
-        index = _parse_sidecar(sidecar.pread(sidecar.size, 0))
+        magic = sidecar.pread(len(_MAGIC), 0)  # some servers send the tar itself for any name
+        index = _parse_sidecar(sidecar.pread(sidecar.size, 0)) if magic == _MAGIC else None
     finally:
         sidecar.close()
-    if index is None or index.tar_bytes != source.size:
+    if index is None or index.tar_bytes != source.size or not _is_of(index, source):
         return None
     return replace(index, tar_version=source.version)
+
+
+def _is_of(index: ShardIndex, source: Source) -> bool:
+    """Whether the last sample's JSON is where and what the index says."""
+    if not len(index):
+        return False
+    start = int(index.columns["metadata_offset"][-1])
+    stop = start + int(index.columns["metadata_bytes"][-1])
+    extent = Extent(source.path, source.size, source.version, start, stop)
+    (data,) = RangeReader(None, 0, max_in_flight=1).fetch([extent])
+    return xxhash.xxh3_64_intdigest(data) == int(index.columns["metadata_hash"][-1])
 
 
 def _parse_sidecar(data: bytes) -> ShardIndex | None:

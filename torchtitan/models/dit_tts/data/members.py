@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from ..errors import InputError
 from .shard_writer import (
     HASHES_KEY,
     LATENTS_SUFFIX,
@@ -20,7 +21,7 @@ from .shard_writer import (
     REFERENCE_SUFFIX,
     canonical_json,
 )
-from .sources import Source
+from .sources import Source, is_remote
 from .tar_members import Member, shown, walk_members
 
 LABELS = ("speaker", "language", "quality", "class")
@@ -31,6 +32,8 @@ _SUFFIXES = {
     REFERENCE_SUFFIX.encode(): REFERENCE_SUFFIX,
     METADATA_SUFFIX.encode(): METADATA_SUFFIX,
 }
+_MAX_NPY_HEADER_BYTES = 1 << 16
+_MAX_JSON_BYTES = 16 << 20
 _ITEM_BYTES = {"<f2": 2, "<f4": 4}
 # Bit patterns with all exponent bits set are infinities and NaNs.
 _EXPONENTS = {2: np.uint16(0x7C00), 4: np.uint32(0x7F800000)}
@@ -44,7 +47,7 @@ class Problem(NamedTuple):
     """What is wrong.
 
     kind: "shard" (the tar itself), or of a sample "incomplete", "not_finite", "changed" (not what
-    its writer noted) or "unusable". key: the sample's, "" where none can be named.
+    its writer noted), "unreadable" (the disk) or "unusable". key: the sample's, "" where none can be named.
     """
 
     kind: str
@@ -64,8 +67,8 @@ class MetadataMember(NamedTuple):
     offset: int
     size: int
     hash: int
+    text: str
     text_bytes: int
-    text_chars: int
     labels: dict[str, str]
     array_hashes: dict[str, str]
 
@@ -102,7 +105,6 @@ def read_shard(source: Source) -> ShardContents:
     def tell(sentence: str) -> None:
         contents.problems.append(Problem("shard", "", sentence))
 
-    characters: set[str] = set()
     groups: dict[str, dict[str, Any]] = {}
     broken: set[str] = set()
     for member in walk_members(source, tell):
@@ -127,14 +129,13 @@ def read_shard(source: Source) -> ShardContents:
                     "write the tar again with --dereference --hard-dereference."
                 )
             if kind == METADATA_SUFFIX:
-                members[kind] = _read_metadata(source, key, member, characters)
+                members[kind] = _read_metadata(source, key, member)
             else:
                 members[kind] = _read_array(source, member)
         except _Unusable as unusable:
             contents.problems.append(Problem(unusable.kind, key, str(unusable)))
             broken.add(key)
     _take_complete(contents, groups, broken)
-    contents.characters = "".join(sorted(characters))
     if not contents.samples and not contents.problems:
         tell(
             f"none of its members belongs to a sample; each sample needs KEY.{LATENTS_SUFFIX}, "
@@ -147,6 +148,7 @@ def _take_complete(
     contents: ShardContents, groups: dict[str, dict[str, Any]], broken: set[str]
 ) -> None:
     """The samples whose three members fit each other; the others become problems."""
+    characters: set[str] = set()
     for key, members in groups.items():
         if key in broken:
             continue
@@ -167,8 +169,10 @@ def _take_complete(
             contents.channels = contents.channels or sample.latents.channels
             _check_sample(sample, contents.channels)
             contents.samples.append(sample)
+            characters.update(sample.metadata.text)
         except _Unusable as unusable:
             contents.problems.append(Problem(unusable.kind, key, str(unusable)))
+    contents.characters = "".join(sorted(characters))
 
 
 def _check_sample(sample: SampleMembers, channels: int) -> None:
@@ -194,21 +198,27 @@ def _check_sample(sample: SampleMembers, channels: int) -> None:
 
 def _read_array(source: Source, member: Member) -> ArrayMember:
     where = f"member '{shown(member.name)}'"
-    data = source.pread(member.size, member.offset)
-    if data[:6] != b"\x93NUMPY" or len(data) < 12:
+    # The header is judged before the rest is read: other files end in .npy, too, and may be huge.
+    head = member.head
+    if head[:6] != b"\x93NUMPY" or len(head) < 12:
         raise _Unusable(f"{where} is not an npy array; write it with numpy.save.")
-    wide = data[6] >= 2  # format 1 has a 16-bit header length, 2 and 3 a 32-bit one
+    wide = head[6] >= 2  # format 1 has a 16-bit header length, 2 and 3 a 32-bit one
     start = 12 if wide else 10
-    data_start = start + int.from_bytes(data[8:start], "little")
-    if data_start > member.size:
-        raise _Unusable(f"{where} has an npy header longer than the member; write it again.")
-    plain = _PLAIN_NPY_HEADER.fullmatch(data, start, data_start)
+    data_start = start + int.from_bytes(head[8:start], "little")
+    if data_start > min(member.size, _MAX_NPY_HEADER_BYTES):
+        raise _Unusable(
+            f"{where} has an npy header longer than the member or {_MAX_NPY_HEADER_BYTES} bytes; "
+            "write it again."
+        )
+    if data_start > len(head):
+        head = _read(source, member, data_start)
+    plain = _PLAIN_NPY_HEADER.fullmatch(head, start, data_start)
     if plain:
         descr, shape = plain[1].decode(), (int(plain[2]), int(plain[3]))
         if shape[1] == 0:
             raise _Unusable(f"{where} has shape {shape}; it must be (frames, channels).")
     else:
-        descr, shape = _parse_npy_header(data[start:data_start], where)
+        descr, shape = _parse_npy_header(head[start:data_start], where)
     item_bytes = _ITEM_BYTES[descr]
     expected = data_start + shape[0] * shape[1] * item_bytes
     if member.size != expected:
@@ -216,6 +226,7 @@ def _read_array(source: Source, member: Member) -> ArrayMember:
             f"{where} has {member.size} bytes where its npy header (shape {shape}) needs "
             f"{expected}; write it again."
         )
+    data = _read(source, member, member.size)
     bits = np.frombuffer(data, np.uint16 if item_bytes == 2 else np.uint32, offset=data_start)
     exponent = _EXPONENTS[item_bytes]
     if ((bits & exponent) == exponent).any():
@@ -242,10 +253,10 @@ def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
             "(pickled objects never are), so convert it with astype(numpy.float16)."
         )
     whole = isinstance(shape, tuple) and all(
-        isinstance(length, int) and length >= 0 for length in shape
+        isinstance(length, int) and 0 <= length < 2**31 for length in shape
     )
     if not whole or len(shape) != 2 or shape[1] == 0:
-        raise _Unusable(f"{where} has shape {shape}; it must be (frames, channels).")
+        raise _Unusable(f"{where} has shape {str(shape)[:60]}; it must be (frames, channels).")
     if fortran_order:
         raise _Unusable(
             f"{where} is stored in Fortran order (a transposed array was saved); "
@@ -254,14 +265,25 @@ def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
     return descr, shape
 
 
-def _read_metadata(
-    source: Source, key: str, member: Member, characters: set[str]
-) -> MetadataMember:
-    data = (
-        member.head
-        if member.size <= len(member.head)
-        else source.pread(member.size, member.offset)
-    )
+def _read(source: Source, member: Member, size: int) -> bytes:
+    """The first bytes of a member. What the disk cannot give is one member's problem; a server that
+    cannot be reached is nobody's damage."""
+    try:
+        return source.pread(size, member.offset)
+    except InputError as error:
+        if is_remote(source.path):
+            raise
+        raise _Unusable(
+            f"member '{shown(member.name)}' cannot be read: {error}", "unreadable"
+        ) from error
+
+
+def _read_metadata(source: Source, key: str, member: Member) -> MetadataMember:
+    if member.size > _MAX_JSON_BYTES:
+        raise _Unusable(
+            f"the JSON of sample '{key}' has {member.size} bytes; at most {_MAX_JSON_BYTES} are read."
+        )
+    data = member.head if member.size <= len(member.head) else _read(source, member, member.size)
     try:
         metadata = json.loads(str(data, "utf-8"))
         text = metadata["text"]
@@ -282,13 +304,12 @@ def _read_metadata(
             "purpose.",
             "changed",
         )
-    characters.update(text)
     return MetadataMember(
         offset=member.offset,
         size=member.size,
         hash=xxhash.xxh3_64_intdigest(data),
+        text=text,
         text_bytes=text_bytes,
-        text_chars=len(text),
         labels={name: label for name in LABELS if (label := label_of(metadata, name)) is not None},
         array_hashes=hashes,
     )

@@ -48,6 +48,9 @@ _SHUFFLE = 2**32 - 1
 # Third words of the weights' offsets and of replacements are their bucket number plus one of these.
 _OFFSETS, _REPLACEMENTS = 2**30, 2**31
 
+ORDER_VERSION = 1
+"""changes when the same data and settings come to give other batches"""
+
 WEIGHT_BITS = 16
 """weights are integers in units of 2**-WEIGHT_BITS draws an epoch"""
 
@@ -127,6 +130,13 @@ class _Stream:
             if len(self._kept) > 2:
                 self._kept.popitem(last=False)
         return self._kept[epoch]
+
+    def draw(self, random: int) -> int:
+        """A sample by its weight, from a random 64-bit number."""
+        if self._weights is None:
+            return int(self.samples[random % len(self.samples)])
+        ends = np.cumsum(self._weights)
+        return int(self.samples[np.searchsorted(ends, random % int(ends[-1]), side="right")])
 
     def fingerprint(self) -> bytes:
         digest = hashlib.sha256(self.samples.astype("<i8").tobytes())
@@ -236,8 +246,7 @@ class GlobalOrder:
         """A sample of the same bucket for a damaged one; another for every attempt."""
         key = (self.seed, batch.number, _REPLACEMENTS + batch.bucket, row, attempt)
         random = int(np.random.Philox(np.random.SeedSequence(key)).random_raw())
-        samples = self._streams[batch.bucket].samples
-        return int(samples[random % len(samples)])
+        return self._streams[batch.bucket].draw(random)
 
     def _shuffle(self, epoch: int, length: int) -> np.ndarray:
         if epoch not in self._shuffles:

@@ -141,7 +141,8 @@ def _npy_bytes(half: np.ndarray) -> bytes:
 
 def _check_key(path: str | os.PathLike, key: str, seen: set[str]) -> None:
     basename = key.rsplit("/", 1)[-1]
-    if not basename or "." in basename or "\0" in key or key.startswith(("/", "./")):
+    folders = key.split("/")[:-1]
+    if not basename or "." in basename or "\0" in key or {"", ".", ".."} & set(folders):
         raise InputError(
             f"{path}: key '{key}' cannot name a sample; use a relative name whose last component "
             "is not empty and has no dot (what follows the first dot is the member's kind)."

@@ -53,10 +53,13 @@ class DamageCounter:
                     f"{error} Another sample takes its place; further ones of this shard are "
                     "counted without a word."
                 )
-            found = len(self._damaged)
-            judged = max(self.reads, min(len(dataset), _FEWEST_READS))
-            if found > self.max_skipped_share * judged:
+            found, total = len(self._damaged), len(dataset)
+            # Later passes read the same samples again: they make no share smaller.
+            judged = min(max(self.reads, _FEWEST_READS), total)
+            left_out = dataset.damaged_samples / (dataset.damaged_samples + total)
+            if found / judged + left_out > self.max_skipped_share:
                 raise InputError(
-                    f"{found} damaged samples among {self.reads} reads of this process, more than "
-                    f"data.max_skipped_share = {self.max_skipped_share:g} allows; the last: {error}"
+                    f"{found} damaged samples among the {judged} that this process has read or is "
+                    f"judged by, beside {left_out:.1%} that were left out at the start, are more than "
+                    f"data.max_skipped_share = {self.max_skipped_share:g}; the last: {error}"
                 )

@@ -11,6 +11,7 @@ ahead in a few large requests. Samples in any order are the work of ``range_cach
 
 import glob
 import itertools
+import math
 import os
 import re
 import threading
@@ -57,6 +58,18 @@ class Source(Protocol):
 def is_remote(path: str) -> bool:
     """Whether ``path`` has a URL scheme; ``file://`` is a local file."""
     return _SCHEME.match(path) is not None and not path.startswith("file://")
+
+
+def plain_name(path: str) -> str:
+    """The path as it names a tar in ids, messages and caches: a URL without its password and query,
+    as a signature is another one each day."""
+    return remote.shown(path) if is_remote(path) else path
+
+
+def sidecar_path(path: str) -> str:
+    """Where the index beside a tar lies: ``.idx`` after the name, before a URL's query."""
+    name, question, query = path.partition("?") if is_remote(path) else (path, "", "")
+    return name + ".idx" + question + query
 
 
 def open_source(path: str) -> Source:
@@ -173,6 +186,14 @@ class RemoteSource:
         return future.result()[0]
 
 
+def check_url(path: str) -> None:
+    """Raises InputError where a path with a scheme cannot be taken apart."""
+    try:
+        urlsplit(path if _SCHEME.match(path) else "")
+    except ValueError as error:
+        raise InputError(f"data.path '{path}' is no URL ({error}); mend it.") from None
+
+
 def find_shards(path: str) -> list[str]:
     """The shards that one entry of ``data.path`` stands for, sorted by name.
 
@@ -189,6 +210,7 @@ def find_shards(path: str) -> list[str]:
     """
     if not path:
         raise InputError(f"data.path is empty; set it to {_KINDS}.")
+    check_url(path)
     pieces = _expand_braces(path)
     if pieces is None:
         found = _find_piece(path, f"data.path '{path}'")
@@ -213,6 +235,12 @@ def _expand_braces(path: str) -> list[str] | None:
         return None
     from braceexpand import UnbalancedBracesError, braceexpand
 
+    # The library makes the whole of it before it gives the first.
+    ranges = re.findall(r"\{(\d{1,18})\.\.(\d{1,18})\}", path)
+    if math.prod(abs(int(b) - int(a)) + 1 for a, b in ranges) > _MAX_EXPANDED:
+        raise InputError(
+            f"data.path '{path}' expands to more than {_MAX_EXPANDED} names; check the pattern."
+        )
     try:
         pieces = list(itertools.islice(braceexpand(path, escape=False), _MAX_EXPANDED + 1))
     except UnbalancedBracesError:

@@ -21,6 +21,7 @@ BLOCK_BYTES = 512
 HEAD_BYTES = 256
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _MAX_NAME_RECORD_BYTES = 1 << 20
+_MAX_DIGITS = 20
 
 _REGULAR = b"\0" + b"07"
 _LINKS = b"12"
@@ -202,14 +203,14 @@ def _number(field: bytes, position: int) -> int:
     """A size field: octal digits, or base 256 when its first bit is set (GNU, above 8 GiB)."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    try:
-        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
-    except ValueError:
+    digits = field.split(b"\0", 1)[0].strip(b" ")
+    if digits.strip(b"01234567"):
         raise _Damage(
             f"the header at byte {position} has the size field {field!r}, which is no octal or "
             "base-256 number; write the tar again.",
             position + BLOCK_BYTES,
-        ) from None
+        )
+    return int(digits or b"0", 8)
 
 
 def _header_name(header: bytes) -> bytes:
@@ -256,10 +257,10 @@ def _pax_records(data: bytes, position: int) -> dict[bytes, bytes]:
 
 
 def _pax_size(value: bytes, name: bytes, position: int) -> int:
-    if not value.isdigit():
+    if not value.isdigit() or len(value) > _MAX_DIGITS:
         raise _Damage(
-            f"the PAX size of member '{shown(name)}' is {value!r}, not a decimal number; write the "
-            "tar again.",
+            f"the PAX size of member '{shown(name)}' is {value[:40]!r}, not a decimal number of at "
+            f"most {_MAX_DIGITS} digits; write the tar again.",
             position + BLOCK_BYTES,
         )
     return int(value)

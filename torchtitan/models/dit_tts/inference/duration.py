@@ -45,7 +45,7 @@ def fit_durations(dataset: Dataset) -> DurationFit:
     if total == 0:
         raise InputError("no sample to fit durations on; give archives with samples")
     chosen = np.unique(np.linspace(0, total - 1, min(total, _MOST_SAMPLES)).astype(np.int64))
-    metadata = [dataset.metadata(int(i)) for i in chosen]
+    metadata = dataset.metadata_of(chosen.tolist())
     features = np.stack([_features(m["text"]) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)
     gram = features.T @ features + _RIDGE * np.eye(features.shape[1])

@@ -1,5 +1,6 @@
 """How well a run's speech can be read: word error rates beside those of what it could at best reach."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable
 
@@ -25,6 +26,9 @@ class HeldOut:
     """One held-out utterance of an archive."""
 
     key: str
+    file_name: str
+    """of its wav and picture, without suffix"""
+
     text: str
     speaker: str
     latents: torch.Tensor
@@ -50,18 +54,23 @@ class WordErrors:
 
     def rates(self) -> dict[str, float]:
         """Word error rate of each speaker and, as "all", over all words."""
-        rates = {s: self.errors[s] / self.words[s] for s in sorted(self.words)}
-        return {**rates, "all": sum(self.errors.values()) / sum(self.words.values())}
+        rates = {s: self.errors[s] / self.words[s] for s in sorted(self.words) if self.words[s]}
+        words = sum(self.words.values())
+        return {**rates, "all": sum(self.errors.values()) / words} if words else rates
 
 
 def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
     items = []
-    for index in range(len(dataset)):
-        latents, reference = dataset.read(index)
-        metadata = dataset.metadata(index)
+    names = [_file_name(dataset.key(index)) for index in range(len(dataset))]
+    if len(set(names)) < len(names):  # keys are unique within a shard only
+        names = [_file_name(dataset.sample_id(index)) for index in range(len(dataset))]
+    fetched = dataset.fetch(range(len(dataset)))
+    for index, name in enumerate(names):
+        latents, reference, metadata = dataset.load(index, fetched=fetched.get(index))
         items.append(
             HeldOut(
                 key=dataset.key(index),
+                file_name=name,
                 text=metadata["text"],
                 speaker=str(metadata.get("speaker", "")),
                 latents=torch.from_numpy(latents),
@@ -70,6 +79,11 @@ def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
             )
         )
     return items
+
+
+def _file_name(name: str) -> str:
+    """A key, which may have slashes, as the name of a file."""
+    return re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "_"
 
 
 def untrained_tokens(items: list[HeldOut], tokenizer: Tokenizer) -> list[str]:

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     folder = loaded.folder / "samples" / f"step-{loaded.step}"
     drawn: dict[str, int] = {}
     for index, item in enumerate(items):
-        write_wav(folder / f"{item.key}.wav", audio["generated"][index], codec.sample_rate)
+        write_wav(folder / f"{item.file_name}.wav", audio["generated"][index], codec.sample_rate)
         drawn[item.speaker] = drawn.get(item.speaker, 0) + 1
         if drawn[item.speaker] <= options.pictures:
             reference = audio.get("recordings", audio["codec"])[index]
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
                 (f'generated, heard as "{" ".join(heard["generated"][index])}"',
                  audio["generated"][index]),
             ]
-            save_spectrogram_comparison(folder / f"{item.key}.png", panels, codec.sample_rate)
+            save_spectrogram_comparison(folder / f"{item.file_name}.png", panels, codec.sample_rate)
 
     report = {
         "step": loaded.step,

@@ -16,6 +16,7 @@ _PROBLEM_CODES = {
     "incomplete": "incomplete_sample",
     "not_finite": "not_finite",
     "changed": "damaged_sample",
+    "unreadable": "damaged_sample",
     "unusable": "unusable_sample",
 }
 
