@@ -218,9 +218,13 @@ class LatentDataLoader(BaseDataLoader):
             if self._closed:
                 raise RuntimeError("the loader was closed")
             into = (latents_rows[row], speaker_rows[row], text_ids[row], drop[row])
-            sample, row_lengths = self._fill_row(batch, first + row, sample, fetched, into)
+            try:
+                lengths.append(self._load_row(sample, fetched, into))
+            except DamagedSample as error:
+                sample, row_lengths = self._replace(batch, first + row, sample, error, into)
+                lengths.append(row_lengths)
             used.append(sample)
-            lengths.append(row_lengths)
+        self.damage.reads += rows
         frames, speaker_frames, tokens = np.array(lengths, np.int64).T.copy()
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
@@ -244,36 +248,32 @@ class LatentDataLoader(BaseDataLoader):
         labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
         return input_dict, labels
 
-    def _fill_row(
+    def _replace(
         self,
         batch: GlobalBatch,
         batch_row: int,
         sample: int,
-        fetched: dict[int, bytearray],
+        error: DamagedSample,
         into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     ) -> tuple[int, tuple[int, int, int]]:
-        """Fill a row with ``sample``, or with what stands for it where it is damaged.
+        """Fill a row with what stands for a damaged sample; see ``_load_row``.
 
         Args:
             batch_row: row in the global batch.
-            fetched: bytes of remote samples, from ``Dataset.fetch``.
-            into: latents (T, C), speaker (R, C), text_ids (L,) and the conditions to drop.
+            error: what is wrong with ``sample``.
 
         Returns:
-            The sample that was taken, and how many frames, speaker frames and tokens are valid.
+            The sample that was taken, and what ``_load_row`` returns of it.
         """
         for attempt in range(_MOST_REPLACEMENTS):
+            if self.damage.on_error == "raise":
+                raise error
+            self.damage.count(self.dataset, sample, error)
+            sample = self.order.replacement(batch, batch_row, attempt)
             try:
-                lengths = self._load_row(sample, fetched, into)
-            except DamagedSample as error:
-                if self.damage.on_error == "raise":
-                    raise
-                self.damage.count(self.dataset, sample, error)
-                sample = self.order.replacement(batch, batch_row, attempt)
-                fetched = self.dataset.fetch([sample])
-            else:
-                self.damage.reads += 1
-                return sample, lengths
+                return sample, self._load_row(sample, self.dataset.fetch([sample]), into)
+            except DamagedSample as next_error:
+                error = next_error
         raise InputError(
             f"{_MOST_REPLACEMENTS} samples in a row are damaged in the bucket of "
             f"{self.policy.edges[batch.bucket]} frames; restore the shards."
@@ -285,6 +285,15 @@ class LatentDataLoader(BaseDataLoader):
         fetched: dict[int, bytearray],
         into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     ) -> tuple[int, int, int]:
+        """Fill a row with ``sample``.
+
+        Args:
+            fetched: bytes of remote samples, from ``Dataset.fetch``.
+            into: latents (T, C), speaker (R, C), text_ids (L,) and the conditions to drop.
+
+        Returns:
+            How many frames, speaker frames and tokens are valid.
+        """
         latents, speaker, text_ids, drop = into
         try:
             loaded = self.dataset.load(sample, latents, speaker, fetched.get(sample))
