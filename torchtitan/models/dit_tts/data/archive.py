@@ -12,7 +12,6 @@ against the hash in the index.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -23,10 +22,11 @@ from tqdm import tqdm
 
 from ..errors import InputError
 from .index import ShardIndex, load_index
+from .joining import damaged_samples, joined_labels, shard_name, shard_names
 from .members import LABELS, Problem
 from .range_cache import Extent, RangeReader
 from .reading import PARTS, ROW, Layout, LocalFiles, fill, layout_of
-from .sources import find_shards, is_remote, plain_name
+from .sources import find_shards, is_remote, plain_name, user_cache_folder
 
 # Threads that wait on disks or servers while indexes are opened.
 _LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
@@ -86,13 +86,13 @@ def open_dataset(
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
             raise InputError(
-                f"{plain_name(tar_path)}: its arrays are {index.channels} wide (first sample '{index.key(0)}') "
-                f"where data.latent_channels is {latent_channels}; set it to {index.channels} or "
-                "use another archive."
+                f"{plain_name(tar_path)}: its arrays are {index.channels} wide (first sample "
+                f"'{index.key(0)}') where data.latent_channels is {latent_channels}; set it to "
+                f"{index.channels} or use another archive."
             )
     reader = None
     if any(map(is_remote, tar_paths)):
-        reader = RangeReader(cache_folder or _default_cache_folder(), cache_bytes)
+        reader = RangeReader(cache_folder or user_cache_folder("data"), cache_bytes)
     dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader)
     _judge_problems(dataset, on_error, max_skipped_share)
     return dataset
@@ -126,11 +126,6 @@ def _refuse_twice(tar_paths: list[str]) -> None:
                 "data.weights to draw one more often."
             )
         seen.add(plain_name(tar_path))
-
-
-def _default_cache_folder() -> str:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "titan-tts", "data")
 
 
 def _judge_problems(dataset: "Dataset", on_error: str, max_skipped_share: float) -> None:
@@ -183,7 +178,7 @@ class Dataset:
         self.tar_paths = list(tar_paths)
         self.latent_channels = latent_channels
         self._reader = reader
-        self._shard_names = _shard_names(self.tar_paths)
+        self._shard_names = shard_names(self.tar_paths)
         self._tar_bytes = [index.tar_bytes for index in indexes]
         self._tar_versions = [index.tar_version for index in indexes]
         self._files = LocalFiles(self.tar_paths, self._tar_bytes)
@@ -205,17 +200,17 @@ class Dataset:
         self.text_chars = column("text_chars")
         self._key_end = column("key_end")
         self._keys = [index.keys for index in indexes]
-        self._labels = {name: _joined_labels(indexes, name) for name in LABELS}
+        self._labels = {name: joined_labels(indexes, name) for name in LABELS}
         self.characters = "".join(sorted(set().union(*(index.characters for index in indexes))))
         self.problems: list[tuple[str, Problem]] = [
             (tar_path, problem)
             for tar_path, index in zip(tar_paths, indexes, strict=True)
             for problem in index.problems
         ]
-        self.damaged_samples = _damaged_samples(indexes)
+        self.damaged_samples = damaged_samples(indexes)
         digest = hashlib.sha256()
         for tar_path, index in zip(tar_paths, indexes, strict=True):
-            name = _shard_name(tar_path).encode("utf-8", "surrogateescape")
+            name = shard_name(tar_path).encode("utf-8", "surrogateescape")
             digest.update(name + b"\0" + index.digest)
         self.fingerprint: str = digest.hexdigest()[:16]
 
@@ -394,47 +389,3 @@ class Dataset:
             "damaged since; restore the shard, or leave such samples out with data.on_error = "
             "'skip'."
         )
-
-
-def _damaged_samples(indexes: Sequence[ShardIndex]) -> int:
-    """Samples that the problems stand for, an estimate where a tar itself is damaged."""
-    torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
-    whole = [
-        len(index) + len(index.problems)
-        for index, is_torn in zip(indexes, torn, strict=True)
-        if not is_torn
-    ]
-    usual = int(np.median(whole)) if whole else max(map(len, indexes))
-    return sum(
-        max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
-        for index, is_torn in zip(indexes, torn, strict=True)
-    )
-
-
-def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
-    """Each shard's codes of a label, in the codes of one table for all."""
-    table: dict[str, int] = {}
-    codes = []
-    for index in indexes:
-        values = index.labels[name]
-        # The last entry is what code -1 finds.
-        mapping = np.array(
-            [table.setdefault(value, len(table)) for value in values] + [-1], dtype=np.int32
-        )
-        codes.append(mapping[index.columns[f"{name}_code"]])
-    return np.concatenate(codes), list(table)
-
-
-def _shard_name(tar_path: str) -> str:
-    return os.path.basename(plain_name(tar_path)).removesuffix(".tar")
-
-
-def _shard_names(tar_paths: list[str]) -> list[str]:
-    """File names without ``.tar``, after as few parent folders as make each name unique."""
-    parts = [plain_name(tar_path).removesuffix(".tar").split("/") for tar_path in tar_paths]
-    depth = 1
-    while True:
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-        depth += 1

@@ -26,7 +26,14 @@ from ..errors import InputError
 from .members import LABELS, Problem, ShardContents, read_shard
 from .shard_writer import atomic_file
 from .range_cache import Extent, RangeReader
-from .sources import Source, is_remote, open_source, plain_name, sidecar_path
+from .sources import (
+    Source,
+    is_remote,
+    open_source,
+    plain_name,
+    sidecar_path,
+    user_cache_folder,
+)
 
 INDEX_VERSION = 2
 _MAGIC = b"TTSINDEX"
@@ -205,12 +212,11 @@ def _index_of(contents: ShardContents, source: Source) -> ShardIndex:
 
 
 def _cache_path(tar_path: str) -> str:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     real = plain_name(tar_path) if is_remote(tar_path) else os.path.realpath(tar_path)
     name = (
         f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:20]}-{os.path.basename(real)[:100]}.idx"
     )
-    return os.path.join(base, "titan-tts", "index", name)
+    return os.path.join(user_cache_folder("index"), name)
 
 
 def _write_sidecar(path: str, index: ShardIndex) -> None:

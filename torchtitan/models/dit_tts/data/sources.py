@@ -72,6 +72,12 @@ def sidecar_path(path: str) -> str:
     return name + ".idx" + question + query
 
 
+def user_cache_folder(name: str) -> str:
+    """``name`` in this program's part of the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "titan-tts", name)
+
+
 def open_source(path: str) -> Source:
     """Open one tar.
 
