@@ -1,16 +1,18 @@
 """Decoding, resampling, loudness, silence and filters, on the embedded recordings."""
 
+import io
 import math
 import stat
 import sys
 
 import numpy as np
 import pytest
+import soundfile
 
 from tests.speech_corpora import RATE, audio_bytes, speech
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import audio
+from torchtitan.models.dit_tts.prepare import audio, mp3
 from torchtitan.models.dit_tts.prepare.audio import decode, resample, to_mono
 from torchtitan.models.dit_tts.prepare.processing import (
     REASONS,
@@ -99,6 +101,73 @@ def test_decode_refuses_damage(recordings):
             decode(data)
     with pytest.raises(InputError, match="cannot be opened"):
         decode("/nowhere/at/all.flac")
+
+
+def mp3_bytes(samples: np.ndarray, rate: int, mode: str) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format="MP3", bitrate_mode=mode, compression_level=0.5)
+    return buffer.getvalue()
+
+
+ID3 = b"ID3\4\0\0\0\0\1\0" + bytes(128)
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+@pytest.mark.parametrize("rate, channels", [(8000, 1), (16_000, 2), (44_100, 1), (48_000, 2)])
+def test_mp3_without_a_length_is_decoded_whole(mode, rate, channels, tmp_path):
+    """Loud, then silent, then quiet: what the first frame's bit rate says of the length is wrong."""
+    noise = np.random.default_rng(0).normal(0, 0.2, (rate, channels))
+    samples = np.concatenate([noise, np.zeros_like(noise), 0.1 * noise])
+    tagged = mp3_bytes(samples, rate, mode)
+    whole = decode(tagged)[0]
+    assert len(whole) == len(samples)
+    bare = tagged[mp3.read_frame(tagged, 0).size :]
+    decoded = decode(bare)[0]
+    # The tag also told the encoder's delay of 1105 samples; 529 are the decoder's own.
+    assert 576 <= len(decoded) - len(whole) < 576 + 2 * 1152
+    np.testing.assert_allclose(decoded[576 + 3000 :][: len(whole) - 3000], whole[3000:], atol=1e-4)
+    path = tmp_path / "a.mp3"
+    path.write_bytes(bare)
+    part = decode(str(path), 0.5, 0.25)[0]
+    np.testing.assert_allclose(part, decoded[rate // 2 :][: rate // 4], atol=1e-4)
+    id3v1 = b"TAG" + bytes(125)
+    for same in (ID3 + bare, bare + id3v1, ID3 + ID3 + bare + id3v1):
+        np.testing.assert_array_equal(decode(same)[0], decoded)
+    # Files joined end to end: the first one's tag does not tell of the second.
+    assert len(decode(tagged + tagged)[0]) >= 2 * len(samples)
+    assert len(decode(bare + ID3 + bare)[0]) >= 2 * len(samples)
+    for cut in (tagged[: len(tagged) // 2], bare[:-7]):
+        with pytest.raises(InputError, match="cut short"):
+            decode(cut)
+
+
+def test_mpeg_that_is_no_mp3_goes_to_ffmpeg(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for data in (b"\xff\xfd\x90\x04" * 300, ID3 + bytes(500), b"\xff\xfb\x00\x00" * 300):
+        with pytest.raises(InputError, match="ffmpeg"):
+            decode(data)
+
+
+def test_lengths_that_headers_do_not_tell(recordings):
+    samples = recordings[0].samples
+    flac = bytearray(audio_bytes(samples, RATE, "FLAC", "PCM_16"))
+    whole = decode(bytes(flac))[0]
+    np.testing.assert_array_equal(decode(ID3 + bytes(flac))[0], whole)
+    flipped = flac.copy()
+    flipped[8 + 13] |= 4  # the count of samples, 2**34 more
+    with pytest.raises(InputError, match=f"cut short: {len(whole)} of 1717"):
+        decode(bytes(flipped))
+    unknown = flac.copy()
+    unknown[8 + 13] &= 0xF0
+    unknown[8 + 14 : 8 + 18] = bytes(4)
+    np.testing.assert_array_equal(decode(bytes(unknown))[0], whole)
+    np.testing.assert_array_equal(decode(bytes(unknown), 0.5, 0.25)[0], whole[8000:12_000])
+    with pytest.raises(InputError, match="cut short|cannot be decoded"):
+        decode(bytes(unknown[: len(unknown) // 2]))
+    wav = audio_bytes(samples, RATE, "WAV", "PCM_16")
+    for size in (0x7FFFF000, 0xFFFFFFDB):  # as sox and ffmpeg write to a pipe
+        header = (size + 36).to_bytes(4, "little") + wav[8:40] + size.to_bytes(4, "little")
+        np.testing.assert_array_equal(decode(wav[:4] + header + wav[44:])[0], decode(wav)[0])
 
 
 def test_ffmpeg_reads_the_rest(recordings, monkeypatch, tmp_path):
@@ -248,6 +317,13 @@ def test_filters(reason, settings):
     other = value + (-0.02 if name.startswith("min") else 0.02) * (10 if "chars" in name else 1)
     kept = process(samples[:, None], RATE, RATE, "four", filtered(name, other))
     assert isinstance(kept, Processed) and kept.seconds == 1.0
+
+
+def test_audio_of_hardly_a_sample():
+    one = np.full((1, 1), 0.5, "f4")
+    assert process(one, 96_000, RATE, "x", OFF) == "silent"  # no sample is left at the lower rate
+    assert process(one, 96_000, RATE, "x", filtered("min_seconds", 0.1)) == "too_short"
+    assert isinstance(process(one, RATE, RATE, "x", OFF), Processed)
 
 
 @pytest.mark.parametrize("settings", [AudioSettings(), OFF])

@@ -154,7 +154,16 @@ def test_manifest_as_nemo_writes_it(tmp_path):
         ("m.csv", "audio,text,speaker\na.wav,x\n", "has not the 3 fields"),
         ("m.csv", "audio,text,speaker\na.wav,x,s,t\n", "has not the 3 fields"),
         ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
-        ("m.csv", 'audio,text,speaker\na.wav,"x,s\n', "is not CSV"),
+        ("m.csv", 'audio,text,speaker\na.wav,"x,s\n', "m.csv line 2: is not CSV"),
+        ("m.jsonl", '{"audio": "a.wav", "text": "\\ud800", "speaker": "s"}', "utf-8 cannot encode"),
+        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "\\udc00": 1}', "utf-8 cannot"),
+        ("m.jsonl", '{"file": "\\u0000", "text": "x", "speaker": "s"}', "which is no path"),
+        ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "no JSON object"),
+        (
+            "m.jsonl",
+            f'{{"file": "a.wav", "text": "x", "speaker": "s", "x": {"[" * 80 + "]" * 80}}}',
+            "nested more than 64",
+        ),
         ("m.csv", "audio,text,speaker\n", None),
     ],
 )
@@ -168,6 +177,101 @@ def test_bad_manifests(name, content, said, tmp_path):
     with pytest.raises(InputError, match=said) as caught:
         items_of(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_quotes_in_lists_cost_one_record(tmp_path):
+    for name in "abcde":
+        tone(tmp_path / f"{name}.wav")
+    # Common Voice does not quote: a quote is a character of the text.
+    path = tmp_path / "cv.tsv"
+    path.write_text(
+        "client_id\tpath\tsentence\n"
+        's\ta.wav\t"Hello there\ns\tb.wav\t"Hi," he said\ns\tc.wav\tthird"\n'
+    )
+    assert [item.text for item in items_of(path)] == ['"Hello there', '"Hi," he said', 'third"']
+    path = tmp_path / "m.csv"
+    for bad, said in (
+        ('a.wav,"Hello,s', "mind its quotes"),  # open to the end
+        ('a.wav,"Hi," he said,s', "is not CSV"),
+        ('a.wav,"Hello,s\nb.wav,again",s', "over the next record"),
+    ):
+        rows = [f"{name}.wav,two lines,s" for name in "cde"] + ['0.wav,"two\r\nlines, or so",s']
+        path.write_text("\n".join(["audio,text,speaker", bad, *rows]) + "\n", newline="")
+        tone(tmp_path / "0.wav")
+        found = [one.item for one in list_items(open_corpus(str(path), "auto", ItemRules()))]
+        problems = [one for one in found if isinstance(one, Unusable)]
+        assert problems[0].key == "m.csv line 2" and said in problems[0].sentence
+        kept = [one for one in found if isinstance(one, Item)]
+        assert [one.key for one in kept][-4:] == ["c", "d", "e", "0"] and len(problems) == 1
+        assert kept[-1].text == "two\r\nlines, or so"
+    # A quote that is never closed does not take the rest of a long list with it.
+    rows = [f"a.wav,x,s,{number}" for number in range(500)]
+    path.write_text("\n".join(["audio,text,speaker,id", 'b.wav,"x,s,b', *rows]))
+    found = [one.item for one in list_items(open_corpus(str(path), "auto", ItemRules()))]
+    assert sum(isinstance(one, Item) for one in found) == 500 and len(found) == 501
+
+
+def test_ordinary_lists(tmp_path):
+    tone(tmp_path / "a.wav")
+    tone(tmp_path / "b.wav")
+    path = tmp_path / "m.csv"
+    path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")  # as pandas writes it
+    plan = Plan()
+    reader = open_corpus(str(path), "auto", ItemRules())
+    (item,) = usable_items(reader, str(path), "raise", plan)
+    assert item.text == "hello" and "" not in item.metadata
+    assert plan.dropped == {"empty_text": 1}  # as in JSON
+    path.write_text("audio,text,speaker,said\na.wav,,s,hello\n")
+    assert items_of(path, ItemRules(text_column="said"))[0].text == "hello"
+    item = make_item({"text": "x", "speaker": 3.0}, "k", {}, ItemRules())
+    assert item.speaker == item.metadata["speaker"] == "3"
+    assert isinstance(make_item({"text": "x", "speaker": 3.5}, "k", {}, ItemRules()), Unusable)
+
+
+def test_text_of_a_webdataset_stands_in_txt(tmp_path):
+    for row, column in ((b'{"speaker": "s", "text": null}', ""), (b'{"speaker": "s"}', "caption")):
+        members = good_members() | {"x.json": row, "x.txt": b"hello\n"}
+        (item,) = items_of(write_tar(tmp_path / "c.tar", members), ItemRules(text_column=column))
+        assert item.text == "hello"
+
+
+def test_libritts_r_of_another_depth_is_told(tmp_path):
+    for folder in ("dev-clean/sp", "dev-clean", "other/sp"):
+        tone(tmp_path / "Libri" / folder / "a.wav")
+        (tmp_path / "Libri" / folder / "a.normalized.txt").write_text("hello")
+    problems = problems_of(tmp_path / "Libri")
+    assert len(problems) == 3 and all("SUBSET/SPEAKER/CHAPTER" in one.sentence for one in problems)
+
+
+def test_splits_by_folder(recordings, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    row = {"audio": b"x", "text": "one", "speaker": "s"}
+    for number, name in enumerate(
+        ("default/test/0000.parquet", "default/train/0000.parquet", "test-clean/data-0.parquet",
+         "valentina/0000.parquet")
+    ):  # fmt: skip
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row | {"id": str(number)}]), path)
+    splits = {item.key: item.split for item in items_of(tmp_path / "tests")}
+    assert splits == {"0": "heldout", "1": "train", "2": "heldout", "3": "train"}
+    # What is above the source says nothing.
+    assert items_of(tmp_path / "tests/valentina")[0].split == "train"
+    assert items_of(tmp_path / "tests/valentina/0000.parquet")[0].split == "train"
+    assert items_of(f"{tmp_path}/tests/*/data-*.parquet")[0].split == "heldout"
+
+
+def test_values_that_python_lacks_are_told(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"audio": [b"x"], "text": ["one"], "speaker": ["s"]}
+    columns["when"] = pyarrow.array([2**62], pyarrow.timestamp("us"))
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="t.parquet: cannot be read as a table"):
+        items_of(tmp_path)
 
 
 def test_webdataset(recordings, tmp_path):

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare import mp3
 
 if TYPE_CHECKING:
     import soundfile
 
-# What libsndfile decodes, by the first bytes: FLAC, WAV, Ogg (Opus, Vorbis), AIFF, MP3 with tags.
-_LIBSNDFILE_STARTS = (b"fLaC", b"RIFF", b"RF64", b"OggS", b"FORM", b"ID3")
-_UNKNOWN_LENGTH = 0xFFFFFFFF  # a WAV that was written to a pipe
+# What libsndfile decodes beside MP3, by the first bytes: FLAC, WAV, Ogg (Opus, Vorbis), AIFF.
+_LIBSNDFILE_STARTS = (b"fLaC", b"RIFF", b"RF64", b"OggS", b"FORM")
+# Sizes in a WAV that was written to a pipe: by some programs 0, by sox 2 GiB, by ffmpeg 4 GiB.
+_UNKNOWN_SIZES = (range(1), range(0x7FFFF000, 0x80000000), range(0xFFFFFF00, 0x100000000))
+_UNKNOWN_FRAMES = 1 << 62  # libsndfile's count of a FLAC that tells none is above it
+_BLOCK_FRAMES = 1 << 18
 FFMPEG_TIMEOUT_SECONDS = 600
 
 
@@ -41,14 +45,21 @@ def decode(
     if not start:
         raise InputError("the audio is empty (0 bytes)")
     try:
-        if not start.startswith(_LIBSNDFILE_STARTS) and not _is_mpeg_frame(start):
+        readable: bytes | str | None = None
+        if start.startswith(b"ID3") or _is_mpeg_frame(start):
+            readable = mp3.with_length(data if isinstance(data, bytes) else Path(data).read_bytes())
+        elif start.startswith(_LIBSNDFILE_STARTS):
+            readable = data
+        if readable is None:
             return _decode_by_ffmpeg(data, offset_seconds, seconds)
-        with soundfile.SoundFile(io.BytesIO(data) if isinstance(data, bytes) else data) as file:
+        with _open(readable) as file:
             samples, rate = _read_part(file, offset_seconds, seconds), file.samplerate
         if start.startswith(b"RIFF"):
             _check_wav_length(data)
     except soundfile.LibsndfileError as error:
         raise InputError(f"the audio cannot be decoded ({error.error_string})") from error
+    except MemoryError:
+        raise InputError("the audio is too large to be decoded in memory") from None
     if not np.isfinite(samples).all():
         raise InputError("the audio holds NaN or infinite samples")
     return samples, rate
@@ -67,32 +78,64 @@ def _first_bytes(path: str) -> bytes:
         raise InputError(f"the audio file {path} cannot be opened ({error.strerror})") from None
 
 
+def _open(data: bytes | str) -> "soundfile.SoundFile":
+    """The file, to be read forwards to its end, wherever its header says that this is."""
+    import soundfile
+
+    class Forwards(soundfile.SoundFile):
+        # A file that can seek is asked for no more than its header tells, and sought in after each
+        # read, which fails at the end of a FLAC whose header tells another length.
+        def seekable(self) -> bool:
+            return False
+
+    return Forwards(io.BytesIO(data) if isinstance(data, bytes) else data)
+
+
 def _read_part(
     file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None
 ) -> np.ndarray:
     first = round(offset_seconds * file.samplerate)
-    wanted = file.frames - first
+    told = file.frames if file.frames < _UNKNOWN_FRAMES else None
+    wanted = None if told is None else told - first
     if seconds is not None:
         wanted = round(seconds * file.samplerate)
-        # Ends written with few digits may lie a little behind the file's.
-        if first + wanted > file.frames + file.samplerate // 20:
-            raise InputError(
-                f"the part from {offset_seconds} s of {seconds} s ends behind the audio's "
-                f"{file.frames / file.samplerate:.3f} s"
-            )
-        wanted = min(wanted, file.frames - first)
-    if wanted <= 0:
-        raise InputError(
-            f"the audio has {file.frames} samples, none of them behind {offset_seconds} s"
-        )
+        if told is not None:
+            # Ends written with few digits may lie a little behind the file's.
+            if first + wanted > told + file.samplerate // 20:
+                raise InputError(
+                    f"the part from {offset_seconds} s of {seconds} s ends behind the audio's "
+                    f"{told / file.samplerate:.3f} s"
+                )
+            wanted = min(wanted, told - first)
+    if wanted is not None and wanted <= 0:
+        raise InputError(f"the audio has {told} samples, none of them behind {offset_seconds} s")
     if first:
         file.seek(first)
-    samples = file.read(wanted, dtype="float32", always_2d=True)
-    if len(samples) != wanted:
+    samples = _read_blocks(file, wanted)
+    if len(samples) == 0 or len(samples) != (wanted or len(samples)):
         raise InputError(
-            f"the audio is cut short: {len(samples)} of {wanted} samples can be decoded"
+            f"the audio is cut short: {len(samples)} of {wanted or 'its'} samples can be decoded"
         )
     return samples
+
+
+def _read_blocks(file: "soundfile.SoundFile", wanted: int | None) -> np.ndarray:
+    """(n, channels): as many samples as wanted, all by default, or what there is of them.
+
+    Memory is taken for what is there, not for what a damaged header tells.
+    """
+    blocks: list[np.ndarray] = []
+    count = 0
+    while wanted is None or count < wanted:
+        size = _BLOCK_FRAMES if wanted is None else min(_BLOCK_FRAMES, wanted - count)
+        block = file.read(size, dtype="float32", always_2d=True)
+        if len(block) == 0:
+            break
+        blocks.append(block)
+        count += len(block)
+    if not blocks:
+        return np.zeros((0, file.channels), np.float32)
+    return np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
 def _check_wav_length(data: bytes | str) -> None:
@@ -102,15 +145,13 @@ def _check_wav_length(data: bytes | str) -> None:
     else:
         size, head = Path(data).stat().st_size, _first_bytes(data)
     told = int.from_bytes(head[4:8], "little")
-    if told not in (0, _UNKNOWN_LENGTH) and told + 8 > size + 1:
+    if not any(told in sizes for sizes in _UNKNOWN_SIZES) and told + 8 > size + 1:
         raise InputError(f"the audio is cut short: {size} of {told + 8} bytes are there")
 
 
 def _decode_by_ffmpeg(
     data: bytes | str, offset_seconds: float, seconds: float | None
 ) -> tuple[np.ndarray, int]:
-    import soundfile
-
     program = shutil.which("ffmpeg")
     if program is None:
         raise InputError(
@@ -135,7 +176,7 @@ def _decode_by_ffmpeg(
             raise InputError(
                 f"ffmpeg cannot decode the audio ({said[-1] if said else done.returncode})"
             )
-        with soundfile.SoundFile(target) as file:
+        with _open(str(target)) as file:
             return _read_part(file, offset_seconds, seconds), file.samplerate
 
 

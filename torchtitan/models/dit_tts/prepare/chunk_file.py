@@ -47,6 +47,7 @@ class ChunkHeader:
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
     counts: dict[str, float] = field(default_factory=dict)  # what was done to the kept ones
     digest: str = ""  # of the recordings' contents
+    latents_hash: str = ""  # of the latents, set where the file is written
 
 
 def chunk_path(folder: Path, number: int) -> Path:
@@ -55,12 +56,14 @@ def chunk_path(folder: Path, number: int) -> Path:
 
 def write_chunk(path: Path, header: ChunkHeader, latents: np.ndarray) -> None:
     """Write a chunk; `latents` (frames, channels) float16 of all samples, one after another."""
+    latents = np.ascontiguousarray(latents, dtype="<f2")
+    header.latents_hash = xxhash.xxh3_64_hexdigest(latents)
     text = json.dumps(asdict(header)).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(_PREFIX.pack(_MAGIC, len(text), xxhash.xxh3_64_intdigest(text)))
         file.write(text)
-        file.write(np.ascontiguousarray(latents, dtype="<f2"))
+        file.write(latents)
 
 
 def read_header(path: Path) -> tuple[ChunkHeader, int]:
@@ -74,6 +77,12 @@ def read_header(path: Path) -> tuple[ChunkHeader, int]:
     values = json.loads(text)
     values["samples"] = [EncodedSample(**sample) for sample in values["samples"]]
     return ChunkHeader(**values), _PREFIX.size + size
+
+
+def read_digest(path: Path) -> bytes:
+    """What differs between any two chunks; `read_header` tells whether the file is whole."""
+    with open(path, "rb") as file:
+        return file.read(_PREFIX.size)
 
 
 def read_frames(path: Path, data_offset: int, start: int, frames: int, channels: int) -> np.ndarray:

@@ -28,6 +28,7 @@ from torchtitan.models.dit_tts.prepare.load import Loader, ReadyLatents, Recordi
 from torchtitan.models.dit_tts.prepare.plan import chunk_items
 from torchtitan.models.dit_tts.prepare.processing import Processed, length_reason, process
 from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
+from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
 
 RUN_NAME = "run.json"
 # Bounds the memory of a batch; at 48 kHz a tenth of a gigabyte of input.
@@ -93,7 +94,10 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
             header, latents = _encode(run, items, device)
     except InputError as error:
         return {"error": str(error)}
-    write_chunk(chunk_path(Path(folder), number), header, latents)
+    try:
+        write_chunk(chunk_path(Path(folder), number), header, latents)
+    except OSError as error:
+        return {"error": cannot_write(folder, error)}
     return {"items": len(items), "problems": header.problems}
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import titan_tts
@@ -31,6 +31,40 @@ def default_workers(jobs: int, devices: list[str]) -> int:
     """Processes for this many jobs: at most one a core, a device each at least."""
     cores = len(os.sched_getaffinity(0))
     return max(len(devices), min(cores, jobs // JOBS_WORTH_A_PROCESS), 1)
+
+
+def codec_devices(device: str, engine: str = "local") -> list[str]:
+    """The devices of `--device`: "auto" is every GPU, or the CPU; "cuda" every GPU.
+
+    Ray deals out the cluster's GPUs itself; this machine need not have one.
+
+    Raises:
+        InputError: a device that this machine lacks.
+    """
+    import torch
+
+    if engine == "ray" and device.startswith("cuda"):
+        return ["cuda:0"]
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if device == "auto":
+        return gpus or ["cpu"]
+    devices = gpus if device == "cuda" and gpus else [name.strip() for name in device.split(",")]
+    for name in devices:
+        if name != "cpu" and name not in gpus:
+            there = ", ".join(["cpu", *gpus])
+            raise InputError(f"--device names {name!r}; this machine has {there}")
+    return devices
+
+
+def library_versions() -> dict[str, str]:
+    """Of the packages that the samples' bytes may depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for package in ("torch", "numpy", "soundfile", "soxr", "pyloudnorm", "scipy"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 @contextmanager

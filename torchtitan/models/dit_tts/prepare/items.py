@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import json
 import math
+import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ TEXT_NAMES = ("text", "normalized_text", "transcription", "transcript", "sentenc
 SPEAKER_NAMES = ("speaker", "speaker_id", "speaker_name", "client_id")
 LANGUAGE_NAMES = ("language", "lang", "locale")
 KEY_NAMES = ("key", "id", "utt_id", "utterance_id")
+MAX_DEPTH = 64  # of lists and objects in each other
 _HELDOUT_PREFIXES = ("held", "dev", "val", "eval", "test")
 
 
@@ -30,6 +32,7 @@ class Unusable(NamedTuple):
 
     key: str
     sentence: str  # what is wrong, without the source's path
+    recordings: int = 1  # how many it stands for
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,15 @@ def make_item(
     row: Mapping[str, Any], key: str, audio: dict[str, Any], rules: ItemRules
 ) -> Item | Unusable:
     """An item out of a source's columns; every column goes into the metadata too."""
-    metadata = {str(name): plain(value) for name, value in row.items() if value is not None}
+    try:
+        metadata = {str(name): plain(value) for name, value in row.items() if value is not None}
+        json.dumps(metadata, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return Unusable(key, "has characters that utf-8 cannot encode (half a surrogate pair)")
+    except RecursionError:
+        return Unusable(key, f"has values nested more than {MAX_DEPTH} deep")
+    if "file" in audio and not _is_path(audio["file"]):
+        return Unusable(key, f"names the file {audio['file']!r}, which is no path")
     text_name, text = _first(metadata, rules.text_column, TEXT_NAMES)
     if not isinstance(text, str):
         wanted = rules.text_column or " or ".join(TEXT_NAMES)
@@ -89,6 +100,8 @@ def make_item(
     speaker_name, speaker = _first(metadata, rules.speaker_column, SPEAKER_NAMES)
     if speaker is None or speaker == "":
         speaker = rules.speaker or None
+    if isinstance(speaker, float) and speaker.is_integer():
+        speaker = int(speaker)  # as a table has it where rows without one are among its numbers
     if isinstance(speaker, int) and not isinstance(speaker, bool):
         speaker = str(speaker)
     if not isinstance(speaker, str) or not speaker.strip():
@@ -111,6 +124,14 @@ def make_item(
     if language:
         metadata["language"] = language
     return Item(key, text, speaker, split, metadata, audio)
+
+
+def _is_path(name: str) -> bool:
+    """Whether a file can have the name; bytes that are no utf-8 come as lone surrogates."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def _first(row: Mapping[str, Any], given: str, names: tuple[str, ...]) -> tuple[str, Any]:
@@ -148,16 +169,22 @@ def sample_key(name: str) -> str:
     return cleaned.replace(".", "_").encode("utf-8", "backslashreplace").decode() or "_"
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: times as ISO 8601, what is not finite as null, bytes left out."""
+def plain(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """A value as JSON can hold it: times as ISO 8601, what is not finite as null, bytes left out.
+
+    Raises:
+        RecursionError: nested deeper than `depth`.
+    """
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, (Mapping, list, tuple)) and depth == 0:
+        raise RecursionError
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(one, depth - 1) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(one, depth - 1) for one in value]
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, (bytes, bytearray, memoryview)):

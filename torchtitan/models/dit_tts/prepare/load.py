@@ -100,6 +100,8 @@ class Loader:
                 return file.read()
         except OSError as error:
             raise InputError(f"the audio file {path} cannot be read ({error.strerror})") from None
+        except ValueError:  # a NUL, or half a surrogate pair
+            raise InputError(f"{path!r} is no path of an audio file") from None
 
     def _tar_bytes(self, place: dict[str, Any]) -> bytes:
         path = self.path(place["tar"])

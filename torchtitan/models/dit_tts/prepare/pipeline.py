@@ -16,12 +16,14 @@ It can be killed at any moment and goes on where it was (work_folder.py). The sh
 the recordings and the settings, never on the number of workers, the engine or the kills.
 """
 
+import hashlib
 import json
+import os
 import time
 import uuid
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,17 @@ from typing import Any
 from torchtitan.models.dit_tts.codec import Codec, build_codec
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import report, work_folder
-from torchtitan.models.dit_tts.prepare.chunk_file import chunk_path, read_header
+from torchtitan.models.dit_tts.prepare.chunk_file import chunk_path, read_digest, read_header
 from torchtitan.models.dit_tts.prepare.encode import RUN_NAME, Run, digest_items
-from torchtitan.models.dit_tts.prepare.engine import ENGINES, Runner, default_workers, open_engine
-from torchtitan.models.dit_tts.prepare.formats import Reader, open_corpus
+from torchtitan.models.dit_tts.prepare.engine import (
+    ENGINES,
+    Runner,
+    codec_devices,
+    default_workers,
+    library_versions,
+    open_engine,
+)
+from torchtitan.models.dit_tts.prepare.formats import FORMATS, Reader, open_corpus
 from torchtitan.models.dit_tts.prepare.items import SPLITS
 from torchtitan.models.dit_tts.prepare.load import Loader
 from torchtitan.models.dit_tts.prepare.plan import (
@@ -75,12 +84,16 @@ def prepare_corpus(
             something else and no --overwrite; another run at work. Work done is kept.
     """
     began = time.monotonic()
-    source, output = str(source), Path(output).absolute()
+    # Through links: the work folder lies beside the output itself, and is renamed to it.
+    source, output = str(source), Path(os.path.realpath(output))
     _check_options(settings, options)
     devices = codec_devices(options.device, options.engine)
     codec = build_codec(settings.codec, "cpu" if options.engine == "ray" else devices[0])
     reader = open_corpus(source, settings.format, settings.items)
+    settings = replace(settings, format=_format_name(reader))
     state = {
+        "version": work_folder.RECORD_VERSION,
+        "versions": library_versions(),
         "settings": settings.to_json() | {"codec_fingerprint": codec.fingerprint},
         "source_digest": source_digest(reader),
     }
@@ -88,50 +101,45 @@ def prepare_corpus(
     record = _reusable(output, state, reader, codec, options)
     if record is not None:
         return record | {"reused": True}
+    if os.path.ismount(output):
+        raise InputError(
+            f"{output}: is a mount point, which no finished folder can be renamed to; give a folder "
+            "below it"
+        )
     with work_folder.locked(output) as folder:
-        record = _reusable(output, state, reader, codec, options)
-        if record is not None:  # by a run that ended in between
-            work_folder.discard(folder)
-            return record | {"reused": True}
-        if not work_folder.is_finishing(folder, state):
-            work_folder.begin(folder, state, options.overwrite)
-            run = Run(
-                reader.root, source, options.on_error, codec.latent_channels, codec.sample_rate,
-                codec.hop_length, settings, uuid.uuid4().hex,
-            )  # fmt: skip
-            write_atomic(folder / RUN_NAME, json.dumps(run.to_json()))
-            try:
-                _build(folder, reader, run, codec, state, options, devices, began)
-            except InputError:
-                if read_plan(folder) is None:  # not even listed
-                    work_folder.discard(folder)
-                raise
-        record = work_folder.read_json(folder / work_folder.RECORD_NAME)
-        work_folder.finish(folder, output)
+        try:
+            finishing = work_folder.is_finishing(folder, state)
+            if not finishing:
+                work_folder.restore(folder, output)
+            record = _reusable(output, state, reader, codec, options)
+            if record is not None:  # by a run that ended in between, or was put back
+                work_folder.leave(folder)
+                return record | {"reused": True}
+            replaces = work_folder.read_record(output)  # None, or --overwrite is given
+            if not finishing:
+                work_folder.begin(folder, state, options.overwrite)
+                run = Run(
+                    reader.root, source, options.on_error, codec.latent_channels,
+                    codec.sample_rate, codec.hop_length, settings, uuid.uuid4().hex,
+                )  # fmt: skip
+                write_atomic(folder / RUN_NAME, json.dumps(run.to_json()))
+                try:
+                    _build(folder, reader, run, codec, state, options, devices, began)
+                except InputError:
+                    if read_plan(folder) is None:  # not even listed
+                        work_folder.discard(folder)
+                    raise
+            record = work_folder.read_record(folder)
+            work_folder.finish(folder, output, replaces)
+        except OSError as error:
+            raise InputError(work_folder.cannot_write(folder, error)) from None
     return record | {"reused": False}
 
 
-def codec_devices(device: str, engine: str = "local") -> list[str]:
-    """The devices of `--device`: "auto" is every GPU, or the CPU; "cuda" every GPU.
-
-    Ray deals out the cluster's GPUs itself; this machine need not have one.
-
-    Raises:
-        InputError: a device that this machine lacks.
-    """
-    import torch
-
-    if engine == "ray" and device.startswith("cuda"):
-        return ["cuda:0"]
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if device == "auto":
-        return gpus or ["cpu"]
-    devices = gpus if device == "cuda" and gpus else [name.strip() for name in device.split(",")]
-    for name in devices:
-        if name != "cpu" and name not in gpus:
-            there = ", ".join(["cpu", *gpus])
-            raise InputError(f"--device names {name!r}; this machine has {there}")
-    return devices
+def _format_name(reader: Reader) -> str:
+    """The format that "auto" came to."""
+    kind = f"{type(reader).__module__.rpartition('.')[2]}:{type(reader).__name__}"
+    return next(name for name, (place, _) in FORMATS.items() if place == kind)
 
 
 def _check_options(settings: PrepareSettings, options: RunOptions) -> None:
@@ -158,11 +166,11 @@ def _reusable(
     """
     if work_folder.is_empty(output):
         return None
-    record = work_folder.read_json(output / work_folder.RECORD_NAME)
+    record = work_folder.read_record(output)
     if record is None:
         raise InputError(
-            f"{output}: exists and has no readable {work_folder.RECORD_NAME}, so it is not replaced; "
-            "give another output folder or remove this one"
+            f"{output}: exists and has no {work_folder.RECORD_NAME} of this command, so it is not "
+            "replaced; give another output folder or remove this one"
         )
     if record.get("version") != work_folder.RECORD_VERSION:
         why = "was made by another version"
@@ -172,14 +180,22 @@ def _reusable(
         why = "lacks shards that it had, or has changed ones"
     elif options.on_error == "raise" and "undecodable" in record["summary"]["dropped"]:
         why = "was made with --on-error skip and leaves damaged recordings out"
-    elif record["source_digest"] == state["source_digest"] or _same_content(
+    elif (same := record["source_digest"] == state["source_digest"]) or _same_content(
         record, reader, codec, options
     ):
         with suppress(OSError):  # a complete output may lie where nothing can be written
+            if not same:  # so that the next run need not compare the content
+                record["source_digest"] = state["source_digest"]
+                _write_record(output, record)
             work_folder.tidy(output)
         return record
     else:
         why = "was made from other recordings, or the source has changed since"
+    if foreign := work_folder.foreign_name(output, record):
+        raise InputError(
+            f"{output}: {why}, and is not replaced as it holds {foreign}, which is none of it; move "
+            "that away or give another output folder"
+        )
     if options.overwrite:
         return None
     raise InputError(
@@ -207,8 +223,6 @@ def _same_content(
 
 
 def _content_digest(chunk_digests: list[str]) -> str:
-    import hashlib
-
     return hashlib.sha256("".join(chunk_digests).encode()).hexdigest()
 
 
@@ -239,10 +253,10 @@ def _build(
                 f"{dict(totals['dropped'])}; change the filters"
             )
         table.save(folder / TABLE_NAME)
+        work_folder.keep_shards_of(folder, totals["chunks_digest"])
         shards = _shard_stage(folder, table, run, runner)
     seconds = time.monotonic() - began
     record = {
-        "version": work_folder.RECORD_VERSION,
         **state,
         "content_digest": _content_digest(totals["digests"]),
         "source_name": Path(run.source).name,
@@ -259,9 +273,12 @@ def _build(
             "engine": options.engine,
             "devices": devices,
         },
-        "versions": _versions(),
     }  # fmt: skip
     write_atomic(folder / work_folder.REPORT_NAME, report.markdown(record, run.source))
+    _write_record(folder, record)
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 
 
@@ -334,8 +351,11 @@ def _collect(folder: Path, plan: Plan) -> tuple[SampleTable, dict[str, Any]]:
     builder = TableBuilder()
     dropped, counts = Counter(plan.dropped), Counter()
     problems, digests = list(plan.problems), []
+    chunks_digest = hashlib.sha256()
     for number in range(plan.chunks):
-        header, data_offset = read_header(chunk_path(folder, number))
+        path = chunk_path(folder, number)
+        header, data_offset = read_header(path)
+        chunks_digest.update(read_digest(path))
         builder.add(header, data_offset)
         dropped.update(header.dropped)
         counts.update(header.counts)
@@ -347,6 +367,7 @@ def _collect(folder: Path, plan: Plan) -> tuple[SampleTable, dict[str, Any]]:
         "counts": counts,
         "problems": problems,
         "digests": digests,
+        "chunks_digest": chunks_digest.hexdigest(),
         "speakers": len(builder.speakers),
     }
 
@@ -375,14 +396,3 @@ def _bar(title: str, total: int, done: int, unit: str) -> Any:
     from tqdm import tqdm
 
     return tqdm(desc=title, total=total, initial=done, unit=unit, mininterval=1.0)
-
-
-def _versions() -> dict[str, str]:
-    """Of the packages that the samples' bytes may depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for package in ("torch", "numpy", "soundfile", "soxr", "pyloudnorm", "scipy"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

@@ -36,8 +36,8 @@ class Plan:
     dropped: dict[str, int] = field(default_factory=dict)
     problems: list[list[str]] = field(default_factory=list)  # the first [key, sentence]
 
-    def drop(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+    def drop(self, reason: str, recordings: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + recordings
 
 
 class Listed(NamedTuple):
@@ -112,7 +112,7 @@ def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iter
                     f"{source}: {item.key}: {item.sentence}; mend it, or leave such recordings out "
                     "with --on-error skip"
                 )
-            plan.drop("undecodable")
+            plan.drop("undecodable", item.recordings)
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.key, item.sentence])
         elif not item.text.strip():

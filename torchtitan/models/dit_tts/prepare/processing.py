@@ -57,12 +57,11 @@ def process(
     samples: np.ndarray, rate: int, target_rate: int, text: str, settings: AudioSettings
 ) -> Processed | str:
     """The waveform to encode, or the one of REASONS for which the recording is dropped."""
-    clipped = float((np.abs(samples) >= FULL_SCALE).mean())
-    if settings.max_clipped is not None and clipped > settings.max_clipped:
+    if settings.max_clipped is not None and clipped_share(samples) > settings.max_clipped:
         return "clipped"
     waveform = resample(to_mono(samples), rate, target_rate)
     if len(waveform) == 0:
-        return "too_short"
+        return "silent" if settings.min_seconds is None else "too_short"
     silence_cut = 0.0
     if settings.max_silence is not None:
         start, stop = speech_span(waveform, target_rate, settings.max_silence)
@@ -90,6 +89,12 @@ def process(
         resampled=rate != target_rate,
         silence_cut_seconds=silence_cut,
     )
+
+
+def clipped_share(samples: np.ndarray) -> float:
+    """Share of the values that lie at full scale."""
+    clipped = np.count_nonzero(samples >= FULL_SCALE) + np.count_nonzero(samples <= -FULL_SCALE)
+    return clipped / samples.size
 
 
 def length_reason(seconds: float, text: str, settings: AudioSettings) -> str | None:

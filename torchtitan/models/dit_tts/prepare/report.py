@@ -98,4 +98,5 @@ def markdown(record: dict[str, Any], source: str) -> str:
         f"| {name} | {shard['samples']} | {shard['frames']} | {shard['bytes']} |"
         for name, shard in record["shards"].items()
     ]
-    return "\n".join(text) + "\n"
+    # Names of files may hold bytes that are no characters.
+    return ("\n".join(text) + "\n").encode("utf-8", "backslashreplace").decode()

@@ -1,5 +1,6 @@
 """What the user may choose in a preparation, checked, and what of it decides the samples' bytes."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -46,6 +47,10 @@ class PrepareSettings:
                 )
         for one in fields(self.audio):
             value = getattr(self.audio, one.name)
+            if value is not None and not math.isfinite(value):
+                raise InputError(
+                    f"{option(one.name)} is {value}; it must be a finite number, or left out"
+                )
             if value is not None and one.name != "loudness" and not value >= 0:
                 raise InputError(f"{option(one.name)} is {value}; it must not be negative")
         if self.audio.loudness is not None and not -70 < self.audio.loudness <= 0:

@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.prepare.chunk_file import (
 )
 from torchtitan.models.dit_tts.prepare.encode import read_run
 from torchtitan.models.dit_tts.prepare.references import SampleTable, choose_references
+from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
 
 TABLE_NAME = "table"
 
@@ -45,11 +46,18 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             write_shard(path, _triplets(Path(folder), table, samples))
-        load_index(str(path))
+        index = load_index(str(path))
+        if index.problems or len(index) != len(samples):
+            return {
+                "error": f"{path}: holds {len(index)} sound samples of {len(samples)}; remove it and "
+                "start again, it will be made anew"
+            }
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except InputError as error:
         return {"error": str(error)}
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return {"error": cannot_write(folder, error)}
     return {
         "name": shard_name(split, number),
         "bytes": path.stat().st_size,

@@ -76,6 +76,20 @@ class Table:
         return True
 
 
+def rows_of(batch: "pyarrow.RecordBatch", path: str) -> list[dict[str, Any]]:
+    """The rows of a batch as plain values.
+
+    Raises:
+        InputError: a value that Python has no type for, such as a date after the year 9999.
+    """
+    import pyarrow
+
+    try:
+        return batch.to_pylist()
+    except (pyarrow.ArrowException, OverflowError, ValueError, LookupError) as error:
+        raise _unreadable(path, error) from None
+
+
 def _open_arrow(path: str) -> tuple[list["pyarrow.RecordBatch"], "pyarrow.Schema"]:
     """Record batches over a memory map, of the file format or of the stream format."""
     import pyarrow

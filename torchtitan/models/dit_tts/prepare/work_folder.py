@@ -2,11 +2,12 @@
 
     OUTPUT.partial/
       lock                     held by the process that works here
-      state.json               settings and the source's digest: what the rest was made from
+      state.json               settings, source, versions: what the rest was made from
       run.json                 what workers need to know
       items.jsonl ...          the plan
       chunks/                  latents, one file a chunk
       table/                   columns over all samples
+      shards_of                digest of the chunks that the shards were made from
       train/ heldout/          shards
       prepare.json report.md   the record: with it the output is complete
       replaced/                the earlier OUTPUT, for the moment in which one takes the other's place
@@ -29,8 +30,12 @@ from torchtitan.models.dit_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.run_folder import write_atomic
 
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
-RECORD_VERSION = 2
-_LOCK_NAME, _REPLACED_NAME = "lock", "replaced"
+# Of the record and of what the code makes of a recording: work under another is not gone on with.
+RECORD_VERSION = 3
+_LOCK_NAME, _REPLACED_NAME, _SHARDS_OF_NAME = "lock", "replaced", "shards_of"
+_SPLIT_NAMES = ("train", "heldout")
+_OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _LOCK_NAME, _REPLACED_NAME}
+_RECORD_KEYS = {"settings": dict, "shards": dict, "source_digest": str, "summary": dict}
 _SCRATCH = (
     "chunks",
     "table",
@@ -38,6 +43,7 @@ _SCRATCH = (
     "chunk_starts.npy",
     "plan.json",
     "run.json",
+    _SHARDS_OF_NAME,
     STATE_NAME,
 )
 
@@ -70,10 +76,15 @@ def locked(output: Path) -> Iterator[Path]:
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise InputError(
                     f"{folder}: another titan-tts prepare is at work there; wait for it or give "
                     "another output folder"
+                ) from None
+            except OSError as error:
+                raise InputError(
+                    f"{folder}: no lock can be taken there ({error.strerror}); give an output folder "
+                    "on a file system that has locks"
                 ) from None
             if _is_at(descriptor, folder / _LOCK_NAME):
                 yield folder
@@ -100,6 +111,33 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def read_record(output: Path) -> dict[str, Any] | None:
+    """The record of what this command made, also another version of it; None where it is none."""
+    record = read_json(output / RECORD_NAME)
+    if record is None or not isinstance(record.get("version"), int):
+        return None
+    # An earlier version had at least these two.
+    names = list(_RECORD_KEYS)[: None if record["version"] == RECORD_VERSION else 2]
+    known = all(isinstance(record.get(name), _RECORD_KEYS[name]) for name in names)
+    return record if known else None
+
+
+def foreign_name(output: Path, record: dict[str, Any]) -> str | None:
+    """A path in an output that this command did not make, which must not go with it."""
+    for path in sorted(output.iterdir()):
+        if path.name.startswith(f".{RECORD_NAME}."):  # left by a writer that was killed
+            continue
+        if path.name not in _OUTPUT_NAMES:
+            return path.name
+        if path.name in _SPLIT_NAMES:
+            # Indices begin with their shard's name, what a killed writer left with a dot before it.
+            shards = tuple(name.partition("/")[2] for name in record["shards"])
+            for inner in sorted(path.iterdir()) if path.is_dir() else ():
+                if not inner.name.lstrip(".").startswith(shards):
+                    return f"{path.name}/{inner.name}"
+    return None
+
+
 def is_empty(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
@@ -120,7 +158,7 @@ def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
         InputError: it holds work under other settings or of another state of the source.
     """
     found = read_json(folder / STATE_NAME)
-    record = read_json(folder / RECORD_NAME)
+    record = read_record(folder)
     if found is None and record is not None:  # cut short where only the last steps were left
         found = record_state(record)
     if found is None:
@@ -131,21 +169,55 @@ def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
                 "move it away or give another output folder"
             )
     elif found != state:
-        changed = difference(found["settings"], state["settings"])
         if not overwrite:
             raise InputError(
-                f"{folder}: holds the work of an earlier run on "
-                + (f"other settings ({changed})" if changed else "a source that has changed since")
-                + "; pass --overwrite to drop it, or remove the folder"
+                f"{folder}: holds the work of an earlier run {_state_change(found, state)}; pass "
+                "--overwrite to drop it, or remove the folder"
             )
     if found != state or record is not None:
         clear(folder)
         write_atomic(folder / STATE_NAME, json.dumps(state))
 
 
+def _state_change(old: dict[str, Any], new: dict[str, Any]) -> str:
+    if changed := difference(old.get("settings", {}), new["settings"]):
+        return f"on other settings ({changed})"
+    versions = [
+        (state.get("versions") or {}) | {"prepare": state.get("version")} for state in (old, new)
+    ]
+    if changed := difference(*versions):
+        return f"by other versions ({changed}), whose samples may differ"
+    return "on a source that has changed since"
+
+
+def restore(folder: Path, output: Path) -> None:
+    """Put an earlier output back that a cut short `finish` had set aside without its successor."""
+    replaced = folder / _REPLACED_NAME
+    if replaced.exists() and is_empty(output):
+        if output.exists():
+            output.rmdir()
+        replaced.rename(output)
+        _sync_folder(output.parent)
+
+
+def keep_shards_of(folder: Path, digest: str) -> None:
+    """Drop shards that were made from other chunks than those of this digest."""
+    path = folder / _SHARDS_OF_NAME
+    if path.exists() and path.read_text() == digest:
+        return
+    for name in _SPLIT_NAMES:
+        _remove(folder / name)
+    write_atomic(path, digest)
+
+
 def discard(folder: Path) -> None:
     """Remove a work folder in which nothing is worth keeping."""
     clear(folder)
+    leave(folder)
+
+
+def leave(folder: Path) -> None:
+    """Remove a work folder where nothing but the lock is in it."""
     (folder / _LOCK_NAME).unlink(missing_ok=True)
     if is_empty(folder):
         folder.rmdir()
@@ -159,18 +231,41 @@ def clear(folder: Path) -> None:
     replaced = folder / _REPLACED_NAME
     if replaced.exists():  # an output that was on its way out; it is the user's to decide over
         raise InputError(f"{replaced}: is an earlier output; move it away and start again")
-    for name in ("train", "heldout", RECORD_NAME, REPORT_NAME, *_SCRATCH):
+    for name in (*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, *_SCRATCH):
         _remove(folder / name)
 
 
-def finish(folder: Path, output: Path) -> None:
-    """Put a complete work folder in the output's place. May be cut short and done again."""
+def finish(folder: Path, output: Path, replaces: dict[str, Any] | None = None) -> None:
+    """Put a complete work folder in the output's place. May be cut short and done again.
+
+    Args:
+        replaces: the record of the output that may go; where another thing is there, nothing does.
+
+    Raises:
+        InputError: the output's place is taken, or cannot be written. The work is kept.
+    """
+    try:
+        _finish(folder, output, replaces)
+    except OSError as error:
+        raise InputError(
+            f"{output}: cannot be put in its place ({error.strerror}); what was made is whole in "
+            f"{folder}: mend it and start again, or rename that folder"
+        ) from None
+
+
+def _finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
     for name in _SCRATCH:
         _remove(folder / name)
     for path in folder.rglob(".*.tmp"):  # what a killed writer left
         _remove(path)
     replaced = folder / _REPLACED_NAME
-    if output.exists() and not is_empty(output):
+    if not is_empty(output):
+        found = read_record(output)
+        if found is None or found != replaces or foreign_name(output, found):
+            raise InputError(
+                f"{output}: was made or changed by others while the work was done, so it is not "
+                f"replaced; move it away and start again, what was made is kept in {folder}"
+            )
         _remove(replaced)
         output.rename(replaced)
     elif output.exists():
@@ -188,13 +283,26 @@ def tidy(output: Path) -> None:
 
 def is_finishing(folder: Path, state: dict[str, Any]) -> bool:
     """Whether the folder is complete for these settings and only `finish` is left to do."""
-    record = read_json(folder / RECORD_NAME)
-    return record is not None and record_state(record) == state and has_all_shards(folder, record)
+    record = read_record(folder)
+    if record is None or record["version"] != RECORD_VERSION:
+        return False
+    # Whole under whatever versions of the libraries: nothing is added to it.
+    same = all(record[name] == state[name] for name in ("settings", "source_digest"))
+    return same and has_all_shards(folder, record)
 
 
 def record_state(record: dict[str, Any]) -> dict[str, Any]:
     """What a record says that the output was made from, as `begin` takes it."""
-    return {"settings": record["settings"], "source_digest": record["source_digest"]}
+    return {name: record.get(name) for name in ("version", "versions", "settings", "source_digest")}
+
+
+def cannot_write(folder: str | Path, error: OSError) -> str:
+    """The sentence about a file system that fails, as a full one does."""
+    place = f"{error.filename}: " if error.filename else ""
+    return (
+        f"{folder}: the work cannot go on ({place}{error.strerror or error}); make room or mend it and "
+        "start again, what is done is kept"
+    )
 
 
 def _remove(path: Path) -> None:

@@ -5,16 +5,16 @@ absolute; text, speaker, language, split and key by the names in ``items``; `off
 in seconds for a part of a file. All columns are kept in the sample's JSON.
 """
 
-import csv
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.formats.records import AUDIO_NAMES, read_records
 from torchtitan.models.dit_tts.prepare.items import (
     KEY_NAMES,
+    TEXT_NAMES,
     Item,
     ItemRules,
     Unusable,
@@ -24,7 +24,6 @@ from torchtitan.models.dit_tts.prepare.items import (
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jsonl")
-AUDIO_NAMES = ("audio", "audio_filepath", "audio_path", "path", "file", "file_name", "filename")
 
 
 class Manifest:
@@ -72,41 +71,42 @@ class Manifest:
         # A sheet saved by a spreadsheet begins with a byte-order mark.
         with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
             if self.name.endswith((".csv", ".tsv")):
-                csv.field_size_limit(sys.maxsize)
-                delimiter = "\t" if self.name.endswith(".tsv") else ","
-                rows = csv.DictReader(file, delimiter=delimiter, restkey="", strict=True)
-                try:
-                    if not set(AUDIO_NAMES) & set(rows.fieldnames or ()):
-                        raise InputError(
-                            f"{path}: its first line is {rows.fieldnames}; a header with one of "
-                            f"{', '.join(AUDIO_NAMES)} is needed"
-                        )
-                    for number, row in enumerate(rows, 1):
-                        if "" in row and row[""] is not None or None in row.values():
-                            yield (
-                                number,
-                                Unusable(
-                                    f"{self.name} row {number}",
-                                    f"has not the {len(rows.fieldnames)} fields of the header",
-                                ),
-                            )
-                        else:
-                            yield (
-                                number,
-                                {name: value for name, value in row.items() if value != ""},
-                            )
-                except csv.Error as error:
-                    raise InputError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
+                header, records = read_records(file, self.name.endswith(".tsv"))
+                if not set(AUDIO_NAMES) & set(header):
+                    raise InputError(
+                        f"{path}: its first line is {header}; a header with one of "
+                        f"{', '.join(AUDIO_NAMES)} is needed"
+                    )
+                for number, (line, record) in enumerate(records, 1):
+                    yield number, self._record_row(header, number, line, record)
                 return
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, self._json_row(number, line)
 
+    def _record_row(
+        self, header: list[str], number: int, line: int, record: list[str] | str
+    ) -> dict[str, Any] | Unusable:
+        if isinstance(record, str):
+            return Unusable(f"{self.name} line {line}", record)
+        if len(record) != len(header):
+            return Unusable(
+                f"{self.name} row {number}", f"has not the {len(header)} fields of the header"
+            )
+        # pandas writes its index as a column without a name.
+        named = {name: value for name, value in zip(header, record, strict=True) if name}
+        row = {name: value for name, value in named.items() if value != ""}
+        texts = (self.rules.text_column,) if self.rules.text_column else TEXT_NAMES
+        if not any(name in row for name in texts):
+            # Silence, as an empty text in JSON is, rather than a column that is missing.
+            row |= {name: "" for name in texts if name in named}
+        return row
+
     def _json_row(self, number: int, line: str) -> dict[str, Any] | Unusable:
         try:
             row = json.loads(line)
-        except ValueError as error:
-            row = error
+        except (ValueError, RecursionError):
+            row = None
         if isinstance(row, dict):
             return row
         return Unusable(

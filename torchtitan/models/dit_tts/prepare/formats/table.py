@@ -7,12 +7,13 @@ the sample's JSON.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
-from torchtitan.models.dit_tts.prepare.formats.manifest import AUDIO_NAMES
+from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files, has_pattern
+from torchtitan.models.dit_tts.prepare.formats.records import AUDIO_NAMES
 from torchtitan.models.dit_tts.prepare.items import (
     KEY_NAMES,
     Item,
@@ -26,9 +27,14 @@ from torchtitan.models.dit_tts.prepare.tables import (
     LISTED_AT_ONCE,
     Table,
     column_names,
+    rows_of,
 )
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
+# A folder's name up to its first sign or figure; `valentina` holds nothing out.
+_SPLIT_FOLDERS = (
+    "train training dev development val valid validation eval evaluation test testing held heldout"
+).split()
 LATENTS, REFERENCE = "latents", "reference"
 
 
@@ -44,10 +50,9 @@ class TableCorpus:
         self.rules = rules
         self.root = common_folder(paths)
         self.names = [os.path.relpath(path, self.root) for path in paths]
-        tables = map(Table, paths)
-        self.self_contained = not any(
-            self._columns(table)[0] in self._path_columns(table) for table in tables
-        )
+        base = _given_folder(source)
+        self.splits = [_split_of_path(os.path.relpath(path, base)) for path in paths]
+        self.self_contained = not any(_Columns(Table(path)).payload_is_path for path in paths)
 
     @classmethod
     def recognises(cls, source: str) -> bool:
@@ -57,49 +62,55 @@ class TableCorpus:
         return list(self.names)
 
     def items(self) -> Iterator[Item | Unusable]:
-        for name in self.names:
+        for name, split in zip(self.names, self.splits, strict=True):
             table = Table(os.path.join(self.root, name))
-            payload, listed = self._columns(table)
-            split = split_of(os.path.basename(name))
+            columns = _Columns(table)
             number = 0
             for group in range(table.groups):
                 row = 0
-                for batch in table.batches(group, listed, LISTED_AT_ONCE):
-                    for columns in batch.to_pylist():
-                        if split and not columns.get("split"):
-                            # Hugging Face names its files after the split.
-                            columns["split"] = split
+                for batch in table.batches(group, columns.listed, LISTED_AT_ONCE):
+                    for values in rows_of(batch, table.path):
+                        if split and not values.get("split"):
+                            values["split"] = split
                         place = {"table": name, "group": group, "row": row}
-                        yield self._item(table, name, number, payload, columns, place)
+                        yield self._item(name, number, columns, values, place)
                         row, number = row + 1, number + 1
 
     def _item(
         self,
-        table: Table,
         name: str,
         number: int,
-        payload: str,
-        columns: dict[str, Any],
+        columns: "_Columns",
+        values: dict[str, Any],
         place: dict[str, Any],
     ) -> Item | Unusable:
-        given = next((str(columns[n]) for n in KEY_NAMES if columns.get(n) not in (None, "")), None)
+        given = next((str(values[n]) for n in KEY_NAMES if values.get(n) not in (None, "")), None)
         key = sample_key(given or f"{os.path.splitext(name)[0]}-{number:08d}")
-        if payload == LATENTS:
-            reference = REFERENCE if REFERENCE in column_names(table) else None
-            place |= {"latents": LATENTS, "reference": reference}
-        elif payload in self._path_columns(table):
-            path = columns[payload]
+        if columns.payload == LATENTS:
+            place |= {"latents": LATENTS, "reference": columns.reference}
+        elif columns.payload_is_path:
+            path = values[columns.payload]
             if isinstance(path, dict):
                 path = path.get("path")
             if not path:
-                return Unusable(key, f"has no path in its column {payload}")
+                return Unusable(key, f"has no path in its column {columns.payload}")
             place = {"file": os.path.join(os.path.dirname(name), path)}
         else:
-            place["column"] = payload
-        return make_item(columns, key, place, self.rules)
+            place["column"] = columns.payload
+        return make_item(values, key, place, self.rules)
 
-    def _columns(self, table: Table) -> tuple[str, list[str]]:
-        """(column of the audio or the latents, columns to list)."""
+
+class _Columns:
+    """What the columns of a table are for, found once a table.
+
+    Attributes:
+        payload: the column of the audio or the latents.
+        payload_is_path: it names files.
+        reference: the column of the references, where there is one beside latents.
+        listed: columns that are read to list the rows.
+    """
+
+    def __init__(self, table: Table):
         from pyarrow import types
 
         names = column_names(table)
@@ -111,26 +122,32 @@ class TableCorpus:
                 f"{table.path}: has the columns {', '.join(names)}; one of {LATENTS}, "
                 f"{', '.join(AUDIO_NAMES)} is needed"
             )
-        heavy = {REFERENCE} if payload == LATENTS else set()
-        if payload not in self._path_columns(table):
-            heavy.add(payload)
+        kind = names[payload]
+        self.payload = payload
+        self.payload_is_path = payload != LATENTS and (
+            types.is_string(kind)
+            or types.is_large_string(kind)
+            or (types.is_struct(kind) and table.all_null(payload, "bytes"))
+        )
+        self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
+        heavy = {self.reference} | (set() if self.payload_is_path else {payload})
         binary = {
             n for n, kind in names.items() if types.is_binary(kind) or types.is_large_binary(kind)
         }
-        return payload, [n for n in names if n not in heavy and n not in binary]
+        self.listed = [n for n in names if n not in heavy and n not in binary]
 
-    @staticmethod
-    def _path_columns(table: Table) -> set[str]:
-        """Columns that name files."""
-        from pyarrow import types
 
-        return {
-            name
-            for name, kind in column_names(table).items()
-            if name in AUDIO_NAMES
-            and (
-                types.is_string(kind)
-                or types.is_large_string(kind)
-                or (types.is_struct(kind) and table.all_null(name, "bytes"))
-            )
-        }
+def _given_folder(source: str) -> str:
+    """The folder that the source names: itself, its file's, or the one before a pattern."""
+    if has_pattern(source) and not os.path.exists(source):
+        source = re.split(r"[*?\[{]", source)[0] + "pattern"
+    return source if os.path.isdir(source) else os.path.dirname(os.path.abspath(source))
+
+
+def _split_of_path(path: str) -> str | None:
+    """Hugging Face names the files after the split, `test-00000-of-00001`, or their folder."""
+    *folders, name = path.split(os.sep)
+    if split_of(name):
+        return split_of(name)
+    words = [re.split(r"[^a-z]", folder.lower())[0] for folder in reversed(folders)]
+    return split_of(next((word for word in words if word in _SPLIT_FOLDERS), None))

@@ -77,8 +77,8 @@ class LJSpeech:
 class LibriTTSR:
     """SUBSET/SPEAKER/CHAPTER/UTT.wav and UTT.normalized.txt, as LibriTTS and LibriTTS-R have them.
 
-    The source is the folder of the subsets, or one subset. Subsets that begin with dev and test are
-    held out.
+    The source is the folder of the subsets, or one subset under its name. Subsets that begin with dev
+    and test are held out.
     """
 
     self_contained = False
@@ -116,7 +116,18 @@ class LibriTTSR:
 
     def _item(self, folder: str, stem: str, name: str, present: set[str]) -> Item | Unusable:
         relative = os.path.join(folder, name)
-        *_, subset, speaker, chapter = ("", os.path.basename(self.root), *folder.split(os.sep))
+        parts = folder.split(os.sep)
+        own_name = os.path.basename(self.root)
+        # One folder less, and a subset's name would be taken for a speaker's.
+        if len(parts) == 2 and split_of(own_name) and not split_of(parts[0]):
+            parts = [own_name, *parts]
+        if len(parts) != 3:
+            return Unusable(
+                relative,
+                "does not lie in SUBSET/SPEAKER/CHAPTER below the source, nor in SPEAKER/CHAPTER of a "
+                "source whose name begins with train, dev or test",
+            )
+        subset, speaker, chapter = parts
         texts = {}
         for suffix in _TEXT_SUFFIXES:
             if stem + suffix in present:

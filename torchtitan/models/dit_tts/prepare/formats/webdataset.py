@@ -8,9 +8,11 @@ checked, so that a damaged tar is never a short list (see ``data/tar_members``).
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
 
 from torchtitan.models.dit_tts.data.sources import Source, find_shards, is_remote, open_source
-from torchtitan.models.dit_tts.data.tar_members import Member, shown, walk_members
+from torchtitan.models.dit_tts.data.tar_members import BLOCK_BYTES, Member, shown, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
 from torchtitan.models.dit_tts.prepare.items import (
@@ -23,6 +25,18 @@ from torchtitan.models.dit_tts.prepare.items import (
 )
 
 AUDIO_SUFFIXES = ("opus", "ogg", "flac", "wav", "mp3", "m4a", "aac", "webm", "mp4", "aiff")
+
+
+@dataclass
+class _Walk:
+    """What was found in a tar, to estimate what its damaged parts held."""
+
+    name: str
+    recordings: int = 0
+    read_bytes: int = 0  # of members that were found
+    lost_bytes: int = 0  # that no header could be found for
+    problems: int = 0
+    is_cut: bool = False  # without an end: it may have held any number more
 
 
 class AudioWebDataset:
@@ -52,17 +66,27 @@ class AudioWebDataset:
         return list(self.names)
 
     def items(self) -> Iterator[Item | Unusable]:
+        walks = []
         for name in self.names:
             source = open_source(os.path.join(self.root, name))
+            walks.append(_Walk(name))
             try:
-                yield from self._tar_items(source, name)
+                yield from self._tar_items(source, name, walks[-1])
             finally:
                 source.close()
+        yield from _lost(walks)
 
-    def _tar_items(self, source: Source, name: str) -> Iterator[Item | Unusable]:
+    def _tar_items(self, source: Source, name: str, walk: _Walk) -> Iterator[Item | Unusable]:
         damage: list[str] = []
         recordings: dict[str, dict[str, list[Member]]] = {}
+        end = told = 0
         for member in walk_members(source, damage.append):
+            start = member.offset - BLOCK_BYTES
+            if len(damage) > told:
+                walk.lost_bytes += start - end
+                told = len(damage)
+            end = member.offset + -(-member.size // BLOCK_BYTES) * BLOCK_BYTES
+            walk.read_bytes += end - start
             folder, slash, basename = member.name.rpartition(b"/")
             stem, _, suffix = basename.partition(b".")
             kind = shown(suffix).lower()
@@ -70,6 +94,10 @@ class AudioWebDataset:
             if stem and kind in ("audio", "json", "txt"):
                 own_name = shown(folder + slash + stem)
                 recordings.setdefault(own_name, {}).setdefault(kind, []).append(member)
+        if len(damage) > told:
+            walk.lost_bytes += source.size - end
+        walk.recordings, walk.problems = len(recordings), len(damage)
+        walk.is_cut = bool(damage) and not _has_end(source)
         for sentence in damage:
             yield Unusable(name, sentence.rstrip("."))
         if not recordings and not damage:
@@ -99,13 +127,40 @@ class AudioWebDataset:
         row = _parse(_read(source, members["json"][0]))
         if row is None:
             return Unusable(key, f"has a {own_name}.json that is not JSON, or no object")
-        if "txt" in members and not any(
-            name in row for name in (self.rules.text_column, *TEXT_NAMES)
-        ):
-            row["text"] = _read(source, members["txt"][0]).decode("utf-8", "replace").strip()
+        names = (self.rules.text_column,) if self.rules.text_column else TEXT_NAMES
+        if "txt" in members and all(row.get(name) is None for name in names):
+            row[names[0]] = _read(source, members["txt"][0]).decode("utf-8", "replace").strip()
         audio = members["audio"][0]
         place = {"tar": tar, "start": audio.offset, "bytes": audio.size}
         return make_item(row, key, place, self.rules)
+
+
+def _has_end(source: Source) -> bool:
+    """Whether the tar's last block is that of an end-of-archive marker."""
+    place = max(0, source.size - BLOCK_BYTES)
+    return source.size % BLOCK_BYTES == 0 and not any(source.pread(BLOCK_BYTES, place))
+
+
+def _lost(walks: list[_Walk]) -> Iterator[Unusable]:
+    """An estimate of the recordings that damaged tars no longer show.
+
+    By the bytes that no header was found for; a tar that is cut short is taken to have held as many
+    recordings as its whole neighbours do (their median), or twice what is left where there are none.
+    """
+    found = sum(walk.recordings for walk in walks)
+    mean_bytes = max(1.0, sum(walk.read_bytes for walk in walks) / max(1, found))
+    whole = [walk.recordings for walk in walks if not walk.is_cut]
+    for walk in walks:
+        if not walk.problems:
+            continue
+        lost = walk.lost_bytes / mean_bytes
+        if walk.is_cut:
+            usual = median(whole) if whole else 2 * walk.recordings
+            lost = max(lost, usual - walk.recordings)
+        more = round(lost) - walk.problems  # each problem counts as one already
+        if more > 0:
+            sentence = f"is damaged, and about {more} more of its recordings are lost"
+            yield Unusable(walk.name, sentence, more)
 
 
 def _read(source: Source, member: Member) -> bytes:
@@ -117,6 +172,6 @@ def _read(source: Source, member: Member) -> bytes:
 def _parse(text: bytes) -> dict | None:
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
