@@ -19,6 +19,7 @@ _COMMANDS = {
         },
         "what is in a dataset of archives, and what is wrong with it",
     ),
+    "export-codec": ("codec.export_command", "a DAC-VAE's weights to a safetensors file"),
     "generate": ("inference.generate_command", "text to speech with a trained run"),
     "evaluate": ("inference.evaluate_command", "word error rate of a run's speech, with wavs"),
 }

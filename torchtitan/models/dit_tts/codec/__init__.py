@@ -6,7 +6,11 @@ from torch import Tensor
 
 from torchtitan.models.dit_tts.errors import InputError
 
-KNOWN_CODECS = ("mel_dct",)
+KNOWN_CODECS = (
+    "mel_dct",
+    "a DAC-VAE's weights (the path of a weights.pth or .safetensors file, or of the folder of one)",
+    "a hub name such as facebook/dacvae-watermarked",
+)
 
 
 @runtime_checkable
@@ -41,14 +45,27 @@ class Codec(Protocol):
         ...
 
 
+def codec_kind(name: str) -> str:
+    """The kind of the codec called `name`, wherever its weights are: mel_dct or dac_vae."""
+    return name if name == "mel_dct" else "dac_vae"
+
+
 def build_codec(name: str, device: str = "cpu") -> Codec:
     """Make the codec called `name`; each codec's libraries are imported here and not before.
 
     Args:
         device: where a codec with weights runs, as torch names it; mel_dct runs on the CPU always.
+
+    Raises:
+        InputError: an unknown name, or weights that are not there or not a codec's.
     """
     if name == "mel_dct":
         from torchtitan.models.dit_tts.codec.mel_dct import MelDctCodec
 
         return MelDctCodec()
-    raise InputError(f"codec '{name}' is not known; known are: {', '.join(KNOWN_CODECS)}")
+    from torchtitan.models.dit_tts.codec.dac_vae import load_dac_vae
+
+    codec = load_dac_vae(name, device)
+    if codec is None:
+        raise InputError(f"codec '{name}' is not known; known are: {', '.join(KNOWN_CODECS)}")
+    return codec

@@ -1,0 +1,177 @@
+"""The DAC-VAE codec: 48 kHz speech <-> 25 latent frames a second of 128 channels, learned.
+
+The latents are the posterior mean. Everything runs in float32: in bfloat16 an encoding is 5 % off.
+A waveform is padded with zeros to whole frames and no further, as what is padded changes the about
+five frames before it; recordings of unlike length therefore go through one by one. Long audio goes
+in portions of bounded memory, whose result is that of the whole (dac_vae_chunks.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchtitan.models.dit_tts.codec.dac_vae_chunks import (
+    decoder_context,
+    encoder_context,
+    portions,
+)
+from torchtitan.models.dit_tts.codec.dac_vae_network import build_network
+from torchtitan.models.dit_tts.codec.dac_vae_weights import (
+    DacVaeWeights,
+    find_weights,
+    read_weights,
+    write_safetensors,
+)
+from torchtitan.models.dit_tts.errors import InputError
+
+# Audio in the network at once. Measured at the released widths, a second takes about 70 MiB to encode
+# and 110 MiB to decode. On a CPU more than two seconds are slower: their layers' outputs are above
+# the 32 MiB that the C library's allocator keeps, and each is fetched anew from the system.
+CPU_CHUNK_SECONDS = 2.0
+GPU_CHUNK_SECONDS = 30.0
+
+
+class DacVaeCodec:
+    """`Codec` over a DAC-VAE's weights. Latents and waveforms come back on the CPU.
+
+    Args:
+        name: what `build_codec` makes this codec of again, from any folder.
+        device: where the network runs.
+        chunk_seconds: audio that is in the network at once, over all rows of a batch; the context
+            of a portion, about 0.5 s, comes on top. By default what suits the device.
+    """
+
+    def __init__(
+        self,
+        weights: DacVaeWeights,
+        name: str,
+        device: str = "cpu",
+        chunk_seconds: float | None = None,
+    ) -> None:
+        sizes = weights.sizes
+        self.name = name
+        self.sample_rate = sizes.sample_rate
+        self.hop_length = sizes.hop_length
+        self.latent_channels = sizes.latent_channels
+        self.fingerprint = weights.fingerprint()
+        self.device = torch.device(device)
+        if chunk_seconds is None:
+            chunk_seconds = CPU_CHUNK_SECONDS if self.device.type == "cpu" else GPU_CHUNK_SECONDS
+        self.frames_at_once = int(chunk_seconds * self.frames_per_second)
+        if self.frames_at_once < 1:
+            raise InputError(
+                f"chunk_seconds is {chunk_seconds}; it must be at least a frame, "
+                f"{1 / self.frames_per_second:g} s"
+            )
+        self.network = build_network(sizes)
+        self.network.load_state_dict(weights.tensors, assign=True)
+        self.network.requires_grad_(False).to(self.device)
+        self.encoder_context = encoder_context(self.network.encoder, self.hop_length)
+        self.decoder_context = decoder_context(self.network.decoder, self.hop_length)
+
+    @property
+    def frames_per_second(self) -> float:
+        return self.sample_rate / self.hop_length
+
+    def encode(self, waveform: Tensor) -> Tensor:
+        """Waveform (samples,) in [-1, 1] -> latents (ceil(samples / hop_length), channels) float32."""
+        if waveform.ndim != 1 or waveform.numel() == 0:
+            raise InputError(
+                f"waveform has shape {tuple(waveform.shape)}; the codec takes one channel of at least one "
+                "sample, shape (samples,)"
+            )
+        return self.encode_batch(waveform[None])[0]
+
+    @torch.no_grad()
+    def encode_batch(self, waveforms: Tensor) -> Tensor:
+        """Waveforms (B, samples) of equal length -> latents (B, ceil(samples / hop), channels)."""
+        if waveforms.ndim != 2 or waveforms.numel() == 0:
+            raise InputError(
+                f"waveforms have shape {tuple(waveforms.shape)}; a batch has shape (B, samples)"
+            )
+        waveforms = waveforms.detach().float()
+        if not torch.isfinite(waveforms).all():
+            raise InputError(
+                "waveform holds NaN or infinite samples; encode finite samples in [-1, 1]"
+            )
+        hop = self.hop_length
+        # The end is mirrored up to whole frames, as where the weights were trained; what is too short
+        # for that has zeros behind it.
+        missing = -waveforms.shape[1] % hop
+        mode = "reflect" if missing < waveforms.shape[1] else "constant"
+        waveforms = pad(waveforms, (0, missing), mode)
+        rows, frames = waveforms.shape[0], waveforms.shape[1] // hop
+        latents = torch.empty(rows, frames, self.latent_channels)
+        with _full_float32(self.device):
+            for one in portions(rows, frames, self.frames_at_once, self.encoder_context):
+                given = waveforms[one.rows, one.given.start * hop : one.given.stop * hop]
+                encoded = self.network.encode(given.to(self.device))
+                latents[one.rows, one.frames] = encoded[:, one.kept].cpu()
+        return latents
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents (T, channels) -> waveform (T * hop_length,) float32 in [-1, 1]."""
+        if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
+            raise InputError(
+                f"latents have shape {tuple(latents.shape)}; the codec decodes (T, {self.latent_channels}) "
+                "with T at least 1, one sample at a time"
+            )
+        return self.decode_batch(latents[None])[0]
+
+    @torch.no_grad()
+    def decode_batch(self, latents: Tensor) -> Tensor:
+        """Latents (B, T, channels) of equal length -> waveforms (B, T * hop_length)."""
+        latents = latents.detach().float()
+        if not torch.isfinite(latents).all():
+            raise InputError("latents hold NaN or infinite values; they cannot be decoded")
+        hop, (rows, frames, _) = self.hop_length, latents.shape
+        waveforms = torch.empty(rows, frames * hop)
+        with _full_float32(self.device):
+            for one in portions(rows, frames, self.frames_at_once, self.decoder_context):
+                decoded = self.network.decode(latents[one.rows, one.given].to(self.device))
+                waveforms[one.rows, one.frames.start * hop : one.frames.stop * hop] = decoded[
+                    :, one.kept.start * hop : one.kept.stop * hop
+                ].cpu()
+        return waveforms
+
+
+@contextmanager
+def _full_float32(device: torch.device) -> Iterator[None]:
+    """No autocast, and no TF32 or bfloat16 inside float32 convolutions (cuDNN's default is TF32).
+
+    Not `torch.backends.cudnn.flags`: it fails where a program has set a precision by the newer names.
+    """
+    backends = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def load_dac_vae(
+    name: str, device: str = "cpu", chunk_seconds: float | None = None
+) -> DacVaeCodec | None:
+    """The codec of a path or hub name; None where `name` is neither.
+
+    Raises:
+        InputError: weights that are not there or not a DAC-VAE's.
+    """
+    found = find_weights(name)
+    if found is None:
+        return None
+    file, full_name = found
+    return DacVaeCodec(read_weights(file), full_name, device, chunk_seconds)
+
+
+def export_safetensors(codec: DacVaeCodec, path: str | Path) -> None:
+    """Write a codec's folded weights to a safetensors file, with the same fingerprint."""
+    write_safetensors(codec.network, path)

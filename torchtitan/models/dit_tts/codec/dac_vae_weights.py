@@ -1,0 +1,315 @@
+"""DAC-VAE weights on disk: found, read, checked and folded; written as safetensors.
+
+Two kinds of files, both with the released model's names (`released_names`):
+- `weights.pth`: {"state_dict": tensors, "metadata": {"kwargs": sizes}}, as it was released;
+- `.safetensors`: tensors, with the kwargs as JSON under "kwargs" in the metadata header. Without
+  the header the sizes are those of the shapes.
+
+A convolution's weight may be stored as it is (`weight`) or under weight norm (Salimans and Kingma
+2016, w = g * v / |v|), by either of torch's names for it. Folding computes w in float64, summing in
+a fixed order, so that every machine gets the same bits and the same fingerprint.
+"""
+
+import hashlib
+import json
+import math
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchtitan.models.dit_tts.codec.dac_vae_network import (
+    DacVae,
+    DacVaeSizes,
+    build_network,
+    released_names,
+)
+from torchtitan.models.dit_tts.data.shard_writer import atomic_file
+from torchtitan.models.dit_tts.errors import InputError
+
+SUFFIXES = (".pth", ".safetensors")
+RELEASED_FILE = "weights.pth"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Of the released model, whose hop length is 1920; a state dict alone does not tell the rate.
+_RELEASED_RATE, _RELEASED_HOP = 48_000, 1920
+_NORMED = (
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+# Layers that add the watermark, or that were of use in training only.
+_IGNORED = re.compile(r"decoder\.wm_model\.|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\.")
+_SHOWN = 5
+_FOLDED_ROWS = 64  # weights folded at once; bounds the memory in float64
+
+
+@dataclass(frozen=True)
+class DacVaeWeights:
+    """Sizes, and folded float32 weights under `DacVae`'s names, on the CPU."""
+
+    sizes: DacVaeSizes
+    tensors: dict[str, Tensor]
+
+    def fingerprint(self) -> str:
+        """Digest of all that decides what the codec makes; 16 hex digits."""
+        digest = hashlib.sha256(f"posterior mean, zeros behind the end, {self.sizes}".encode())
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().numpy())
+        return digest.hexdigest()[:16]
+
+
+# ---- finding
+
+
+def find_weights(name: str) -> tuple[Path, str] | None:
+    """(the file, its codec's name from any folder) of a path or hub name; None where it is neither.
+
+    Raises:
+        InputError: a path without weights, or a hub name that cannot be downloaded.
+    """
+    path = Path(os.path.abspath(Path(name).expanduser()))
+    if path.is_dir():
+        path = _only_file(path)
+        return path, str(path)
+    if path.suffix in SUFFIXES:
+        if not path.is_file():
+            raise InputError(f"codec '{name}': there is no file {path}; correct the path")
+        return path, str(path)
+    if path.exists():
+        raise InputError(
+            f"codec '{name}': a file of DAC-VAE weights ends in {' or '.join(SUFFIXES)}; give one"
+        )
+    return (_download(name), name) if HUB_NAME.fullmatch(name) else None
+
+
+def _only_file(folder: Path) -> Path:
+    found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    if len(found) != 1:
+        has = _listed([path.name for path in found]) or "none"
+        raise InputError(
+            f"{folder}: holds {len(found)} files of codec weights (*.pth, *.safetensors: {has}), where "
+            "exactly one is needed; give the path of one"
+        )
+    return found[0]
+
+
+def _download(name: str) -> Path:
+    """The released file of a hub repository, from the cache where it is there."""
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(name, RELEASED_FILE))
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(
+            f"codec '{name}': is no local path, and {RELEASED_FILE} of the hub's {name} cannot be had "
+            f"({type(error).__name__}: {reason}); download it on a machine with network and give the "
+            "file's path"
+        ) from None
+
+
+# ---- reading
+
+
+def read_weights(path: Path) -> DacVaeWeights:
+    """Reads, checks and folds a file of weights.
+
+    Raises:
+        InputError: not such a file, or with keys missing, unexpected or of the wrong shape.
+    """
+    stored, kwargs = _read_safetensors(path) if path.suffix == SUFFIXES[1] else _read_pth(path)
+    sizes = read_sizes(path, stored, kwargs)
+    tensors = {}
+    for parameter, sources in match_names(path, stored, sizes).items():
+        parts = [stored[source] for source in sources]
+        tensors[parameter] = fold_weight_norm(*parts) if len(parts) == 2 else parts[0].float()
+    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise InputError(f"{path}: weights that are not finite: {_listed(broken)}; get the file anew")
+    return DacVaeWeights(sizes, tensors)
+
+
+def match_names(
+    path: Path, stored: Mapping[str, Tensor], sizes: DacVaeSizes
+) -> dict[str, tuple[str, ...]]:
+    """Parameter of `DacVae` -> what it is stored under: its name, or those of magnitude and direction.
+
+    Raises:
+        InputError: keys missing, unexpected or of the wrong shape.
+    """
+    names = released_names(len(sizes.strides))
+    found: dict[str, tuple[str, ...]] = {}
+    missing, misshapen = [], []
+    for parameter, wanted in build_network(sizes).named_parameters():
+        layer, _, kind = parameter.rpartition(".")
+        name, shape = f"{names[layer]}.{kind}", tuple(wanted.shape)
+        found[parameter] = sources = _sources(stored, name)
+        shapes = [(shape[0], *[1] * (len(shape) - 1)), shape][-len(sources) :] if sources else []
+        missing += [] if sources else [name]
+        misshapen += [
+            f"{source} {tuple(stored[source].shape)}, not {needed}"
+            for source, needed in zip(sources, shapes, strict=True)
+            if tuple(stored[source].shape) != needed
+        ]
+    taken = {source for sources in found.values() for source in sources}
+    unexpected = [name for name in stored if name not in taken and not _IGNORED.match(name)]
+    faults = [
+        f"{kind} {_listed(keys)}"
+        for kind, keys in (
+            ("missing:", missing), ("unexpected:", unexpected), ("of another shape:", misshapen)
+        )
+        if keys
+    ]  # fmt: skip
+    if faults:
+        raise InputError(f"{path}: is no DAC-VAE of {sizes}; keys {'; '.join(faults)}")
+    return found
+
+
+def fold_weight_norm(magnitude: Tensor, direction: Tensor) -> Tensor:
+    """g (n, 1, 1) and v (n, ...) -> float32 weight (n, ...) = g * v / |v|, a norm for each of the n."""
+    folded = torch.empty(direction.shape)
+    parts = (tensor.split(_FOLDED_ROWS) for tensor in (magnitude.flatten(), direction, folded))
+    for g, v, out in zip(*parts, strict=True):
+        v = v.double()
+        # Not norm(): a running sum has one order, that of a reduction depends on the machine.
+        norm = v.square().flatten(1).cumsum(1)[:, -1].sqrt()
+        out.copy_(v * (g.double() / norm).view(-1, *[1] * (v.ndim - 1)))
+    return folded
+
+
+def _sources(stored: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
+    """Names that a parameter is stored under: one, or magnitude and direction; () where it is not."""
+    if name in stored:
+        return (name,)
+    layer, _, kind = name.rpartition(".")
+    for parts in _NORMED if kind == "weight" else ():
+        full = tuple(f"{layer}.{part}" for part in parts)
+        if all(one in stored for one in full):
+            return full
+    return ()
+
+
+def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path}: cannot be read as weights ({reason}); get the file anew") from None
+    stored = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
+        raise InputError(
+            f"{path}: has no 'state_dict' of tensors, as a released {RELEASED_FILE} has; give such a file"
+        )
+    metadata = content.get("metadata")
+    return stored, _mapping(_mapping(metadata).get("kwargs"))
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}
+            header = file.metadata() or {}
+        return stored, _mapping(json.loads(header.get("kwargs", "{}")))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors ({error}); get the file anew") from None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# ---- sizes
+
+
+def read_sizes(
+    path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]
+) -> DacVaeSizes:
+    """The sizes that the shapes tell, checked against the metadata's; the rate is the metadata's."""
+    absent: list[str] = []
+
+    def shape(layer: str) -> tuple[int, ...]:
+        sources = _sources(stored, f"{layer}.weight")
+        if not sources:
+            absent.append(f"{layer}.weight")
+        elif stored[sources[-1]].ndim == 3:
+            return tuple(stored[sources[-1]].shape)
+        return (0, 0, 0)
+
+    strides = []
+    while _sources(stored, f"encoder.block.{len(strides) + 1}.block.4.weight"):
+        strides.append(shape(f"encoder.block.{len(strides) + 1}.block.4")[2] // 2)
+    sizes = {
+        "encoder_dim": shape("encoder.block.0")[0],
+        "encoder_rates": strides,
+        "latent_dim": shape("quantizer.in_proj")[1],
+        "decoder_dim": shape("decoder.model.0")[0],
+        "decoder_rates": strides[::-1],
+        "codebook_dim": shape("quantizer.out_proj")[1],
+    }
+    if not strides:
+        absent.append("encoder.block.1.block.4.weight")
+    if absent:
+        raise InputError(
+            f"{path}: is no DAC-VAE, it lacks {_listed(absent)} (or its weight_g and weight_v); give the "
+            f"{RELEASED_FILE} of facebook/dacvae-watermarked or an export of it"
+        )
+    if not all(stride > 0 and stride % 2 == 0 for stride in strides):
+        raise InputError(f"{path}: has strides {strides}; those of a DAC-VAE are even")
+    for name, found in sizes.items():
+        told = kwargs.get(name)
+        told = list(told) if isinstance(told, tuple | list) else told
+        if told is not None and told != found:
+            raise InputError(
+                f"{path}: its metadata tells {name} = {told}, its weights have {found}; get the file anew"
+            )
+    released = math.prod(strides) == _RELEASED_HOP
+    rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
+    if not isinstance(rate, int) or rate <= 0:
+        raise InputError(
+            f"{path}: its metadata's sample_rate is {rate!r}; it must be in Hz, as the weights alone do "
+            "not tell it"
+        )
+    return DacVaeSizes(
+        sizes["encoder_dim"], tuple(strides), sizes["latent_dim"], sizes["decoder_dim"],
+        sizes["codebook_dim"], rate,
+    )  # fmt: skip
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+# ---- writing
+
+
+def write_safetensors(network: DacVae, path: str | Path) -> None:
+    """The folded weights under the released names, with the sizes in the header; whole or not at all."""
+    from safetensors.torch import save
+
+    sizes = network.sizes
+    names = released_names(len(sizes.strides))
+    tensors = {}
+    for parameter, tensor in network.state_dict().items():
+        layer, _, kind = parameter.rpartition(".")
+        tensors[f"{names[layer]}.{kind}"] = tensor.cpu().contiguous()
+    kwargs = {
+        "encoder_dim": sizes.encoder_dim,
+        "encoder_rates": sizes.strides,
+        "latent_dim": sizes.feature_dim,
+        "decoder_dim": sizes.decoder_dim,
+        "decoder_rates": sizes.strides[::-1],
+        "codebook_dim": sizes.latent_channels,
+        "sample_rate": sizes.sample_rate,
+    }
+    content = save(tensors, {"format": "pt", "kwargs": json.dumps(kwargs)})
+    with atomic_file(path) as file:
+        file.write(content)
