@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.conditioning.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.data.archive import DamagedSample
 from torchtitan.models.dit_tts.data.build import batch_split, build_dataloader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.job_config import Data
+from torchtitan.models.dit_tts.job_config import Data, Encoder
 
 CHANNELS = 8
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def config(folder, *, local=8, total=-1, **changes):
     )  # fmt: skip
     data.update(changes)
     training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)
-    return SimpleNamespace(data=Data(**data), training=training)
+    return SimpleNamespace(data=Data(**data), encoder=Encoder(), training=training)
 
 
 def build(folder, ranks=1, rank=0, accumulation=1, **changes):

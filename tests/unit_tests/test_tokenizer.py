@@ -4,6 +4,7 @@ import json
 import pickle
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -253,11 +254,14 @@ def test_encode_into_fills_the_start_of_a_row(unit, fields):
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
 def test_the_bound_on_tokens_holds_and_is_reached(unit):
     tokenizer = conditioned(unit, ("speaker", "class"))
-    text_bytes = np.array([len(text.encode("utf-8")) for text in TEXTS])
-    text_chars = np.array([len(text) for text in TEXTS])
-    bound = tokenizer.max_tokens(text_bytes, text_chars)
+    columns = SimpleNamespace(
+        text_bytes=np.array([len(text.encode("utf-8")) for text in TEXTS], np.int32),
+        text_chars=np.array([len(text) for text in TEXTS], np.int32),
+    )
+    bound = tokenizer.most_tokens(columns)
+    assert bound.dtype == np.int32
     assert bound.tolist() == [len(tokenizer.encode(text)) for text in TEXTS]
-    assert tokenizer.max_tokens(0, 0) == tokenizer.num_special_tokens == 4
+    assert bound[TEXTS.index("")] == tokenizer.num_special_tokens == 4
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])

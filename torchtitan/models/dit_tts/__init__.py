@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from torchtitan.components.lr_scheduler import build_lr_schedulers
-from torchtitan.components.optimizer import build_optimizers
 from torchtitan.models.dit_tts.conditioning.run_tokenizer import build_tokenizer
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
+from torchtitan.models.dit_tts.infra.optimizer import build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -52,7 +52,7 @@ def get_train_spec() -> TrainSpec:
         model_args=model_flavors(),
         parallelize_fn=parallelize_dit_tts,
         pipelining_fn=None,
-        build_optimizers_fn=build_optimizers,
+        build_optimizers_fn=build_tts_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
         build_dataloader_fn=build_agreed_dataloader,
         build_tokenizer_fn=build_tokenizer,

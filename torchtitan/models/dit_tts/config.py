@@ -14,6 +14,7 @@ import typeguard
 import tyro
 
 from torchtitan.config import ConfigManager
+from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
 from torchtitan.models.dit_tts.data.sources import check_url, is_remote, local_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
@@ -174,12 +175,15 @@ def load_config(args: list[str]) -> JobConfig:
     if not config.job.experiment:
         stem = Path(config.job.config_file).stem if config.job.config_file else "default"
         config.job.experiment = stem
-    # The run's config.toml must name the same data from any folder.
+    # The run's config.toml must name the same data and the same encoder from any folder.
     path = config.data.path
     if isinstance(path, str):
         config.data.path = _from_any_folder(path)
     else:
         config.data.path = [_from_any_folder(entry) for entry in path]
+    encoder = config.encoder
+    if is_pretrained(encoder.model) and os.path.isdir(os.path.expanduser(encoder.model)):
+        encoder.model = local_path(encoder.model)
     return config
 
 

@@ -9,6 +9,7 @@ from torchtitan.config.job_config import (
     Job as TitanJob,
     Metrics as TitanMetrics,
     Model as TitanModel,
+    Optimizer as TitanOptimizer,
     Training as TitanTraining,
 )
 
@@ -49,6 +50,12 @@ class Checkpoint(TitanCheckpoint):
     last_save_model_only: bool = False
     """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
     resumed"""
+
+
+@dataclass
+class Optimizer(TitanOptimizer):
+    encoder_lr: float = 1e-5
+    """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""
 
 
 @dataclass
@@ -161,13 +168,32 @@ class Data:
 class Encoder:
     model: str = "bytes"
     """Text encoder: "bytes" or "chars", the learned one inside the model over utf-8 bytes or over the
-    characters that the data has"""
+    characters that the data has; or a pretrained one, a name of the Hugging Face hub such as
+    "google/t5gemma-2-270m-270m", "google-t5/t5-base", or a folder in the same layout"""
+
+    frozen: bool = True
+    """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
+    [optimizer] encoder_lr"""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of a frozen encoder; a trained one has that of the model"""
+
+    shard_above_gib: float = 4.0
+    """Weights of a frozen encoder from which on they are sharded over the ranks (FSDP2), in GiB"""
+
+    cache: bool = False
+    """Takes a frozen encoder's features from files beside the archives, which the first start makes;
+    the encoder is then not in memory"""
+
+    cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
+    """Precision of the features in those files; empty: as dtype"""
 
     vocab_size: int = 0
     """Ids of the tokenizer; 0: as the tokenizer that the run makes from its data has"""
 
     dim: int = 0
-    """Width of the learned encoder; 0: the flavor's text_dim"""
+    """Width of the text features; 0: the flavor's text_dim for the learned encoder, the width in its
+    config for a pretrained one, which another number contradicts"""
 
     n_layers: int = 2
     """Blocks of the learned encoder"""
@@ -225,7 +251,8 @@ class Sampling:
     """Guidance is on for times in [min_t, 1]"""
 
     codec: str = "mel_dct"
-    """Codec that turns latents into a waveform"""
+    """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,
+    .safetensors or the folder of one), or a hub name such as facebook/dacvae-watermarked"""
 
 
 @dataclass
@@ -234,6 +261,7 @@ class JobConfig(TitanJobConfig):
     model: Model = field(default_factory=Model)
     metrics: Metrics = field(default_factory=Metrics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     encoder: Encoder = field(default_factory=Encoder)

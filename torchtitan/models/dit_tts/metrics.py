@@ -5,9 +5,10 @@ MFU is exact-FLOPs MFU: training FLOPs of the executed (padded) shapes without r
 real lengths only.
 """
 
-import re
 import math
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,11 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.model.flops import (
+    Lengths,
+    text_encoder_flops,
+    training_flops,
+)
 from torchtitan.models.dit_tts.run_folder import LineFile
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
@@ -135,6 +140,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         text_tokens: list[int],
         speaker_frames: list[int],
         replaced: int = 0,
+        text_rows: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Takes note of a micro-batch.
 
@@ -142,6 +148,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             shape: padded (samples, frames, text tokens, speaker frames).
             frames, text_tokens, speaker_frames: real lengths of each sample.
             replaced: damaged samples that another one stands for.
+            text_rows: (rows, tokens) of each pass through a pretrained text encoder.
         """
         batch, padded, text, speaker = shape
         self.shapes.add(shape)
@@ -152,6 +159,11 @@ class TTSMetricsProcessor(MetricsProcessor):
             training_flops(self.model_args, Lengths(*lengths))
             for lengths in zip(frames, text_tokens, speaker_frames)
         )
+        encoder = self.model_args.text_encoder_sizes
+        if encoder is not None:
+            self.executed_flops += sum(text_encoder_flops(encoder, *rows) for rows in text_rows)
+            # Conditioning tokens have no part in it; they are too few to tell them apart here.
+            self.useful_flops += sum(text_encoder_flops(encoder, 1, n) for n in text_tokens)
         self.samples += batch
         self.valid_frames += sum(frames)
         self.padded_frames += batch * padded

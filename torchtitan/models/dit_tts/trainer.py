@@ -8,9 +8,12 @@ from typing import Any, Iterable, Iterator
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.conditioning.packing import TextRows
+from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.frozen_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -32,6 +35,9 @@ class DiTTTSTrainer(Trainer):
         super().__init__(job_config)
         # [data] epochs has decided it by now; the run's config.toml is to say so.
         run_folder.config.training.steps = job_config.training.steps
+        self.text_encoder = build_frozen_encoder(
+            job_config, self.parallel_dims, self.dataloader.features, self.device
+        )
         self.objective = build_objective(job_config)
         self.ema = (
             EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
@@ -99,13 +105,16 @@ class DiTTTSTrainer(Trainer):
         for batch, labels in super().batch_generator(data_iterable):
             if self.job_config.objective.loss_on_padding:
                 labels = torch.zeros_like(labels)
+            rows = self._text_rows(batch)
             self.metrics_processor.count(
                 (*batch["latents"].shape[:2], batch["text_ids"].shape[1], batch["speaker"].shape[1]),
                 batch["frames"].tolist(),
                 batch["text_mask"].sum(1).tolist(),
                 batch["speaker_mask"].sum(1).tolist(),
                 batch["replaced"],
+                rows.shapes if rows is not None else (),
             )
+            batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
             # Labels stay on the CPU, where upstream counts them. The copy from pinned memory runs
             # beside the step before.
@@ -113,6 +122,14 @@ class DiTTTSTrainer(Trainer):
                 if isinstance(value, torch.Tensor):
                     batch[name] = value.to(self.device, non_blocking=True)
             yield batch, labels
+
+    def _text_rows(self, batch: dict[str, Any]) -> TextRows | None:
+        """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
+        encoder = self.text_encoder or self.model_parts[0].text_encoder
+        if not isinstance(encoder, PretrainedTextEncoder):
+            return None
+        in_text = batch["text_mask"] & (batch["text_ids"] < self.model_args.condition_base)
+        return encoder.rows(in_text.numpy())
 
     def forward_backward_step(
         self,
@@ -130,7 +147,12 @@ class DiTTTSTrainer(Trainer):
             now=self.micro_batch == self.gradient_accumulation_steps,
         )
         frame_mask = labels != IGNORE_INDEX
+        features = input_dict.get("text_features")
         with torch.no_grad():
+            if self.text_encoder is not None:
+                features = self.text_encoder(
+                    input_dict["text_ids"], input_dict["text_mask"], input_dict["text_rows"]
+                )
             noisy = self.objective.corrupt(
                 input_dict["latents"],
                 input_dict["batch_number"],
@@ -149,6 +171,8 @@ class DiTTTSTrainer(Trainer):
                     input_dict["speaker_mask"],
                     noisy.keep_text,
                     noisy.keep_speaker,
+                    features,
+                    input_dict["text_rows"],
                 )
                 loss = self.loss_fn(prediction, noisy.target, frame_mask) / global_valid_tokens
             del prediction

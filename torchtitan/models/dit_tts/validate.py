@@ -2,7 +2,8 @@
 
 import os
 
-from torchtitan.models.dit_tts.conditioning.vocabulary import FIELDS, UNITS
+from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
+from torchtitan.models.dit_tts.conditioning.vocabulary import FIELDS
 from torchtitan.models.dit_tts.config import run_folder_path
 from torchtitan.models.dit_tts.data.build import check_settings
 from torchtitan.models.dit_tts.errors import InputError
@@ -157,12 +158,20 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
 
 
 def _validate_tokens(config: JobConfig) -> None:
-    """The text's units and the conditioning tokens."""
+    """The text encoder and the conditioning tokens."""
     encoder, data = config.encoder, config.data
+    pretrained = is_pretrained(encoder.model)
     _require(
-        encoder.model in UNITS,
+        not pretrained or os.path.isdir(encoder.model) or encoder.model.count("/") == 1,
         f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', the units "
-        f"of the learned text encoder",
+        f"of the learned text encoder, a folder of a pretrained one, or a name of the Hugging Face hub "
+        f"such as 'google/t5gemma-2-270m-270m'",
+    )
+    _require(
+        not encoder.cache or (pretrained and encoder.frozen),
+        f"[encoder] cache = true with model = {encoder.model!r} and frozen = "
+        f"{str(encoder.frozen).lower()}; only a frozen pretrained encoder's features can be kept: set "
+        f"cache = false",
     )
     _require(
         encoder.vocab_size >= 0,
@@ -244,6 +253,8 @@ def _validate_numbers(config: JobConfig) -> None:
         "[data] num_workers": d.num_workers,
         "[data] prefetch_batches": d.prefetch_batches,
         "[optimizer] lr": config.optimizer.lr,
+        "[optimizer] encoder_lr": config.optimizer.encoder_lr,
+        "[encoder] shard_above_gib": config.encoder.shard_above_gib,
         "[lr_scheduler] warmup_steps": config.lr_scheduler.warmup_steps,
     }.items():
         _require(value >= 0, f"{key} = {value} must not be negative")

@@ -1,6 +1,7 @@
 """Text and a sample's conditions to token ids and back."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchtitan.models.dit_tts.conditioning.vocabulary import (
     UNKNOWN_CHARACTER_ID,
     Vocabulary,
 )
+from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -34,8 +36,29 @@ def with_duration(
     return {**metadata, "target_duration": frames / frames_per_second}
 
 
-class Tokenizer(BaseTokenizer):
-    """Ids of begin, the conditioning tokens in the config's order, the text's units, end.
+def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
+    """The text in a Unicode encoding.
+
+    Raises:
+        InputError: it has half of a surrogate pair.
+    """
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate "
+            f"pair; write the text as valid Unicode"
+        ) from error
+
+
+def check_room(row: np.ndarray, tokens: int) -> None:
+    """Raises InputError where a row (L,) is shorter than its ids."""
+    if tokens > len(row):
+        raise InputError(f"the text has {tokens} tokens where at most {len(row)} fit")
+
+
+class ConditionedTokenizer(BaseTokenizer):
+    """Ids of the conditioning tokens in the config's order, and what they stand for.
 
     A condition that is missing, or whose value the vocabulary does not have, is its field's unknown
     token; so is one that is dropped. Its state does not change: any thread may use it.
@@ -45,39 +68,30 @@ class Tokenizer(BaseTokenizer):
 
     def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
         """conditioning_dropout: probability with which `dropped` drops each condition."""
-        self.eos_id = END_ID
+        super().__init__()
         self.vocabulary = vocabulary
         self.conditioning_dropout = conditioning_dropout
         self.vocab_size = vocabulary.size
         self.fields = tuple(vocabulary.conditioning)
-        self.num_special_tokens = 2 + len(self.fields)
-        """ids that `encode` adds to those of the text's units"""
+        self.n_conditions = len(self.fields)
+        """conditioning tokens in each row"""
         self._conditions = [
             (name, {value: unknown + 1 + i for i, value in enumerate(values)}, unknown)
             for (name, values), unknown in zip(
                 vocabulary.conditioning.items(), vocabulary.unknown_ids().values(), strict=True
             )
         ]
-        self._bytes = vocabulary.unit == "bytes"
-        # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
-        points = [ord(character) for character in vocabulary.characters]
-        self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
-        self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
 
     def get_vocab_size(self) -> int:
         return self.vocab_size
 
-    def max_tokens(self, text_bytes: Any, text_chars: Any) -> Any:
-        """Tokens of a text of so many utf-8 bytes and characters; numbers or integer arrays."""
-        return (text_bytes if self._bytes else text_chars) + self.num_special_tokens
-
+    @abstractmethod
     def encode(
         self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         """Ids of one sample; see `encode_into`."""
-        row = np.empty(len(text) * (4 if self._bytes else 1) + self.num_special_tokens, np.int64)
-        return row[: self.encode_into(row, text, metadata, drop)].tolist()
 
+    @abstractmethod
     def encode_into(
         self,
         row: np.ndarray,
@@ -99,36 +113,18 @@ class Tokenizer(BaseTokenizer):
         Raises:
             InputError: more ids than `row` holds, or a text that is not Unicode.
         """
-        try:
-            data = text.encode("utf-8" if self._bytes else "utf-32-le")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate "
-                f"pair; write the text as valid Unicode"
-            ) from error
-        first = 1 + len(self._conditions)
-        end = first + (len(data) if self._bytes else len(text))
-        if end >= len(row):
-            raise InputError(f"the text has {end + 1} tokens where at most {len(row)} fit")
-        row[0] = BEGIN_ID
-        if self._conditions:
-            row[1:first] = self._condition_ids(metadata, drop)
-        if self._bytes:
-            row[first:end] = np.frombuffer(data.translate(_BYTE_IDS), np.uint8)
-        else:
-            points = np.frombuffer(data, np.uint32)
-            self._character_ids.take(points, out=row[first:end], mode="clip")
-        row[end] = END_ID
-        return end + 1
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, without special and conditioning tokens; an unknown character is U+FFFD."""
-        last = self.vocabulary.first_conditioning_id
-        if self._bytes:
-            kept = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
-            return kept.decode("utf-8", errors="replace")
-        characters = "\ufffd" + self.vocabulary.characters
-        return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
+        """The text, without special and conditioning tokens."""
+
+    @abstractmethod
+    def most_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+        """(n,) int32: most ids that each sample's row can have; `part` as in `open_dataset`."""
+
+    @abstractmethod
+    def unknown_characters(self, text: str) -> list[str]:
+        """The text's characters that the vocabulary does not have, each once."""
 
     def dropped(self, seed: int, batch_number: int, rows: np.ndarray) -> np.ndarray:
         """Conditions (B, fields) bool that training drops in rows (B,) of a global batch."""
@@ -156,11 +152,8 @@ class Tokenizer(BaseTokenizer):
             if value is not None and value not in known[name]
         }
 
-    def unknown_characters(self, text: str) -> list[str]:
-        """The text's characters that the vocabulary does not have, each once."""
-        return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
-
-    def _condition_ids(self, metadata: Mapping[str, Any], drop: Sequence[bool]) -> list[int]:
+    def condition_ids(self, metadata: Mapping[str, Any], drop: Sequence[bool]) -> list[int]:
+        """One for each of `fields`; see `encode_into`."""
         ids = []
         for column, (name, known, unknown) in enumerate(self._conditions):
             if len(drop) and drop[column]:
@@ -168,6 +161,66 @@ class Tokenizer(BaseTokenizer):
             else:
                 ids.append(known.get(self.value_of(metadata, name), unknown))
         return ids
+
+
+class Tokenizer(ConditionedTokenizer):
+    """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end."""
+
+    def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
+        """conditioning_dropout: probability with which `dropped` drops each condition."""
+        super().__init__(vocabulary, conditioning_dropout)
+        self.eos_id = END_ID
+        self.num_special_tokens = 2 + self.n_conditions
+        """ids that `encode` adds to those of the text's units"""
+        self._bytes = vocabulary.unit == "bytes"
+        # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
+        points = [ord(character) for character in vocabulary.characters]
+        self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
+        self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
+
+    def most_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+        units = dataset.text_bytes if self._bytes else dataset.text_chars
+        return units + np.int32(self.num_special_tokens)
+
+    def encode(
+        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+    ) -> list[int]:
+        row = np.empty(len(text) * (4 if self._bytes else 1) + self.num_special_tokens, np.int64)
+        return row[: self.encode_into(row, text, metadata, drop)].tolist()
+
+    def encode_into(
+        self,
+        row: np.ndarray,
+        text: str,
+        metadata: Mapping[str, Any] = _NOTHING,
+        drop: Sequence[bool] = (),
+    ) -> int:
+        data = unicode_bytes(text, "utf-8" if self._bytes else "utf-32-le")
+        first = 1 + self.n_conditions
+        end = first + (len(data) if self._bytes else len(text))
+        check_room(row, end + 1)
+        row[0] = BEGIN_ID
+        if self._conditions:
+            row[1:first] = self.condition_ids(metadata, drop)
+        if self._bytes:
+            row[first:end] = np.frombuffer(data.translate(_BYTE_IDS), np.uint8)
+        else:
+            points = np.frombuffer(data, np.uint32)
+            self._character_ids.take(points, out=row[first:end], mode="clip")
+        row[end] = END_ID
+        return end + 1
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, without special and conditioning tokens; an unknown character is U+FFFD."""
+        last = self.vocabulary.first_conditioning_id
+        if self._bytes:
+            kept = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
+            return kept.decode("utf-8", errors="replace")
+        characters = "\ufffd" + self.vocabulary.characters
+        return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
+
+    def unknown_characters(self, text: str) -> list[str]:
+        return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -7,6 +7,9 @@ Ids, in this order, so that a unit's id does not depend on the conditioning:
     chars: 3 an unknown character, then the characters of the data by code point
     for each conditioning field in the config's order: its unknown token, then its values
 
+Subwords of a pretrained encoder have its tokenizer's ids, special tokens and padding among them; the
+conditioning tokens come after the rows of its embedding.
+
 Conditioning tokens exist as ids only. A text that holds the letters "<speaker:slt>" is letters.
 """
 
@@ -14,13 +17,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE, LEARNED_UNITS
 
-UNITS = ("bytes", "chars")
+SUBWORDS = "subwords"
+"""unit of every pretrained encoder; [encoder] model names the encoder instead"""
+UNITS = (*LEARNED_UNITS, SUBWORDS)
 FIELDS = ("speaker", "language", "quality", "class", "duration")
 
 PAD_ID, BEGIN_ID, END_ID = 0, 1, 2
@@ -34,6 +39,23 @@ _SHOWN = 5
 
 # A hair, so that 0.3 s in bins of 0.1 s is bin 3 and not, by the division's rounding, bin 2.
 _BIN_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Subwords:
+    """The ids that a pretrained encoder and its tokenizer have for text."""
+
+    base: int
+    """rows of the encoder's embedding; the tokenizer may use fewer"""
+
+    text_fingerprint: str
+    """of the tokenizer alone"""
+
+    pad_id: int = field(default=0, compare=False)
+    """the model's own, which stands where a mask hides it"""
+
+    model: str = field(default="", compare=False)
+    """[encoder] model that it was taken from"""
 
 
 @dataclass(frozen=True)
@@ -52,8 +74,18 @@ class Vocabulary:
     duration_token_seconds: float = 0.0
     """width of a duration bin in seconds; 0 without the duration field"""
 
+    subwords: Subwords | None = None
+    """for "subwords": which"""
+
+    @property
+    def model(self) -> str:
+        """[encoder] model that has these units."""
+        return self.subwords.model if self.subwords else self.unit
+
     @property
     def first_conditioning_id(self) -> int:
+        if self.subwords:
+            return self.subwords.base
         if self.unit == "bytes":
             return BYTE_VOCAB_SIZE
         return FIRST_CHARACTER_ID + len(self.characters)
@@ -89,6 +121,8 @@ class Vocabulary:
             if token_id >= unknown:
                 values = ("?", *self.conditioning[name])
                 return f"<{name}:{values[token_id - unknown]}>"
+        if self.subwords:
+            return f"<subword {token_id}>"
         if token_id < FIRST_BYTE_ID:
             return ("<pad>", "<begin>", "<end>")[token_id]
         if self.unit == "bytes":
@@ -100,7 +134,10 @@ class Vocabulary:
     def describe(self) -> str:
         """One line for the log."""
         parts = [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
-        units = "256 bytes" if self.unit == "bytes" else f"{len(self.characters)} characters"
+        if self.subwords:
+            units = f"{self.subwords.base} of {self.model}"
+        else:
+            units = "256 bytes" if self.unit == "bytes" else f"{len(self.characters)} characters"
         return f"{self.size} ids: " + ", ".join([units, *parts])
 
 
@@ -112,6 +149,7 @@ def make_vocabulary(
     *,
     duration_token_seconds: float = 0.5,
     max_seconds: float = 0.0,
+    subwords: Subwords | None = None,
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever order its samples and shards have.
 
@@ -122,6 +160,7 @@ def make_vocabulary(
         values: the values of each field but duration.
         duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration that has a bin of its own; longer ones share the last.
+        subwords: for "subwords", which.
 
     Raises:
         InputError: no characters, or a field of which the data has no value.
@@ -144,7 +183,12 @@ def make_vocabulary(
             "[encoder] model = 'chars', but all texts of [data] path are empty; use data with text"
         )
     width = duration_token_seconds if "duration" in fields else 0.0
-    return Vocabulary(unit, known, fields, width)
+    return Vocabulary(unit, known, fields, width, subwords)
+
+
+def unit_of(model: str) -> str:
+    """The unit of text that [encoder] model has."""
+    return model if model in LEARNED_UNITS else SUBWORDS
 
 
 def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
@@ -156,7 +200,8 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
         where: what `run` belongs to, for the sentence.
     """
     for key, wanted, had in (
-        ("[encoder] model", data.unit, run.unit),
+        # Another name of the same tokenizer will do.
+        *([("[encoder] model", data.model, run.model)] if data.unit != run.unit else []),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
         ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
     ):
@@ -165,6 +210,14 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
                 f"{key} = {wanted!r}, but {where} was trained with {had!r}; set it back, or start a "
                 f"new [job] experiment that loads none of its weights"
             )
+    if data.subwords and run.subwords and data.subwords != run.subwords:
+        wanted, had = data.subwords, run.subwords
+        raise InputError(
+            f"[encoder] model = {wanted.model!r} has {wanted.base} ids by the tokenizer "
+            f"{wanted.text_fingerprint}, but {where} was trained with {had.model!r}, which had "
+            f"{had.base} by {had.text_fingerprint}; restore that model's files, or start a new [job] "
+            f"experiment that loads none of its weights"
+        )
     for name, wanted, had in (
         ("characters", data.characters, run.characters),
         *((name, data.conditioning[name], run.conditioning[name]) for name in run.conditioning),
@@ -193,6 +246,8 @@ def to_json(vocabulary: Vocabulary) -> str:
         "vocab_size": vocabulary.size,
         "fingerprint": vocabulary.fingerprint,
     }
+    if vocabulary.subwords:
+        contents["model"] = vocabulary.model
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
     # A value may hold half of a surrogate pair, which only an escape can store.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -223,7 +278,10 @@ def from_json(text: str, where: str) -> Vocabulary:
                 width = entry["bin_seconds"]
             else:
                 fields[entry["field"]] = tuple(entry["values"])
-        vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width)
+        subwords = None
+        if contents["unit"] == SUBWORDS:
+            subwords = Subwords(**contents["subwords"], model=contents["model"])
+        vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width, subwords)
         unchanged = (
             vocabulary.unit in UNITS
             and vocabulary.fingerprint == contents["fingerprint"]
@@ -253,9 +311,14 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
             fields.append({"field": name, "bin_seconds": seconds, "bins": len(values)})
         else:
             fields.append({"field": name, "values": list(values)})
-    return {
+    contents = {
         "version": _VERSION,
         "unit": vocabulary.unit,
         "characters": vocabulary.characters,
         "conditioning": fields,
     }
+    if vocabulary.subwords:
+        contents["subwords"] = {
+            name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"
+        }
+    return contents

@@ -161,6 +161,7 @@ class Dataset:
         problems: (tar path, problem) of all that the indexes leave out.
         damaged_samples: how many samples that are. Of a tar that is itself damaged nobody knows
             how many it had: it is taken to have had as many as the sound ones have.
+        shard_digests: of each shard's contents, in hex.
         fingerprint: of names and contents, of no times and no folders: a copied dataset is the
             same dataset.
 
@@ -208,10 +209,11 @@ class Dataset:
             for problem in index.problems
         ]
         self.damaged_samples = damaged_samples(indexes)
+        self.shard_digests = [index.digest.hex() for index in indexes]
         digest = hashlib.sha256()
-        for tar_path, index in zip(tar_paths, indexes, strict=True):
+        for tar_path, shard_digest in zip(tar_paths, self.shard_digests, strict=True):
             name = shard_name(tar_path).encode("utf-8", "surrogateescape")
-            digest.update(name + b"\0" + index.digest)
+            digest.update(name + b"\0" + bytes.fromhex(shard_digest))
         self.fingerprint: str = digest.hexdigest()[:16]
 
     def __len__(self) -> int:

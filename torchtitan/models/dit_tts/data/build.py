@@ -1,6 +1,7 @@
 """Build the training loader from a job config, and say what it will do."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from .buckets import (
     select_samples,
 )
 from .dataloader import LatentDataLoader, Tokenizer
+from .features import Features
 from .order import GlobalOrder
 from .skipping import DamageCounter
 from .sources import plain_name
@@ -27,12 +29,17 @@ MANY_DROPPED = 0.01
 
 
 def build_dataloader(
-    dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config
+    dp_world_size: int,
+    dp_rank: int,
+    tokenizer: Tokenizer,
+    job_config,
+    find_features: Callable[[Dataset], Features] | None = None,
 ) -> LatentDataLoader:
     """The loader of data-parallel rank ``dp_rank``, as upstream's ``build_dataloader_fn``.
 
     Reads ``job_config.data`` and the batch sizes of ``job_config.training``. Every rank computes
-    the same order, so nothing is exchanged.
+    the same order, so nothing is exchanged. ``find_features`` gives the features of the dataset's
+    texts that batches are to have.
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(
@@ -40,9 +47,14 @@ def build_dataloader(
     )
     check_settings(data, global_batch_size)
     dataset = open_training_data(data, (dp_rank, dp_world_size))
+    features = None if find_features is None else find_features(dataset)
+    if features is not None:
+        text_tokens = features.tokens + tokenizer.n_conditions
+    else:
+        text_tokens = tokenizer.most_tokens(dataset, (dp_rank, dp_world_size))
     selection = select_samples(
         dataset.frames,
-        tokenizer.max_tokens(dataset.text_bytes, dataset.text_chars),
+        text_tokens,
         max_frames=data.max_frames,
         max_text_tokens=data.max_text_tokens,
         overlong=data.overlong,
@@ -53,7 +65,7 @@ def build_dataloader(
     policy = make_batch_policy(
         selection.frames,
         dataset.reference_frames[samples],
-        tokenizer.max_tokens(dataset.text_bytes[samples], dataset.text_chars[samples]),
+        text_tokens[samples],
         max_frames=data.max_frames,
         max_speaker_frames=data.max_speaker_frames,
         max_text_tokens=data.max_text_tokens,
@@ -93,6 +105,7 @@ def build_dataloader(
         prefetch_batches=data.prefetch_batches,
         pin_memory=torch.cuda.is_available(),
         frames_per_second=data.frames_per_second,
+        features=features,
     )
     if dp_rank == 0:
         for line in describe(dataset, selection, loader, data.frames_per_second):

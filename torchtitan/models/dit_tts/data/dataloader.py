@@ -9,11 +9,9 @@ global batch together with what the order of batches depends on.
 
 import json
 import threading
-import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +23,8 @@ from ..errors import InputError
 from .archive import DamagedSample, Dataset
 from .batch_memory import BatchMemory
 from .buckets import BatchPolicy
+from .features import Features
+from .made_ahead import MicroBatchIterator
 from .order import ORDER_VERSION, GlobalBatch, GlobalOrder
 from .skipping import DamageCounter
 
@@ -49,9 +49,11 @@ class Tokenizer(Protocol):
     """What the loader asks of a tokenizer, from several threads."""
 
     pad_id: int
+    n_conditions: int
+    """conditioning tokens before the text's; asked for with features only"""
 
-    def max_tokens(self, text_bytes: np.ndarray, text_chars: np.ndarray) -> np.ndarray:
-        """Most tokens of texts of these lengths in utf-8 bytes and in characters."""
+    def most_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
+        """(n,) int32: most ids of each sample's row; ``part`` as in ``open_dataset``."""
         ...
 
     def dropped(self, seed: int, batch_number: int, rows: np.ndarray) -> np.ndarray:
@@ -69,6 +71,20 @@ class Tokenizer(Protocol):
         ...
 
 
+class Row(NamedTuple):
+    """What a sample is written to.
+
+    latents (T, C), speaker (R, C), text_ids (L,), features (L, h) or None, and which of the
+    conditioning tokens to drop.
+    """
+
+    latents: np.ndarray
+    speaker: np.ndarray
+    text_ids: np.ndarray
+    features: np.ndarray | None
+    drop: np.ndarray
+
+
 class LatentDataLoader(BaseDataLoader):
     """Endless micro-batches ``(input_dict, labels)`` of one data-parallel rank.
 
@@ -82,6 +98,8 @@ class LatentDataLoader(BaseDataLoader):
     latents           (B, T, C) float32   zero at padding; cropped to T
     text_ids          (B, L) int64        ``tokenizer.pad_id`` at padding
     text_mask         (B, L) bool         True at valid tokens
+    text_features     (B, L, h)           with ``features``: in their dtype, zero at padding and
+                                          at conditioning tokens
     speaker           (B, R, C) float32   reference latents, cropped to R, zero at padding
     speaker_mask      (B, R) bool         True at valid frames
     frames            (B,) int64          valid latent frames
@@ -98,6 +116,7 @@ class LatentDataLoader(BaseDataLoader):
         order: made from ``policy``'s batch sizes over samples of ``dataset``.
         damage: what to do about damaged samples, and their count.
         frames_per_second: of the latents.
+        features: of the texts; the first ``tokenizer.n_conditions`` tokens have none.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches made ahead by the threads.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
@@ -118,6 +137,7 @@ class LatentDataLoader(BaseDataLoader):
         prefetch_batches: int,
         pin_memory: bool,
         frames_per_second: float,
+        features: Features | None = None,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
@@ -139,6 +159,7 @@ class LatentDataLoader(BaseDataLoader):
         self.prefetch_batches = prefetch_batches
         self.pin_memory = pin_memory
         self.frames_per_second = frames_per_second
+        self.features = features
         # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
         self.consumed = 0
         blocks = dp_world_size * accumulation_steps
@@ -147,6 +168,12 @@ class LatentDataLoader(BaseDataLoader):
             for size, (T, _, R) in zip(policy.batch_sizes, policy.shapes, strict=True)
         )
         self._memory = BatchMemory(largest * dataset.latent_channels)
+        if features is not None:
+            largest = max(
+                size // blocks * L
+                for size, (_, L, _) in zip(policy.batch_sizes, policy.shapes, strict=True)
+            )
+            self._features_memory = BatchMemory(largest * features.width, features.torch_dtype)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._closed = False
         self._order_lock = threading.Lock()
@@ -161,7 +188,7 @@ class LatentDataLoader(BaseDataLoader):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Goes on where the loader stands at each ``next``, also after a later ``load_state_dict``."""
-        return _MicroBatchIterator(self)
+        return MicroBatchIterator(self)
 
     def close(self) -> None:
         """End the batches that are being made ahead, so that the process need not wait for them."""
@@ -209,6 +236,7 @@ class LatentDataLoader(BaseDataLoader):
         channels = self.dataset.latent_channels
         latents, speaker = self._empty(rows, T, channels), self._empty(rows, R, channels)
         latents_rows, speaker_rows = latents.numpy(), speaker.numpy()
+        features, features_rows = self._empty_features(rows, L)
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
         batch_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, batch_rows)
@@ -217,7 +245,9 @@ class LatentDataLoader(BaseDataLoader):
         for row, sample in enumerate(samples.tolist()):
             if self._closed:
                 raise RuntimeError("the loader was closed")
-            into = (latents_rows[row], speaker_rows[row], text_ids[row], drop[row])
+            into = Row(
+                latents_rows[row], speaker_rows[row], text_ids[row], features_rows[row], drop[row]
+            )
             try:
                 lengths.append(self._load_row(sample, fetched, into))
             except DamagedSample as error:
@@ -245,6 +275,8 @@ class LatentDataLoader(BaseDataLoader):
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
         }
+        if features is not None:
+            input_dict["text_features"] = features
         labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
         return input_dict, labels
 
@@ -254,7 +286,7 @@ class LatentDataLoader(BaseDataLoader):
         batch_row: int,
         sample: int,
         error: DamagedSample,
-        into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        into: Row,
     ) -> tuple[int, tuple[int, int, int]]:
         """Fill a row with what stands for a damaged sample; see ``_load_row``.
 
@@ -283,18 +315,17 @@ class LatentDataLoader(BaseDataLoader):
         self,
         sample: int,
         fetched: dict[int, bytearray],
-        into: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        into: Row,
     ) -> tuple[int, int, int]:
         """Fill a row with ``sample``.
 
         Args:
             fetched: bytes of remote samples, from ``Dataset.fetch``.
-            into: latents (T, C), speaker (R, C), text_ids (L,) and the conditions to drop.
 
         Returns:
             How many frames, speaker frames and tokens are valid.
         """
-        latents, speaker, text_ids, drop = into
+        latents, speaker, text_ids, features, drop = into
         try:
             loaded = self.dataset.load(sample, latents, speaker, fetched.get(sample))
         except DamagedSample:
@@ -310,13 +341,29 @@ class LatentDataLoader(BaseDataLoader):
         speaker[speaker_frames:].fill(0)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
+        stored = None if features is None else self._load_features(sample, features)
         try:
             tokens = self.tokenizer.encode_into(
                 text_ids, loaded.metadata["text"], loaded.metadata, drop
             )
         except InputError as error:
             raise InputError(f"sample '{self.dataset.sample_id(sample)}': {error}") from error
+        if stored not in (None, tokens):
+            raise InputError(
+                f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
+                f"tokens where its stored features are for {stored}; delete the folder of the "
+                "features, and they are made anew."
+            )
         return frames, speaker_frames, tokens
+
+    def _load_features(self, sample: int, features: np.ndarray) -> int:
+        """Fill features (L, h); the number of tokens that it is for, those of conditioning among
+        them."""
+        first = self.tokenizer.n_conditions
+        end = first + self.features.read(sample, features[first:])
+        features[:first].fill(0)
+        features[end:].fill(0)
+        return end
 
     def _global_batch(self, number: int) -> GlobalBatch:
         # Micro-batches of one step are made by several threads; the order keeps state.
@@ -333,55 +380,25 @@ class LatentDataLoader(BaseDataLoader):
             return torch.empty(shape, dtype=torch.float32, pin_memory=True)
         return self._memory.tensor(*shape)
 
+    def _empty_features(
+        self, rows: int, tokens: int
+    ) -> tuple[torch.Tensor | None, Sequence[np.ndarray | None]]:
+        """(B, L, h) for features and the same memory as numpy rows, integers of the items' width as
+        numpy has no bfloat16; None and as many None without features."""
+        features = self.features
+        if features is None:
+            return None, [None] * rows
+        if self.pin_memory:
+            shape = (rows, tokens, features.width)
+            tensor = torch.empty(shape, dtype=features.torch_dtype, pin_memory=True)
+        else:
+            tensor = self._features_memory.tensor(rows, tokens, features.width)
+        bits = torch.int16 if features.torch_dtype.itemsize == 2 else torch.int32
+        return tensor, tensor.view(bits).numpy()
+
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.pin_memory else tensor
-
-
-class _MicroBatchIterator:
-    """Hands out the loader's next micro-batch and keeps its threads a few batches ahead."""
-
-    def __init__(self, loader: LatentDataLoader):
-        self._loader = loader
-        self._pool: ThreadPoolExecutor | None = None
-        self._ahead: deque[tuple[int, Future[MicroBatch]]] = deque()
-
-    def __iter__(self) -> "_MicroBatchIterator":
-        return self
-
-    def __next__(self) -> MicroBatch:
-        loader = self._loader
-        position = loader.consumed
-        if loader.num_workers == 0:
-            batch = loader.micro_batch(position)
-        else:
-            batch = self._take(position)
-        loader.consumed = position + 1
-        return batch
-
-    def _take(self, position: int) -> MicroBatch:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._loader.num_workers, thread_name_prefix="data")
-            # The pool's threads hold no reference to this iterator, so dropping it ends them.
-            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        # The loader was moved (a state was loaded, another iterator took batches): what was
-        # made ahead is not what comes next.
-        if self._ahead and self._ahead[0][0] != position:
-            self._drop_ahead()
-        # The one that is waited for now, and prefetch_batches after it.
-        while len(self._ahead) <= self._loader.prefetch_batches:
-            number = position + len(self._ahead)
-            self._ahead.append((number, self._pool.submit(self._loader.micro_batch, number)))
-        _, future = self._ahead.popleft()
-        try:
-            return future.result()
-        except BaseException:
-            self._drop_ahead()  # so that another try asks for the same batch again
-            raise
-
-    def _drop_ahead(self) -> None:
-        while self._ahead:
-            self._ahead.popleft()[1].cancel()
 
 
 def _check_divisible(policy: BatchPolicy, dp_world_size: int, accumulation_steps: int) -> None:

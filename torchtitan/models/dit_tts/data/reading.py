@@ -158,19 +158,23 @@ class LocalFiles:
         buffer = getattr(self._buffers, "bytes", None)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers.bytes = memoryview(bytearray(size + size // 2))
-        file = self._file(shard)
         filled = 0
         for start, stop in spans:
-            while start < stop:
-                target = buffer[filled : filled + stop - start]
-                count = os.preadv(file.descriptor, [target], start)
-                if count == 0:
-                    raise InputError(
-                        f"{self._tar_paths[shard]}: ends before a sample does, so it changed "
-                        "during the run; restore the shard and start again."
-                    )
-                filled, start = filled + count, start + count
+            self.read_into(shard, buffer[filled : filled + stop - start], start)
+            filled += stop - start
         return buffer[:size]
+
+    def read_into(self, shard: int, target: memoryview, offset: int) -> None:
+        """Fill ``target``, a view of bytes; raises as ``read_spans`` does."""
+        file = self._file(shard)
+        while len(target):
+            count = os.preadv(file.descriptor, [target], offset)
+            if count == 0:
+                raise InputError(
+                    f"{self._tar_paths[shard]}: ends before a sample does, so it changed "
+                    "during the run; restore the shard and start again."
+                )
+            target, offset = target[count:], offset + count
 
     def _file(self, shard: int) -> _OpenFile:
         file = self._files.get(shard)

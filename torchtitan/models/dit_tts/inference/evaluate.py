@@ -130,6 +130,7 @@ def speak(
             steps,
             seed + start,
             run.device,
+            run.text_encoder,
         )
         waveforms += [codec.decode(row) for row in latents]
     return waveforms

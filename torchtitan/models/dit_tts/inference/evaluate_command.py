@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     loaded = load_run(options.run, options.step, not options.no_ema)
     config = loaded.config
-    codec = build_codec(config.sampling.codec)
+    codec = build_codec(config.sampling.codec, str(loaded.device))
     guidance, steps = sampling_settings(options, loaded)
     recognizer = KeywordRecognizer(options.vocabulary.split(","))
     data = config.data
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             )
         audio["recordings"] = [recordings[item.key] for item in items]
     audio["codec"] = [codec.decode(item.latents) for item in items]
-    untrained = build_run_model(config, loaded.device)
+    untrained = build_run_model(config, loaded.folder, loaded.device)
     for name, model in (("generated", loaded.model), ("untrained", untrained)):
         bar = partial(tqdm, desc=f"speaking ({name})", unit="batch")
         audio[name] = speak(

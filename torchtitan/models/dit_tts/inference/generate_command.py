@@ -15,10 +15,12 @@ from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.audio_files import read_audio, write_wav
+from torchtitan.models.dit_tts.inference.audio_files import write_wav
 from torchtitan.models.dit_tts.inference.duration import fit_durations
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.inference.speaker_reference import encode_reference
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, number_or_off
 
 
 _SHOWN = 20
@@ -59,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", required=True, help="what to say")
     parser.add_argument("--out", default="generated.wav", help="wav file to write")
     parser.add_argument("--reference", help="audio file of the speaker")
+    parser.add_argument(
+        "--reference-loudness",
+        type=number_or_off,
+        default=AudioSettings().loudness,
+        metavar="LUFS",
+        help="level that the reference is brought to, as --loudness of titan-tts prepare was for the "
+        "training data, or off; default %(default)s",
+    )
     parser.add_argument(
         "--speaker", help="a speaker of the training archives: the reference and the speaker token"
     )
@@ -136,9 +146,11 @@ def check_text(text: str, tokenizer: Tokenizer) -> None:
     """Raises InputError where the run cannot know how to say the text."""
     unknown = tokenizer.unknown_characters(text)
     if unknown:
+        known = tokenizer.vocabulary.characters
+        knows = f"it knows {known!r}" if known else f"{tokenizer.vocabulary.model} has no ids for them"
         raise InputError(
-            f"--text has characters that the run was not trained with ({named(unknown, _SHOWN)}); it "
-            f"knows {tokenizer.vocabulary.characters!r}"
+            f"--text has characters that the run was not trained with ({named(unknown, _SHOWN)}); "
+            f"{knows}"
         )
 
 
@@ -168,7 +180,7 @@ def _reference_of(dataset: Dataset, speaker: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     loaded = load_run(options.run, options.step, not options.no_ema)
-    codec = build_codec(loaded.config.sampling.codec)
+    codec = build_codec(loaded.config.sampling.codec, str(loaded.device))
     guidance, steps = sampling_settings(options, loaded)
     if (options.reference is None) == (options.speaker is None):
         raise InputError("give either --reference FILE or --speaker NAME")
@@ -180,7 +192,9 @@ def run(options: argparse.Namespace) -> int:
     if options.speaker is not None or options.seconds is None:
         dataset = open_training_data(replace(data, path=options.data or data.path))
     if options.reference is not None:
-        reference = codec.encode(read_audio(options.reference, codec.sample_rate))
+        reference = encode_reference(
+            options.reference, codec, options.reference_loudness, data.max_speaker_frames
+        )
     else:
         _, frames_of_reference = dataset.read(_reference_of(dataset, options.speaker))
         reference = torch.from_numpy(frames_of_reference)
@@ -203,6 +217,7 @@ def run(options: argparse.Namespace) -> int:
         steps,
         options.seed,
         loaded.device,
+        loaded.text_encoder,
     )
     write_wav(options.out, codec.decode(latents), codec.sample_rate)
     print(f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s from step {loaded.step}")

@@ -2,14 +2,17 @@
 
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
+from torchtitan.models.dit_tts.conditioning.run_encoder import load_run_encoder
 from torchtitan.models.dit_tts.conditioning.run_tokenizer import load_tokenizer
+from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -26,6 +29,10 @@ class LoadedRun:
     folder: Path
     config: JobConfig
     model: DiTTTSModel
+
+    text_encoder: PretrainedTextEncoder | None
+    """frozen, outside the model"""
+
     tokenizer: Tokenizer
     objective: FlowMatching
     step: int
@@ -42,17 +49,25 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
     return sorted(steps)
 
 
-def build_run_model(config: JobConfig, device: torch.device) -> DiTTTSModel:
-    """The run's model with freshly drawn weights, as training started from (same seed)."""
-    args = model_flavors()[config.model.flavor]
-    args.update_from_config(config)
-    with torch.device("meta"):
-        model = DiTTTSModel(args)
-    model.to_empty(device=device)
+def build_run_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
+    """The model of the run in `folder` with the weights that training started from (same seed)."""
+    model = _empty_model(config, folder, device)
     if config.debug.seed is not None:
         torch.manual_seed(config.debug.seed)
     with torch.no_grad():
         model.init_weights()
+    return model
+
+
+def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
+    """The run's model in eval mode, its weights arbitrary."""
+    args = model_flavors()[config.model.flavor]
+    args.update_from_config(replace(config, job=replace(config.job, dump_folder=str(folder))))
+    with torch.device("meta"):
+        model = DiTTTSModel(args)
+    model.to_empty(device=device)
+    if isinstance(model.text_encoder, PretrainedTextEncoder):
+        model.text_encoder.reset_buffers()
     return model.eval()
 
 
@@ -60,8 +75,8 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     """Loads a run's model; by default the averaged weights of its last checkpoint.
 
     Raises:
-        InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer.json that
-            is not the run's.
+        InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer or text
+            encoder that is not the run's.
     """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
@@ -78,7 +93,7 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     device = torch.device(device_type)
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
-    model = build_run_model(config, device)
+    model = _empty_model(config, folder, device)
     weights = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     if use_ema and not any(name.startswith("ema.") for name in saved):
@@ -89,5 +104,12 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
         dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
-    model.load_state_dict(weights)
-    return LoadedRun(folder, config, model, tokenizer, build_objective(config), step, device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    encoder = None
+    if is_pretrained(config.encoder.model) and config.encoder.frozen:
+        encoder = load_run_encoder(folder, config.encoder, device)
+    return LoadedRun(
+        folder, config, model, encoder, tokenizer, build_objective(config), step, device
+    )

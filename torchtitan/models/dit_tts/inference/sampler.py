@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -64,11 +65,13 @@ def generate_latents(
     steps: int,
     seed: int,
     device: torch.device,
+    text_encoder: PretrainedTextEncoder | None = None,
 ) -> list[torch.Tensor]:
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
     The noise of request i is keyed by (seed, i), so a request's result does not depend on how long
     the others of its batch are. Conditions are encoded once and their K and V kept for all steps.
+    text_encoder is the frozen one of a model that has none inside.
     """
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
@@ -77,9 +80,13 @@ def generate_latents(
     lengths = torch.tensor([r.frames for r in requests], device=device)
     frames = int(lengths.max())
     frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]
-    conditions = model.encode_conditions(
-        *(tensor.to(device) for tensor in (text, text_mask, speaker, speaker_mask))
+    text, text_mask, speaker, speaker_mask = (
+        tensor.to(device) for tensor in (text, text_mask, speaker, speaker_mask)
     )
+    features = None
+    if text_encoder is not None:
+        features = text_encoder(text, text_mask & (text < model.args.condition_base))
+    conditions = model.encode_conditions(text, text_mask, speaker, speaker_mask, features)
     key_values = {1: model.condition_key_values(conditions)}
     repeated = {1: conditions}
 

@@ -6,6 +6,7 @@ word, and samples would come twice or never.
 """
 
 import json
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -13,21 +14,28 @@ import torch.distributed as dist
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.job_config import JobConfig
 
 
 def build_agreed_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
 ) -> LatentDataLoader:
-    """`build_dataloader`, and then the same on every rank.
+    """`build_dataloader`, with text features where [encoder] cache asks for them, and then the same
+    on every rank.
 
     Raises:
         InputError: on every rank, where two ranks have other data, tokens or numbers of steps.
     """
-    loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config)
+    find_features = None
+    if job_config.encoder.cache:
+        find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
+    loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config, find_features)
     parts = json.loads(loader.state_dict()["order_fingerprint"])
     parts["tokens"] = tokenizer.vocabulary.fingerprint
     parts["steps"] = job_config.training.steps
+    if loader.features is not None:
+        parts["text_features"] = loader.features.encoder_fingerprint
     require_agreement(parts)
     return loader
 

@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.dit_tts.conditioning.encoder_source import blocks_of
+from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.data.buckets import MAX_BUCKETS
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
@@ -73,6 +75,11 @@ def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -
         model.set_requires_gradient_sync(now)
 
 
+def _blocks_of_encoder(unit: nn.Module) -> list[nn.Module]:
+    """Blocks of a pretrained encoder, each large enough for a unit of its own; else none."""
+    return list(blocks_of(unit.core)) if isinstance(unit, PretrainedTextEncoder) else []
+
+
 def apply_fsdp(
     model: nn.Module,
     mesh: DeviceMesh,
@@ -86,6 +93,8 @@ def apply_fsdp(
         options["offload_policy"] = CPUOffloadPolicy()
     for encoder in (model.text_encoder, model.speaker_encoder):
         if encoder is not None:
+            for block in _blocks_of_encoder(encoder):
+                fully_shard(block, **options, reshard_after_forward=reshard_after_forward)
             fully_shard(encoder, **options, reshard_after_forward=reshard_after_forward)
     for layer in model.layers:
         fully_shard(layer, **options, reshard_after_forward=reshard_after_forward)
@@ -134,6 +143,8 @@ def parallelize_dit_tts(
         for unit in (model.text_encoder, model.speaker_encoder, *model.layers):
             if unit is not None:
                 # One all-reduce a unit, beside the backward pass of the units before it.
+                for block in _blocks_of_encoder(unit):
+                    replicate(block, mesh=mesh)
                 replicate(unit, mesh=mesh)
         replicate(model, mesh=mesh)
         logger.info("Applied DDP")

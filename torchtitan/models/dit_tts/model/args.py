@@ -2,6 +2,7 @@
 L text tokens, S speaker frames (P after patching), D decoder width, H heads."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -11,6 +12,26 @@ from torchtitan.protocols.model import BaseModelArgs
 
 BYTE_VOCAB_SIZE = 3 + 256
 """Ids of the byte tokenizer: padding, begin, end, and the 256 bytes"""
+
+LEARNED_UNITS = ("bytes", "chars")
+"""Values of [encoder] model that mean the learned encoder inside the model"""
+
+
+@dataclass
+class TextEncoderSizes:
+    """What a pretrained text encoder costs to run."""
+
+    matmul_parameters: int
+    """weights of its matrix products"""
+
+    n_layers: int
+    """blocks"""
+
+    attention_dim: int
+    """heads times the width of a head"""
+
+    trained: bool
+    """whether it also goes backward"""
 
 
 @dataclass
@@ -49,13 +70,29 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Width of the text features: the frozen encoder's hidden size, or the learned encoder's width"""
 
     text_vocab_size: int = 0
-    """Ids of the learned text encoder inside the model; 0: the features come from outside"""
+    """Ids of the learned text encoder inside the model; 0: there is none"""
 
     text_n_layers: int = 4
     """Blocks of the learned text encoder"""
 
     text_n_heads: int = 4
     """Heads of the learned text encoder, all rotated"""
+
+    text_encoder: str = ""
+    """Pretrained text encoder inside the model, trained with it; empty: there is none, and without a
+    learned one the features come from outside"""
+
+    text_encoder_folder: str = ""
+    """A run's folder with a copy of that encoder's config"""
+
+    text_encoder_sizes: TextEncoderSizes | None = None
+    """Of a pretrained text encoder that runs in training, inside the model or beside it"""
+
+    condition_base: int = 0
+    """First id of the conditioning tokens that a pretrained encoder does not know"""
+
+    condition_ids: int = 0
+    """Number of these; each has a row of its own among the text features"""
 
     adaln_rank: int = 256
     """Rank of the low-rank AdaLN"""
@@ -69,8 +106,14 @@ class DiTTTSModelArgs(BaseModelArgs):
     norm_eps: float = 1e-6
     """Epsilon of every RMSNorm"""
 
-    def update_from_config(self, job_config: JobConfig, **kwargs) -> None:
+    def update_from_config(
+        self, job_config: JobConfig, *, download: bool = True, **kwargs
+    ) -> None:
         """Takes over what the TOML says of the model.
+
+        Args:
+            job_config: its dump_folder is the run's own folder, if there is one yet.
+            download: whether a pretrained text encoder's config may be asked for at the hub.
 
         Raises:
             InputError: a number of ids that is not known yet, or a size that cannot be built.
@@ -78,7 +121,7 @@ class DiTTTSModelArgs(BaseModelArgs):
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size
         encoder = job_config.encoder
-        if encoder.model in ("bytes", "chars"):
+        if encoder.model in LEARNED_UNITS:
             plain = encoder.model == "bytes" and not job_config.data.conditioning
             self.text_vocab_size = encoder.vocab_size or (BYTE_VOCAB_SIZE if plain else 0)
             if not self.text_vocab_size:
@@ -91,8 +134,31 @@ class DiTTTSModelArgs(BaseModelArgs):
             self.text_n_layers = encoder.n_layers
             self.text_n_heads = encoder.n_heads
         else:
-            self.text_vocab_size = 0
+            self._take_pretrained(job_config, download)
         self.check()
+
+    def _take_pretrained(self, job_config: JobConfig, download: bool) -> None:
+        """Sizes of a pretrained text encoder, from its own config."""
+        from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
+
+        encoder, folder = job_config.encoder, job_config.job.dump_folder
+        source = find_source(encoder.model, download=download, folder=Path(folder))
+        if encoder.dim not in (0, source.width):
+            raise InputError(
+                f"[encoder] dim = {encoder.dim}, but {encoder.model} is {source.width} wide by its "
+                f"config; set dim to 0, which takes that"
+            )
+        self.text_vocab_size = 0
+        self.text_dim = source.width
+        self.text_encoder = "" if encoder.frozen else source.model
+        self.text_encoder_folder = folder
+        self.text_encoder_sizes = None
+        if not encoder.cache:
+            self.text_encoder_sizes = TextEncoderSizes(
+                *source.matmul_sizes(), trained=not encoder.frozen
+            )
+        self.condition_base = source.vocab_size
+        self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
 
     def check(self) -> None:
         """Raises InputError where the sizes do not fit each other."""

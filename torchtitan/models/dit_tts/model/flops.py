@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the sizes' own hook calls the functions here
-    from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+    from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,21 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample's forward and backward pass, without recomputation.
 
     The backward costs twice the forward, less the gradients of inputs that need none: latents,
-    timestep embedding, reference latents and, unless the byte encoder makes them, text features.
+    timestep embedding, reference latents and, unless something trained makes them, text features.
     """
     D, c = args.dim, args.speaker_dim
     speaker = -(-lengths.speaker_frames // args.speaker_patch_size)
     no_gradient = 2 * lengths.frames * args.latent_channels * D
     no_gradient += 2 * args.timestep_dim * D
     no_gradient += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
-    if not args.text_vocab_size:
+    if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
         no_gradient += 2 * lengths.text_tokens * args.text_dim * c
     return 3 * forward_flops(args, lengths) - no_gradient
+
+
+def text_encoder_flops(sizes: TextEncoderSizes, rows: int, tokens: int) -> int:
+    """FLOPs of a pretrained text encoder for `rows` rows of `tokens` tokens: forward, and backward
+    where it is trained. A window of attention is counted whole, as it is computed."""
+    forward = 2 * sizes.matmul_parameters * tokens
+    forward += 4 * sizes.n_layers * sizes.attention_dim * tokens**2
+    return rows * forward * (3 if sizes.trained else 1)

@@ -48,14 +48,18 @@ def initialize(
     n_layers: int,
     seed: int,
     write_parameter: Callable[[nn.Parameter, torch.Tensor], None],
+    skip: nn.Module | None = None,
 ) -> None:
-    """Fills every parameter of the model.
+    """Fills every parameter of the model but those of `skip`.
 
     Each value is drawn whole by a generator seeded with (seed, name) and then written, by
     `write_parameter`, to whatever part of it this process holds: the same seed gives the same
     weights on any mesh.
     """
+    skipped = set(skip.parameters()) if skip is not None else set()
     for name, parameter in model.named_parameters():
+        if parameter in skipped:
+            continue
         name = plain_name(name)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(parameter.device)

@@ -1,7 +1,10 @@
 """The diffusion transformer: noisy latents, time and conditions to a prediction a frame."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,9 @@ from torchtitan.models.dit_tts.model.layers import (
     timestep_embedding,
 )
 from torchtitan.protocols.model import ModelProtocol
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.conditioning.packing import TextRows
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,27 @@ class TransformerBlock(nn.Module):
         return x + gate[:, 1] * self.mlp(h)
 
 
+def _text_encoder(args: DiTTTSModelArgs) -> nn.Module | None:
+    """The text encoder inside the model: the learned one, a pretrained one, or none."""
+    if args.text_vocab_size:
+        return ByteEncoder(
+            args.text_vocab_size,
+            args.text_dim,
+            args.text_n_layers,
+            args.text_n_heads,
+            args.rope_theta,
+            args.norm_eps,
+        )
+    if not args.text_encoder:
+        return None
+    # transformers is needed for such an encoder only.
+    from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
+    from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
+
+    folder = Path(args.text_encoder_folder) if args.text_encoder_folder else None
+    return PretrainedTextEncoder(find_source(args.text_encoder, download=False, folder=folder))
+
+
 class DiTTTSModel(ModelProtocol):
     """Diffusion transformer over audio latents with joint attention to text and speaker.
 
@@ -127,17 +154,9 @@ class DiTTTSModel(ModelProtocol):
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__(args)
         self.args = args
-        self.text_encoder = (
-            ByteEncoder(
-                args.text_vocab_size,
-                args.text_dim,
-                args.text_n_layers,
-                args.text_n_heads,
-                args.rope_theta,
-                args.norm_eps,
-            )
-            if args.text_vocab_size
-            else None
+        self.text_encoder = _text_encoder(args)
+        self.condition_embedding = (
+            nn.Embedding(args.condition_ids, args.text_dim) if args.condition_ids else None
         )
         self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
         self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
@@ -160,25 +179,55 @@ class DiTTTSModel(ModelProtocol):
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
-        """Draws every parameter from (torch's seed, its name): the same on any layout of ranks."""
-        initialize(self, self.args.n_layers, torch.initial_seed(), self.write_parameter)
+        """Draws every parameter from (torch's seed, its name): the same on any layout of ranks. A
+        pretrained text encoder takes its checkpoint's."""
+        pretrained = self.text_encoder if self.args.text_encoder else None
+        initialize(
+            self, self.args.n_layers, torch.initial_seed(), self.write_parameter, skip=pretrained
+        )
+        if pretrained is not None:
+            pretrained.load_weights(self.write_parameter)
 
     def encode_conditions(
         self,
-        text: torch.Tensor,
+        text_ids: torch.Tensor,
         text_mask: torch.Tensor,
         speaker: torch.Tensor,
         speaker_mask: torch.Tensor,
+        text_features: torch.Tensor | None = None,
+        text_rows: TextRows | None = None,
     ) -> Conditions:
-        """text: ids (B, L) for the learned byte encoder, else features (B, L, text_dim).
+        """Encodes text and speaker.
 
-        speaker (B, S, C); masks (B, L) and (B, S), true where valid.
+        Args:
+            text_ids, text_mask: (B, L), the mask true where there is a token.
+            speaker, speaker_mask: (B, S, C) and (B, S), true where there is a frame.
+            text_features: (B, L, text_dim) of an encoder outside the model, which then has none.
+            text_rows: how the texts go through a pretrained encoder inside the model.
         """
-        if self.text_encoder is not None:
-            text = self.text_encoder(text, text_mask)
+        text = self._text_features(text_ids, text_mask, text_features, text_rows)
         text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
         return Conditions(text, text_mask, speaker, speaker_mask)
+
+    def _text_features(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        features: torch.Tensor | None,
+        rows: TextRows | None,
+    ) -> torch.Tensor:
+        """(B, L, text_dim), with the rows of the conditioning tokens in their places."""
+        if self.args.text_encoder:
+            in_text = mask & (ids < self.args.condition_base)
+            features = self.text_encoder(ids, in_text, rows)
+        elif self.text_encoder is not None:
+            features = self.text_encoder(ids, mask)
+        if self.condition_embedding is None:
+            return features
+        condition = ids - self.args.condition_base
+        own = self.condition_embedding(condition.clamp_min(0))
+        return torch.where((condition >= 0)[..., None], own, features.to(own.dtype))
 
     def condition_key_values(self, conditions: Conditions) -> list[tuple[KeyValue, KeyValue]]:
         """K and V of text and speaker for every block, to be reused at every sampling step."""
@@ -222,12 +271,14 @@ class DiTTTSModel(ModelProtocol):
         latents: torch.Tensor,
         t: torch.Tensor,
         frame_mask: torch.Tensor,
-        text: torch.Tensor,
+        text_ids: torch.Tensor,
         text_mask: torch.Tensor,
         speaker: torch.Tensor,
         speaker_mask: torch.Tensor,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
+        text_features: torch.Tensor | None = None,
+        text_rows: TextRows | None = None,
     ) -> torch.Tensor:
         """Predicts the target of the objective for every frame.
 
@@ -235,11 +286,14 @@ class DiTTTSModel(ModelProtocol):
             latents: (B, T, C) noisy latents.
             t: (B,) time in [0, 1], 1 is noise.
             frame_mask: (B, T) bool, true at frames of the utterance.
-            text, text_mask, speaker, speaker_mask: see `encode_conditions`.
+            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows: see
+                `encode_conditions`.
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
 
         Returns:
             (B, T, C) float32; not defined at frames that are masked out.
         """
-        conditions = self.encode_conditions(text, text_mask, speaker, speaker_mask)
+        conditions = self.encode_conditions(
+            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
+        )
         return self.denoise(latents, t, frame_mask, conditions, keep_text, keep_speaker)

@@ -1,0 +1,146 @@
+"""Frozen, trained and cached text encoders train the same model, on one process and sharded."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests import runs
+from tests.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
+from tests.synthetic import make_shards
+
+STEPS = 8
+FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
+DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
+TRAINED = ["--encoder.no-frozen"]
+UNMOVED = [*TRAINED, "--optimizer.encoder_lr=0"]
+
+WAYS = {
+    "frozen_sharded": (2, [*FSDP, "--encoder.shard_above_gib=0"]),
+    "frozen_whole_beside_shards": (2, FSDP),
+    "trained": (1, UNMOVED),
+    "trained_fsdp": (2, [*UNMOVED, *FSDP]),
+    "cached": (1, ["--encoder.cache"]),
+    "cached_fsdp": (2, ["--encoder.cache", *FSDP]),
+}
+
+
+def losses(run):
+    return [row["loss"] for _, row in sorted(run.metrics().items())]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Data, a tiny T5Gemma2, what all runs have in common, and the run with the frozen encoder."""
+    folder = tmp_path_factory.mktemp("encoders")
+    make_shards(folder / "data", 40, seed=3)
+    encoder = write_tiny_t5gemma2(folder / "encoder")
+    common = [
+        *runs.TINY,
+        f"--data.path={folder / 'data'}",
+        "--data.max_text_tokens=96",
+        "--data.conditioning=speaker,duration",
+        f"--training.steps={STEPS}",
+        "--encoder.dtype=float32",
+        # Fast, or the text would hardly have come to count: the model starts from a zero output.
+        "--optimizer.lr=2e-2",
+        "--lr_scheduler.warmup_steps=0",
+    ]
+    plain = runs.run(folder, "frozen", [*common, f"--encoder.model={encoder}"])
+    return folder, encoder, common, plain
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_trains_as_the_frozen_encoder_does(prepared, way):
+    folder, encoder, common, plain = prepared
+    processes, arguments = WAYS[way]
+    run = runs.run(folder, way, [*common, f"--encoder.model={encoder}", *arguments], processes)
+    assert losses(run) == pytest.approx(losses(plain), abs=1e-5)
+
+
+def test_the_losses_would_show_other_features(prepared):
+    folder, encoder, common, plain = prepared
+    other = write_tiny_t5gemma2(folder / "other", seed=1)
+    run = runs.run(folder, "other_encoder", [*common, f"--encoder.model={other}"])
+    assert abs(losses(run)[-1] - losses(plain)[-1]) > 1e-3
+
+
+def saved(run, step=STEPS):
+    metadata = dcp.FileSystemReader(run.folder / "checkpoint" / f"step-{step}").read_metadata()
+    return metadata.state_dict_metadata
+
+
+def weights(run, names, step=STEPS):
+    """Trained values of a checkpoint."""
+    found = saved(run, step)
+    values = {name: torch.empty(found[name].size) for name in names}
+    dcp.load(values, checkpoint_id=run.folder / "checkpoint" / f"step-{step}", no_dist=True)
+    return values
+
+
+def test_a_frozen_encoder_is_outside_the_checkpoint_and_its_new_rows_train(prepared):
+    folder, encoder, common, plain = prepared
+    assert not any("text_encoder" in name for name in saved(plain))
+    record = json.loads((plain.folder / "text_encoder.json").read_text())
+    assert record["model"] == str(encoder) and len(record["fingerprint"]) == 16
+    start = runs.run(
+        folder,
+        "start",
+        [*common, f"--encoder.model={encoder}", "--checkpoint.create_seed_checkpoint"],
+    )
+    name = "condition_embedding.weight"
+    before, after = weights(start, [name], 0)[name], weights(plain, [name])[name]
+    assert (before != after).any(dim=1).float().mean() > 0.3  # rows of values that were drawn
+
+
+def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared):
+    folder, encoder, common, plain = prepared
+    common = [*common, f"--encoder.model={encoder}", *TRAINED, "--optimizer.encoder_lr=3e-4"]
+    one = runs.run(folder, "tuned", common)
+    for name, arguments in (("ddp", DDP), ("fsdp", FSDP)):
+        other = runs.run(folder, f"tuned_{name}", [*common, *arguments], 2)
+        assert losses(other) == pytest.approx(losses(one), abs=1e-5)
+    # It has moved what the loss sees, by its own rate.
+    assert abs(losses(one)[-1] - losses(plain)[-1]) > 1e-4
+    layer = "text_encoder.core.layers.3.mlp.up_proj.weight"
+    for kept in (layer, f"ema.{layer}"):
+        assert kept in saved(one)
+    assert any(layer in name and name.endswith("exp_avg") for name in saved(one))
+    moved = weights(one, [layer])[layer]
+    from safetensors.torch import load_file
+
+    stored = load_file(encoder / "model.safetensors")
+    [key] = [k for k in stored if "encoder" in k and k.endswith("layers.3.mlp.up_proj.weight")
+             and "decoder" not in k]
+    change = (moved - stored[key]).abs()
+    assert 1e-5 < change.mean() and change.max() < 1.1 * STEPS * 3e-4  # far below the model's
+
+    # In two lives, the second one sharded.
+    halves = [*common, "--checkpoint.interval=2"]
+    runs.run(folder, "halves", [*halves, "--training.steps=2", "--lr_scheduler.decay_ratio=0"])
+    second = runs.run(folder, "halves", [*halves, "--lr_scheduler.decay_ratio=0", *FSDP], 2)
+    whole = runs.run(folder, "whole", [*common, "--lr_scheduler.decay_ratio=0"])
+    assert losses(second) == pytest.approx(losses(whole), abs=1e-5)
+
+
+def test_t5_trains_frozen_and_trained_alike(prepared, tmp_path):
+    folder, _, common, _ = prepared
+    encoder = write_tiny_t5(tmp_path / "t5")
+    common = [*common, f"--encoder.model={encoder}"]
+    frozen = runs.run(folder, "t5_frozen", common)
+    trained = runs.run(folder, "t5_trained_fsdp", [*common, *UNMOVED, *FSDP], 2)
+    assert losses(trained) == pytest.approx(losses(frozen), abs=1e-5)
+
+
+def test_another_encoder_under_the_same_name_is_refused(prepared, tmp_path):
+    folder, encoder, common, _ = prepared
+    own = shutil.copytree(encoder, tmp_path / "encoder")
+    arguments = [*common, f"--encoder.model={own}"]
+    runs.run(folder, "swapped", arguments)
+    write_tiny_t5gemma2(own, seed=1)
+    again = runs.start(folder, "swapped", [*arguments, "--training.steps=6"])
+    assert again.wait() == 2
+    said = again.log.read_text().splitlines()[-1]
+    assert "was trained with its weights" in said and "Traceback" not in again.log.read_text()

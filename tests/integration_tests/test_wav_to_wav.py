@@ -1,0 +1,112 @@
+"""The debug job with the real parts in small: recordings through a DAC-VAE and a T5Gemma2 to speech."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests import runs
+from tests.dac_vae_checkpoints import write_tiny_dac_vae
+from tests.integration_tests.test_speak import titan_tts
+from tests.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.speech_corpora import speech, write_ljspeech
+from torchtitan.models.dit_tts.data.archive import open_dataset
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A corpus of recordings, an encoder, a codec, and archives made by the two."""
+    folder = tmp_path_factory.mktemp("wav_to_wav")
+    corpus = write_ljspeech(folder / "corpus", speech(each=8))
+    encoder = write_tiny_t5gemma2(folder / "encoder")
+    (folder / "codec").mkdir()
+    codec = write_tiny_dac_vae(folder / "codec")
+    made = titan_tts(
+        "prepare", corpus, folder / "data", "--codec", codec, "--heldout-share", "0.1",
+        "--encode-text", encoder, "--text-dtype", "float32",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return folder, corpus, encoder, codec
+
+
+def train(folder, name, encoder, codec, *arguments):
+    return runs.run(
+        folder,
+        name,
+        [
+            "--data.path", str(folder / "data/train"),
+            "--data.max_frames=128",
+            "--data.conditioning=duration",
+            "--encoder.model", str(encoder),
+            "--encoder.dtype=float32",
+            "--sampling.codec", str(codec),
+            "--training.steps=3",
+            "--training.global_batch_size=4",
+            "--metrics.log_freq=1",
+            *arguments,
+        ],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(parts):
+    folder, _, encoder, codec = parts
+    return train(folder, "run", encoder, codec)
+
+
+def test_archives_hold_the_codecs_latents_at_25_frames_a_second(parts):
+    folder, corpus, *_ = parts
+    dataset = open_dataset(str(folder / "data/train"), 128)
+    seconds = {}
+    for sample in range(len(dataset)):
+        metadata = dataset.metadata(sample)
+        latents, _ = dataset.read(sample)
+        seconds[dataset.key(sample)] = metadata["target_duration"]
+        assert abs(len(latents) / 25 - metadata["target_duration"]) <= 1 / 25
+        assert 0.01 < latents.std() < 100
+    assert len(seconds) > 10
+
+
+def test_the_stored_features_train_as_the_encoder_does(parts, trained):
+    folder, _, encoder, codec = parts
+    weights = encoder / "model.safetensors"
+    hidden = weights.rename(folder / "hidden.safetensors")
+    try:
+        cached = train(folder, "cached", encoder, codec, "--encoder.cache")
+    finally:
+        hidden.rename(weights)
+    for step, row in trained.metrics().items():
+        assert cached.metrics()[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
+    records = [json.loads((run.folder / "text_encoder.json").read_text()) for run in (trained, cached)]
+    assert records[0] == records[1]
+
+
+def test_a_voice_from_a_wav_says_a_text_into_a_wav(parts, trained):
+    folder, corpus, *_ = parts
+    reference = sorted((corpus / "wavs").glob("*.wav"))[0]
+    out = folder / "said.wav"
+    done = titan_tts(
+        "generate", trained.folder, "--reference", reference, "--text", "three one four",
+        "--seconds", 1.2, "--sampling-steps", 2, "--out", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    samples, rate = soundfile.read(out)
+    assert (rate, len(samples)) == (48_000, 57_600)
+    assert np.isfinite(samples).all() and samples.std() > 1e-4 and np.abs(samples).max() <= 1
+
+
+def test_generation_with_another_encoder_is_refused(parts, trained):
+    folder, corpus, encoder, _ = parts
+    weights = encoder / "model.safetensors"
+    kept = weights.read_bytes()
+    try:
+        write_tiny_t5gemma2(encoder, seed=1)
+        done = titan_tts(
+            "generate", trained.folder, "--text", "one", "--seconds", 1, "--reference",
+            sorted((corpus / "wavs").glob("*.wav"))[0], "--out", folder / "no.wav",
+        )  # fmt: skip
+    finally:
+        weights.write_bytes(kept)
+    assert done.returncode == 2 and "restore the encoder that the run had" in done.stderr
+    assert not (folder / "no.wav").exists()

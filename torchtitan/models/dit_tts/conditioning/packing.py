@@ -1,0 +1,143 @@
+"""Real tokens of padded rows, packed: an encoder's rows hold several texts and hardly any padding.
+
+A text sees only itself: tokens attend where their segments are equal, and positions count from the
+start of each text. Made on the CPU with the batch, so that the accelerator never waits for a length.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+# Encoders that take no packed rows get one text a row, in so many groups of like lengths: as often
+# on every rank, since a sharded encoder's ranks go forward together.
+SORTED_GROUPS = 4
+
+ROW_TOKENS = 512
+"""tokens that a packed row is filled up to: enough for texts to fit together closely, few enough for
+attention over a whole row to cost little beside the products"""
+
+# By so many tokens a row may be longer than the mean of all: texts are not cut.
+_SLACK = 4
+_LENGTHS_TRIED = 4
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that go through the encoder together. R rows of W tokens."""
+
+    token: torch.Tensor
+    """(R, W) int64, place in the flattened (B·L) ids; 0 at padding"""
+
+    segment: torch.Tensor
+    """(R, W) int64, number of the text within its row from 1; 0 at padding"""
+
+    position: torch.Tensor
+    """(R, W) int64, place in the text from 0"""
+
+    @cached_property
+    def same_segment(self) -> torch.Tensor:
+        """(R, 1, W, W) bool, true where query and key are of one text. Padding sees padding, so no
+        softmax row is empty."""
+        return (self.segment[:, :, None] == self.segment[:, None, :])[:, None]
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """How the texts of a batch (B, L) go through an encoder, and where their features come back."""
+
+    groups: tuple[RowGroup, ...]
+
+    origin: torch.Tensor
+    """(B, L) int64, place in the groups' flattened rows one after the other; at padding the place
+    behind the last"""
+
+    def to(self, device: torch.device | str) -> "TextRows":
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            if torch.device(device).type == "cuda" and not tensor.is_cuda:
+                tensor = tensor.pin_memory()  # else the copy waits for the device
+            return tensor.to(device, non_blocking=True)
+
+        groups = (RowGroup(*map(moved, (g.token, g.segment, g.position))) for g in self.groups)
+        return TextRows(tuple(groups), moved(self.origin))
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(R, W) of each group."""
+        return [tuple(group.token.shape) for group in self.groups]
+
+
+def pack_rows(valid: np.ndarray, packed: bool = True) -> TextRows:
+    """Lays out the texts of a batch.
+
+    Args:
+        valid: (B, L) bool, true at text tokens; those of a row are contiguous.
+        packed: several texts a row, by best fit in order of falling length; else one text a row in
+            SORTED_GROUPS groups of like lengths.
+    """
+    batch, padded = valid.shape
+    lengths, starts = valid.sum(1), valid.argmax(1)
+    order = np.argsort(-lengths, kind="stable")
+    if packed:
+        layouts = [_fewest_padded(order, lengths)]
+    else:
+        parts = np.array_split(order, min(SORTED_GROUPS, batch))
+        layouts = [[[int(text)] for text in part] for part in parts]
+    origin = np.full(batch * padded, -1, np.int64)
+    groups, first = [], 0
+    for rows in layouts:
+        width = max(1, *(int(lengths[row].sum()) for row in rows))
+        token, segment, position = (np.zeros((len(rows), width), np.int64) for _ in range(3))
+        for number, row in enumerate(rows):
+            at = 0
+            for which, text in enumerate(row, start=1):
+                count = np.arange(lengths[text])
+                inside = slice(at, at + len(count))
+                token[number, inside] = text * padded + starts[text] + count
+                segment[number, inside] = which
+                position[number, inside] = count
+                origin[token[number, inside]] = first + number * width + at + count
+                at += len(count)
+        first += token.size
+        groups.append(RowGroup(*map(torch.from_numpy, (token, segment, position))))
+    origin[origin < 0] = first
+    return TextRows(tuple(groups), torch.from_numpy(origin.reshape(batch, padded)))
+
+
+def _fewest_padded(order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    """Texts of each row, at several lengths of a row; the layout with the fewest tokens in all.
+
+    Args:
+        order: text numbers by falling length.
+        lengths: tokens of each text.
+    """
+    total, longest = int(lengths.sum()), int(lengths.max(initial=0))
+    fewest = max(1, -(-total // ROW_TOKENS))
+    # Many texts fit together at any length; of a few, one length wastes a third and the next nothing.
+    tried = range(fewest, fewest + (_LENGTHS_TRIED if len(lengths) <= 64 else 1))
+    rooms = {max(longest, -(-total // count) + _SLACK) for count in tried}
+    layouts = [_best_fit(order, lengths, room) for room in sorted(rooms)]
+
+    def tokens(rows: list[list[int]]) -> int:
+        return len(rows) * max(int(lengths[row].sum()) for row in rows)
+
+    return min(layouts, key=tokens)
+
+
+def _best_fit(order: np.ndarray, lengths: np.ndarray, room_of_all: int) -> list[list[int]]:
+    """Texts of each row, none longer together than `room_of_all`."""
+    rows: list[list[int]] = []
+    # Numbers of the rows by the room that is left in them.
+    by_room: list[list[int]] = [[] for _ in range(room_of_all + 1)]
+    for text in order.tolist():
+        length = int(lengths[text])
+        room = next((r for r in range(length, room_of_all + 1) if by_room[r]), None)
+        if room is None:
+            row, room = len(rows), room_of_all
+            rows.append([])
+        else:
+            row = by_room[room].pop()
+        rows[row].append(text)
+        by_room[room - length].append(row)
+    return rows

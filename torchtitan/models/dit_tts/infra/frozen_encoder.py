@@ -1,0 +1,88 @@
+"""The frozen text encoder of a training run: beside the model, outside its checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.conditioning.encoder_source import (
+    EncoderSource,
+    blocks_of,
+    find_source,
+    is_pretrained,
+)
+from torchtitan.models.dit_tts.conditioning.run_encoder import check_fingerprint, write_record
+from torchtitan.models.dit_tts.conditioning.run_tokenizer import origin_of_weights
+from torchtitan.models.dit_tts.conditioning.text_encoder import (
+    PretrainedTextEncoder,
+    load_text_encoder,
+)
+from torchtitan.models.dit_tts.data.features import Features
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.tools.logging import logger
+
+
+def build_frozen_encoder(
+    job_config: JobConfig,
+    parallel_dims: ParallelDims,
+    features: Features | None,
+    device: torch.device,
+) -> PretrainedTextEncoder | None:
+    """The encoder whose features a run computes beside the model, if there is one.
+
+    A pretrained encoder of any kind is noted in the run's folder, `job_config.job.dump_folder`.
+
+    Args:
+        features: of files, where the run takes them from these and needs no encoder.
+
+    Raises:
+        InputError: it cannot be loaded, or the run's weights were trained with another one.
+    """
+    encoder, folder = job_config.encoder, Path(job_config.job.dump_folder)
+    if not is_pretrained(encoder.model):
+        return None
+    source = find_source(encoder.model, folder=folder)
+    if not encoder.frozen:
+        fingerprint = ""  # its weights are the checkpoint's
+    elif features is not None:
+        fingerprint = features.encoder_fingerprint
+    else:
+        fingerprint = _fingerprint_by_rank_0(source, encoder.dtype)
+    trained = origin_of_weights(job_config, folder)
+    if trained is not None:
+        check_fingerprint(trained, encoder, fingerprint)
+    if dist.get_rank() == 0:
+        write_record(folder, source, encoder, fingerprint)
+    if not encoder.frozen or features is not None:
+        return None
+    module = load_text_encoder(encoder, "cpu", folder)
+    gib = sum(p.numel() * p.element_size() for p in module.parameters()) / 2**30
+    sharded = parallel_dims.fsdp_enabled and gib > encoder.shard_above_gib
+    if sharded:
+        mesh = parallel_dims.get_mesh("fsdp")
+        for block in blocks_of(module.core):
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+    logger.info(
+        f"text encoder: {encoder.model}, {gib:.2f} GiB in {encoder.dtype}, frozen, "
+        f"{'sharded' if sharded else 'whole on every rank'}"
+    )
+    return module.to(device)
+
+
+def _fingerprint_by_rank_0(source: EncoderSource, dtype: str) -> str:
+    """The encoder's fingerprint, for which one rank reads the weights' files."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            found = [source.fingerprint(dtype)]
+        except InputError as error:
+            found = [error]  # the others are to end with it, not to wait
+    dist.broadcast_object_list(found, src=0)
+    if isinstance(found[0], InputError):
+        raise found[0]
+    return found[0]
