@@ -201,3 +201,32 @@ def test_command_of_a_wheel_in_upstreams_folder(wheel, tmp_path):
     wheel.extractall(site)
     found = run_python(COMMAND.format(before=WITHOUT_TRITON), tmp_path, site)
     check_command(found, site, upstream=site / "torchtitan")
+
+
+WITHOUT_PRETRAINED = """
+import json, sys
+
+sys.modules.update(transformers=None, safetensors=None)
+from torchtitan.models.dit_tts import get_train_spec, trainer
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference import evaluate_command, generate_command
+from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.prepare import command
+
+config = JobConfig()
+args = get_train_spec().model_args["debug"]
+args.update_from_config(config)
+try:
+    find_source("google-t5/t5-base")
+except InputError as error:
+    said = str(error)
+print(json.dumps({"ids": args.text_vocab_size, "rate": build_codec("mel_dct").sample_rate, "said": said}))
+"""
+
+
+def test_the_learned_encoder_and_the_embedded_codec_do_without_the_pretrained_extra():
+    found = run_python(WITHOUT_PRETRAINED, ROOT, ROOT)
+    assert (found["ids"], found["rate"]) == (259, 16000)
+    assert "pip install 'titan-tts[pretrained]'" in found["said"]

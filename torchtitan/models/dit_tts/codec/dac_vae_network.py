@@ -65,7 +65,7 @@ def build_network(sizes: DacVaeSizes) -> DacVae:
     except ImportError as error:
         raise InputError(
             f"the DAC-VAE codec needs transformers ({error}); install it with: "
-            'pip install "transformers>=5,<6"'
+            'pip install "titan-tts[pretrained]"'
         ) from None
 
     config = DacConfig(

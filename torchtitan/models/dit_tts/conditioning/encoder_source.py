@@ -193,7 +193,7 @@ class EncoderSource:
             except ImportError as error:
                 raise InputError(
                     f"[encoder] model = {self.model!r} needs transformers 5 with T5Gemma2, where "
-                    f"{transformers.__version__} is installed; pip install 'transformers>=5,<6'"
+                    f"{transformers.__version__} is installed; pip install 'titan-tts[pretrained]'"
                 ) from error
             # The text encoder alone does not know its model's end-of-image token.
             parent = self.config if self.config.model_type == "t5gemma2_text" else self.config.encoder

@@ -8,10 +8,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer as Backend
 
 from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
 from torchtitan.models.dit_tts.conditioning.token_counts import count_text_tokens
@@ -23,6 +22,9 @@ from torchtitan.models.dit_tts.conditioning.tokenizer import (
 from torchtitan.models.dit_tts.conditioning.vocabulary import SUBWORDS, Subwords, Vocabulary
 from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+
+if TYPE_CHECKING:  # runs with the learned encoder do without the library
+    from tokenizers import Encoding, Tokenizer
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -43,9 +45,11 @@ class TextTokenizer:
         Raises:
             ValueError: it is none.
         """
+        from tokenizers import Tokenizer
+
         contents = json.loads(serialized)
         try:
-            backend = Backend.from_str(serialized)
+            backend = Tokenizer.from_str(serialized)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(str(error)) from error
         backend.no_truncation()
@@ -111,11 +115,11 @@ class TextTokenizer:
                 found |= alone or characters  # a word that is too long, of characters that are known
         return sorted(found)
 
-    def _has_more_specials(self, encoding: Encoding) -> bool:
+    def _has_more_specials(self, encoding: "Encoding") -> bool:
         specials = sum(map(self._special.__contains__, encoding.ids))
         return specials != self._specials_of_a_text
 
-    def _letters(self, text: str, encoding: Encoding) -> list[int]:
+    def _letters(self, text: str, encoding: "Encoding") -> list[int]:
         """Ids where a special token's letters are a piece of the model, as all are in T5's: letter by
         letter for these."""
         ids = []
@@ -241,7 +245,7 @@ def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int
     )
 
 
-def _unknown_id(model: dict[str, Any], backend: Backend) -> int | None:
+def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:
     """The id that stands for what has no other; None where there is none, or bytes take its place."""
     if model.get("byte_fallback"):
         return None

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, with_duration
+from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.conditioning.vocabulary import named
 from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.flow.guidance import Guidance
@@ -86,7 +86,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "_"
 
 
-def untrained_tokens(items: list[HeldOut], tokenizer: Tokenizer) -> list[str]:
+def untrained_tokens(items: list[HeldOut], tokenizer: ConditionedTokenizer) -> list[str]:
     """What of the items the run was never trained on, a sentence a kind; they get unknown tokens."""
     characters = {c for item in items for c in tokenizer.unknown_characters(item.text)}
     kinds: dict[str, set[str]] = {"characters": characters} if characters else {}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, with_duration
+from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.conditioning.vocabulary import named
 from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.data.build import open_training_data
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def requested_conditions(options: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, str]:
+def requested_conditions(options: argparse.Namespace, tokenizer: ConditionedTokenizer) -> dict[str, str]:
     """Values of the conditioning tokens but duration, as a sample's JSON names them.
 
     A field that is not given is left out, and its token is the unknown one, as it is in the share
@@ -142,7 +142,7 @@ def _given_conditions(options: argparse.Namespace) -> list[tuple[str, str, str]]
     return given
 
 
-def check_text(text: str, tokenizer: Tokenizer) -> None:
+def check_text(text: str, tokenizer: ConditionedTokenizer) -> None:
     """Raises InputError where the run cannot know how to say the text."""
     unknown = tokenizer.unknown_characters(text)
     if unknown:
@@ -154,7 +154,7 @@ def check_text(text: str, tokenizer: Tokenizer) -> None:
         )
 
 
-def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: Tokenizer) -> None:
+def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: ConditionedTokenizer) -> None:
     """Says on stderr which unknown tokens are used though training may never have shown them."""
     left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
     if left_out and tokenizer.conditioning_dropout == 0:

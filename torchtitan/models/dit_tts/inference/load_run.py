@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
 from torchtitan.models.dit_tts.conditioning.run_encoder import load_run_encoder
 from torchtitan.models.dit_tts.conditioning.run_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
@@ -33,7 +33,7 @@ class LoadedRun:
     text_encoder: PretrainedTextEncoder | None
     """frozen, outside the model"""
 
-    tokenizer: Tokenizer
+    tokenizer: ConditionedTokenizer
     objective: FlowMatching
     step: int
     device: torch.device

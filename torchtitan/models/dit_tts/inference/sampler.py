@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys
@@ -58,7 +58,7 @@ def _repeat(conditions: Conditions, times: int) -> Conditions:
 @torch.no_grad()
 def generate_latents(
     model: DiTTTSModel,
-    tokenizer: Tokenizer,
+    tokenizer: ConditionedTokenizer,
     objective: FlowMatching,
     requests: list[SpeechRequest],
     guidance: Guidance,

@@ -1,7 +1,6 @@
 """The frozen text encoder of a training run: beside the model, outside its checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,7 +8,6 @@ from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.conditioning.encoder_source import (
-    EncoderSource,
     blocks_of,
     find_source,
     is_pretrained,
@@ -21,7 +19,7 @@ from torchtitan.models.dit_tts.conditioning.text_encoder import (
     load_text_encoder,
 )
 from torchtitan.models.dit_tts.data.features import Features
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.together import together
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.tools.logging import logger
 
@@ -51,7 +49,11 @@ def build_frozen_encoder(
     elif features is not None:
         fingerprint = features.encoder_fingerprint
     else:
-        fingerprint = _fingerprint_by_rank_0(source, encoder.dtype)
+        # One rank reads the weights' files, which can be many gigabytes.
+        [fingerprint, *_] = together(
+            lambda rank: source.fingerprint(encoder.dtype) if rank == 0 else "",
+            "find the text encoder",
+        )
     trained = origin_of_weights(job_config, folder)
     if trained is not None:
         check_fingerprint(trained, encoder, fingerprint)
@@ -72,17 +74,3 @@ def build_frozen_encoder(
         f"{'sharded' if sharded else 'whole on every rank'}"
     )
     return module.to(device)
-
-
-def _fingerprint_by_rank_0(source: EncoderSource, dtype: str) -> str:
-    """The encoder's fingerprint, for which one rank reads the weights' files."""
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            found = [source.fingerprint(dtype)]
-        except InputError as error:
-            found = [error]  # the others are to end with it, not to wait
-    dist.broadcast_object_list(found, src=0)
-    if isinstance(found[0], InputError):
-        raise found[0]
-    return found[0]

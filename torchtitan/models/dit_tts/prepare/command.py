@@ -2,10 +2,16 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from torchtitan.models.dit_tts.codec import KNOWN_CODECS
+from torchtitan.models.dit_tts.job_config import Encoder
 from torchtitan.models.dit_tts.prepare.formats import FORMATS
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings, PrepareSettings
+from torchtitan.models.dit_tts.prepare.settings import (
+    AudioSettings,
+    PrepareSettings,
+    number_or_off,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     audio, given = parser.add_argument_group("audio and filters"), AudioSettings()
     audio.add_argument(
-        "--loudness", type=_number_or_off, default=given.loudness,
+        "--loudness", type=number_or_off, default=given.loudness,
         help="LUFS by BS.1770, or off; default %(default)s",
     )  # fmt: skip
     audio.add_argument(
-        "--max-silence", type=_number_or_off, default=given.max_silence,
+        "--max-silence", type=number_or_off, default=given.max_silence,
         help="seconds kept before and after the speech, or off; default %(default)s",
     )  # fmt: skip
     for name in ("min-seconds", "max-seconds", "min-chars-per-second", "max-chars-per-second"):
@@ -48,10 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-clipped", type=float, help="largest share of the audio's samples at full scale"
     )
 
+    text, encoder = parser.add_argument_group("text features"), Encoder()
+    text.add_argument(
+        "--encode-text", default="", metavar="MODEL",
+        help="store this text encoder's features beside the archives: a hub name or a folder",
+    )  # fmt: skip
+    text.add_argument(
+        "--text-dtype", default=encoder.dtype, choices=("bfloat16", "float32"),
+        help="precision of the encoder, as [encoder] dtype; default %(default)s",
+    )  # fmt: skip
+    text.add_argument(
+        "--text-feature-dtype", default="", choices=("bfloat16", "float16", "float32"),
+        help="precision of the stored features, as [encoder] cache_dtype; default as --text-dtype",
+    )  # fmt: skip
+
     work = parser.add_argument_group("work")
     work.add_argument(
-        "--device", default="auto", help="of the codec: auto, cpu, cuda, or cuda:0,cuda:1"
-    )
+        "--device", default="auto",
+        help="of the codec and the text encoder: auto, cpu, cuda, or cuda:0,cuda:1",
+    )  # fmt: skip
     work.add_argument(
         "--workers", type=_positive, default=0, help="processes; default: from cores and work"
     )
@@ -71,10 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _number_or_off(text: str) -> float | None:
-    return None if text == "off" else float(text)
-
-
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -82,8 +99,7 @@ def _positive(text: str) -> int:
     return value
 
 
-_number_or_off.__name__ = "number or off"  # argparse says it in its message
-_positive.__name__ = "number of processes"
+_positive.__name__ = "number of processes"  # argparse says it in its message
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,6 +120,13 @@ def run(options: argparse.Namespace) -> int:
             items=ItemRules(**chosen(ItemRules, heldout_seed=options.seed)),
         )
     )
+    encoder = Encoder(
+        model=options.encode_text, dtype=options.text_dtype, cache_dtype=options.text_feature_dtype
+    )
+    if encoder.model:
+        from torchtitan.models.dit_tts.prepare.encode_text import check_encoder, encode_texts
+
+        check_encoder(encoder)
     record = prepare_corpus(
         options.source, options.output, settings, RunOptions(**chosen(RunOptions))
     )
@@ -111,4 +134,12 @@ def run(options: argparse.Namespace) -> int:
     print(f"{options.output} {state}:")
     for line in lines(record["summary"], None if record["reused"] else record["throughput"]):
         print(f"  {line}")
+    if encoder.model:
+        counts = encode_texts(
+            Path(options.output), list(record["shards"]), encoder, options.device, options.engine
+        )
+        print(
+            f"  text features of {encoder.model}: {counts['texts']} texts, {counts['made']} of them "
+            f"encoded now"
+        )
     return 0

@@ -28,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.codec import Codec, build_codec
+from torchtitan.models.dit_tts.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import report, work_folder
 from torchtitan.models.dit_tts.prepare.chunk_file import chunk_path, read_digest, read_header
@@ -90,11 +90,14 @@ def prepare_corpus(
     devices = codec_devices(options.device, options.engine)
     codec = build_codec(settings.codec, "cpu" if options.engine == "ray" else devices[0])
     reader = open_corpus(source, settings.format, settings.items)
-    settings = replace(settings, format=_format_name(reader))
+    # Workers may have another current folder: the codec's name is one from any.
+    settings = replace(settings, format=_format_name(reader), codec=codec.name)
     state = {
         "version": work_folder.RECORD_VERSION,
         "versions": library_versions(),
-        "settings": settings.to_json() | {"codec_fingerprint": codec.fingerprint},
+        # Which weights they are, not where they lie: moved ones are the same.
+        "settings": settings.to_json()
+        | {"codec": codec_kind(codec.name), "codec_fingerprint": codec.fingerprint},
         "source_digest": source_digest(reader),
     }
     # Before the lock, so that a complete output may lie where nothing can be written.

@@ -83,6 +83,14 @@ class PrepareSettings:
         return cls(**(values | nested))
 
 
+def number_or_off(text: str) -> float | None:
+    """An option's value on the command line; None where it is off."""
+    return None if text == "off" else float(text)
+
+
+number_or_off.__name__ = "number or off"  # argparse says it in its message
+
+
 def option(name: str) -> str:
     """A field's option on the command line."""
     return "--" + name.replace("_", "-")

@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torchtitan.models.dit_tts.conditioning.feature_file import SUFFIX
+from torchtitan.models.dit_tts.conditioning.text_features import FOLDER_NAME
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.run_folder import write_atomic
@@ -133,9 +135,21 @@ def foreign_name(output: Path, record: dict[str, Any]) -> str | None:
             # Indices begin with their shard's name, what a killed writer left with a dot before it.
             shards = tuple(name.partition("/")[2] for name in record["shards"])
             for inner in sorted(path.iterdir()) if path.is_dir() else ():
+                if inner.name == FOLDER_NAME and _holds_only_features(inner):
+                    continue
                 if not inner.name.lstrip(".").startswith(shards):
                     return f"{path.name}/{inner.name}"
     return None
+
+
+def _holds_only_features(folder: Path) -> bool:
+    """Whether a folder has text features alone, which were made from the shards beside it."""
+    for path in folder.rglob("*"):
+        # What a killed writer left has a dot before and a random ending behind the name.
+        abandoned = path.name.startswith(".") and SUFFIX in path.name
+        if path.is_file() and not path.name.endswith(SUFFIX) and not abandoned:
+            return False
+    return True
 
 
 def is_empty(folder: Path) -> bool:

@@ -1,0 +1,74 @@
+"""`titan-tts prepare --encode-text` and training without the encoder; training that encodes by itself."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from tests import speech_corpora as corpora
+from tests.pretrained_checkpoints import write_tiny_t5gemma2
+from torchtitan.models.dit_tts.cli import main
+
+SPEECH = {"each": 4, "voices": ("slt", "rms")}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def feature_files(output: Path) -> list[Path]:
+    return sorted(output.glob("*/text_features/*/*.safetensors"))
+
+
+def arguments(output: Path, model: Path) -> list[str]:
+    return [
+        *runs.TINY, f"--data.path={output / 'train'}", f"--encoder.model={model}",
+        "--encoder.cache", "--data.max_text_tokens=64", "--training.steps=3", "--data.batch_multiple=2",
+        "--training.global_batch_size=2", "--training.local_batch_size=0",
+        "--data.num_buckets=1",
+    ]  # fmt: skip
+
+
+def test_prepare_then_train_without_the_encoder(tmp_path, capsys):
+    model = write_tiny_t5gemma2(tmp_path / "encoder")
+    source = corpora.write_manifest(tmp_path / "corpus", corpora.speech(**SPEECH))
+    output = tmp_path / "out"
+    command = ["prepare", str(source), str(output), "--samples-per-shard", "3", "--workers", "1"]
+    encode = [*command, "--encode-text", str(model)]
+
+    assert main([*command, "--encode-text", "bytes"]) == 2
+    assert "--encode-text bytes: the learned encoder" in capsys.readouterr().err
+    assert not output.exists()
+
+    assert main(command) == 0 and not feature_files(output)
+    assert main(encode) == 0  # the archives were complete: only the features are made
+    said = capsys.readouterr().out
+    assert "is complete already" in said and "10 texts, 10 of them encoded now" in said
+    files = feature_files(output)
+    assert [path.parts[-4] for path in files] == ["heldout", "train", "train", "train"]
+
+    # As a kill between two files leaves it.
+    times = {path: path.stat().st_mtime_ns for path in files}
+    content = files[2].read_bytes()
+    files[2].unlink()
+    assert main(encode) == 0
+    assert "10 texts, 3 of them encoded now" in capsys.readouterr().out
+    assert files[2].read_bytes() == content
+    assert [path for path in files if path.stat().st_mtime_ns != times[path]] == [files[2]]
+
+    (model / "model.safetensors").rename(tmp_path / "weights")
+    run = runs.run(tmp_path, "cached", arguments(output, model))
+    assert [0 < row["loss"] < 10 for row in run.metrics().values()] == [True] * 3
+
+    # Without files the first start needs the encoder, on two ranks, and makes the same.
+    shutil.rmtree(output / "train/text_features")
+    (tmp_path / "weights").rename(model / "model.safetensors")
+    again = runs.run(tmp_path, "first", arguments(output, model), processes=2)
+    assert feature_files(output) == files and files[2].read_bytes() == content
+    for step, row in again.metrics().items():
+        assert row["loss"] == pytest.approx(run.metrics()[step]["loss"], rel=1e-4)
+
+    assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their archives
+    assert not feature_files(output)
