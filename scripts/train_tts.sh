@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on NGPU processes of this machine, or of several machines by torchrun's variables:
 #   NGPU=8 CONFIG=train_configs/dit_tts_800m.toml scripts/train_tts.sh [--section.key value ...]
+#   NGPU=8 CONFIG=train_configs/dit_tts_800m.toml scripts/train_tts.sh --dry-run   (starts nothing)
 #   NNODES=4 NODE_RANK=0 MASTER_ADDR=host0 MASTER_PORT=29500 NGPU=8 CONFIG=... scripts/train_tts.sh
 set -euo pipefail
 config=${CONFIG:-train_configs/debug.toml}
@@ -13,6 +14,15 @@ python=${PYTHON:-python3}
 if [[ -z ${PYTHON:-} && -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]]; then
     python=.venv/bin/python
 fi
+for argument in "$@"; do
+    case $argument in --dry[-_]run*)
+        # The last number counts, so one that is given as an argument.
+        gpus=()
+        [[ -n ${NGPU:-}${NNODES:-} ]] && gpus=(--dry-run-gpus $((${NGPU:-1} * ${NNODES:-1})))
+        exec "$python" train.py --job.config_file "$config" "${gpus[@]}" "$@"
+        ;;
+    esac
+done
 rendezvous=(--rdzv_backend c10d)
 if [[ ${NNODES:-1} == 1 ]]; then
     rendezvous+=(--rdzv_endpoint localhost:0)

@@ -175,7 +175,7 @@ def load_config(args: list[str]) -> JobConfig:
     if not config.job.experiment:
         stem = Path(config.job.config_file).stem if config.job.config_file else "default"
         config.job.experiment = stem
-    # The run's config.toml must name the same data and the same encoder from any folder.
+    # The run's config.toml must name the same data, encoder and codec from any folder.
     path = config.data.path
     if isinstance(path, str):
         config.data.path = _from_any_folder(path)
@@ -184,6 +184,9 @@ def load_config(args: list[str]) -> JobConfig:
     encoder = config.encoder
     if is_pretrained(encoder.model) and os.path.isdir(os.path.expanduser(encoder.model)):
         encoder.model = local_path(encoder.model)
+    sampling = config.sampling
+    if os.path.exists(os.path.expanduser(sampling.codec)):
+        sampling.codec = local_path(sampling.codec)
     return config
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Callable
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.planning.dry_run import run_dry, take_options
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -77,11 +78,15 @@ def quiet_known_warnings() -> None:
 
 @report_input_errors
 def train(args: list[str]) -> int:
-    """Trains as the command line says. Returns the exit status.
+    """Trains as the command line says; with --dry-run, says what that would take. Returns the exit
+    status.
 
     Raises:
         InputError: a mistake in config or data.
     """
+    dry_run = take_options(args)
+    if dry_run is not None:
+        return run_dry(dry_run)
     # torch and torchtitan take seconds to import, and a process needs its group's address first.
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer, set_single_process_defaults
 

@@ -2,6 +2,7 @@
 
 import os
 
+from torchtitan.models.dit_tts.codec.record import check_kind
 from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
 from torchtitan.models.dit_tts.conditioning.vocabulary import FIELDS
 from torchtitan.models.dit_tts.config import run_folder_path
@@ -121,6 +122,7 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         config.data, t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree
     )
     _validate_tokens(config)
+    check_kind(config.sampling.codec, config.data.path)
     _validate_unsupported(config)
     checkpoint = config.checkpoint
     _require(

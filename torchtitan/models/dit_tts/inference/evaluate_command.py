@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.audio_files import write_wav
@@ -23,6 +22,7 @@ from torchtitan.models.dit_tts.inference.evaluate import (
 )
 from torchtitan.models.dit_tts.inference.generate_command import (
     add_sampling_arguments,
+    build_run_codec,
     sampling_settings,
 )
 from torchtitan.models.dit_tts.inference.load_run import build_run_model, load_run
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     loaded = load_run(options.run, options.step, not options.no_ema)
     config = loaded.config
-    codec = build_codec(config.sampling.codec, str(loaded.device))
+    codec = build_run_codec(options, loaded)
     guidance, steps = sampling_settings(options, loaded)
     recognizer = KeywordRecognizer(options.vocabulary.split(","))
     data = config.data

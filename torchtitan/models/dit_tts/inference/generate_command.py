@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.codec import Codec, build_codec
+from torchtitan.models.dit_tts.codec.record import check_codec
 from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.conditioning.vocabulary import named
 from torchtitan.models.dit_tts.data.archive import Dataset
@@ -36,6 +37,20 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-scale", type=float, help="guidance towards the text")
     parser.add_argument("--speaker-scale", type=float, help="guidance towards the speaker")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument(
+        "--codec", help="where the codec is now; [sampling] codec of the run by default"
+    )
+
+
+def build_run_codec(options: argparse.Namespace, run: LoadedRun) -> Codec:
+    """The codec of a run's latents, on its device.
+
+    Raises:
+        InputError: it cannot be built, or the training archives say that they are another's.
+    """
+    codec = build_codec(options.codec or run.config.sampling.codec, str(run.device))
+    check_codec(codec, run.config.data.path)
+    return codec
 
 
 def sampling_settings(options: argparse.Namespace, run: LoadedRun) -> tuple[Guidance, int]:
@@ -180,7 +195,7 @@ def _reference_of(dataset: Dataset, speaker: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     loaded = load_run(options.run, options.step, not options.no_ema)
-    codec = build_codec(loaded.config.sampling.codec, str(loaded.device))
+    codec = build_run_codec(options, loaded)
     guidance, steps = sampling_settings(options, loaded)
     if (options.reference is None) == (options.speaker is None):
         raise InputError("give either --reference FILE or --speaker NAME")

@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.conditioning.text_encoder import (
 )
 from torchtitan.models.dit_tts.data.features import Features
 from torchtitan.models.dit_tts.infra.together import together
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.job_config import Encoder, JobConfig
 from torchtitan.tools.logging import logger
 
 
@@ -62,15 +62,24 @@ def build_frozen_encoder(
     if not encoder.frozen or features is not None:
         return None
     module = load_text_encoder(encoder, "cpu", folder)
-    gib = sum(p.numel() * p.element_size() for p in module.parameters()) / 2**30
-    sharded = parallel_dims.fsdp_enabled and gib > encoder.shard_above_gib
-    if sharded:
-        mesh = parallel_dims.get_mesh("fsdp")
-        for block in blocks_of(module.core):
-            fully_shard(block, mesh=mesh)
-        fully_shard(module, mesh=mesh)
+    gib = sum(parameter.nbytes for parameter in module.parameters()) / 2**30
+    sharded = shard_if_large(module, encoder, parallel_dims)
     logger.info(
         f"text encoder: {encoder.model}, {gib:.2f} GiB in {encoder.dtype}, frozen, "
         f"{'sharded' if sharded else 'whole on every rank'}"
     )
     return module.to(device)
+
+
+def shard_if_large(
+    module: PretrainedTextEncoder, encoder: Encoder, parallel_dims: ParallelDims
+) -> bool:
+    """Shards a frozen encoder (FSDP2) whose weights are over `shard_above_gib`; whether it did."""
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    if not parallel_dims.fsdp_enabled or size <= encoder.shard_above_gib * 2**30:
+        return False
+    # By default the last unit stays whole until a backward pass, which there is none of.
+    options = {"mesh": parallel_dims.get_mesh("fsdp"), "reshard_after_forward": True}
+    for unit in (*blocks_of(module.core), module):
+        fully_shard(unit, **options)
+    return True

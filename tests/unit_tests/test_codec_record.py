@@ -1,0 +1,45 @@
+"""A run's codec must be the one that its data's latents came from."""
+
+import json
+
+import pytest
+
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.codec.record import check_codec, check_kind, recorded_codecs
+from torchtitan.models.dit_tts.errors import InputError
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A folder that prepare made with the embedded codec, as far as its record goes."""
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    settings = {"codec": "mel_dct", "codec_fingerprint": build_codec("mel_dct").fingerprint}
+    (tmp_path / "out" / "prepare.json").write_text(json.dumps({"settings": settings}))
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("entry", ["", "train", "train/000000.tar", "train/*.tar"])
+def test_the_record_is_found_from_any_way_to_name_the_data(prepared, entry):
+    [record] = recorded_codecs(str(prepared / entry))
+    assert record.kind == "mel_dct"
+    assert len(recorded_codecs([str(prepared / "train"), str(prepared)])) == 1
+
+
+def test_the_codec_of_the_data_passes_and_another_does_not(prepared):
+    path = str(prepared / "train")
+    check_kind("mel_dct", path)
+    check_codec(build_codec("mel_dct"), path)
+    with pytest.raises(InputError, match="are mel_dct's"):
+        check_kind("facebook/dacvae-watermarked", path)
+    record = json.loads((prepared / "prepare.json").read_text())
+    record["settings"]["codec_fingerprint"] = "0" * 16
+    (prepared / "prepare.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="is not the one that .*prepare.json names"):
+        check_codec(build_codec("mel_dct"), path)
+
+
+def test_data_without_a_record_pass(tmp_path):
+    (tmp_path / "prepare.json").write_text("{")
+    for path in (str(tmp_path), "s3://bucket/data/", ["https://host/a.tar", "", str(tmp_path / "x")]):
+        assert recorded_codecs(path) == []
+        check_kind("mel_dct", path)
