@@ -138,11 +138,14 @@ def measure(kind: str, encoder: PretrainedTextEncoder, options: argparse.Namespa
             total = sum(seconds_of(calls[name], options.device) for calls in work)
             seconds[name].append(total)
     padded = sum(len(lengths) * length for lengths, length in made)
-    rows = [pack_rows(np.arange(length) < lengths[:, None]).shapes for lengths, length in made]
+
+    def share(packed: bool) -> float:
+        rows = [pack_rows(np.arange(n) < lengths[:, None], packed).shapes for lengths, n in made]
+        return tokens / sum(r * w for shapes in rows for r, w in shapes)
+
     return {
         "real_tokens": tokens,
-        "useful_share_padded": tokens / padded,
-        "useful_share_packed": tokens / sum(r * w for shapes in rows for r, w in shapes),
+        "useful_share": {"padded": tokens / padded, "sorted": share(False), "packed": share(True)},
         "tokens_per_second": {n: spread([tokens / s for s in v]) for n, v in seconds.items()},
         "ratio_to_padded": {
             name: spread([p / s for p, s in zip(seconds["padded"], values, strict=True)])
@@ -173,9 +176,8 @@ def main() -> None:
         found = report[kind]
         for name, rate in found["tokens_per_second"].items():
             ratio = found["ratio_to_padded"][name]
-            share = found.get(f"useful_share_{name}")
             print(
-                f"| {kind} | {name} | {f'{share:.1%}' if share else ''} | {rate['median']:.0f} "
+                f"| {kind} | {name} | {found['useful_share'][name]:.1%} | {rate['median']:.0f} "
                 f"({rate['min']:.0f}-{rate['max']:.0f}) | {ratio['median']:.2f} "
                 f"({ratio['min']:.2f}-{ratio['max']:.2f}) |"
             )

@@ -31,10 +31,11 @@ def step(model: DiTTTSModel, shape: tuple[int, int, int, int]) -> None:
         torch.randn(batch, frames, 128),
         torch.rand(batch),
         torch.ones(batch, frames, dtype=torch.bool),
-        torch.randn(batch, text, 32),
+        torch.zeros(batch, text, dtype=torch.long),
         torch.ones(batch, text, dtype=torch.bool),
         torch.randn(batch, speaker, 128),
         torch.ones(batch, speaker, dtype=torch.bool),
+        text_features=torch.randn(batch, text, 32),
     )
     out.square().mean().backward()
 

@@ -76,16 +76,13 @@ def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tens
     def normal(*shape):
         return torch.randn(shape, generator=generator)
 
-    text = (
-        torch.randint(VOCABULARY, (2, 7), generator=generator)
-        if args.text_vocab_size
-        else normal(2, 7, args.text_dim)
-    )
-    return {
+    batch = {"text_ids": torch.randint(VOCABULARY, (2, 7), generator=generator)}
+    if not args.text_vocab_size:
+        batch["text_features"] = normal(2, 7, args.text_dim)
+    return batch | {
         "latents": normal(2, 11, args.latent_channels),
         "t": torch.tensor([0.3, 0.8]),
         "frame_mask": until([11, 6], 11),
-        "text": text,
         "text_mask": until([4, 7], 7),
         "speaker": normal(2, 10, args.latent_channels),
         "speaker_mask": until([10, 5], 10),
@@ -140,16 +137,15 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
     T, L, S = lengths.frames, lengths.text_tokens, lengths.speaker_frames
     with torch.device("meta"):
         model = DiTTTSModel(args)
-        text = (
-            torch.zeros(batch, L, dtype=torch.long)
-            if args.text_vocab_size
-            else torch.zeros(batch, L, args.text_dim)
-        )
+        ids = torch.zeros(batch, L, dtype=torch.long)
+        features = None if args.text_vocab_size else torch.zeros(batch, L, args.text_dim)
         masks = [torch.ones(batch, length, dtype=torch.bool) for length in (T, L, S)]
         latents, speaker = (torch.zeros(batch, n, args.latent_channels) for n in (T, S))
         t = torch.zeros(batch)
     with FlopCounterMode(display=False) as counter:
-        out = model(latents, t, masks[0], text, masks[1], speaker, masks[2])
+        out = model(
+            latents, t, masks[0], ids, masks[1], speaker, masks[2], text_features=features
+        )
         forward = counter.get_total_flops()
         out.sum().backward()
         return forward, counter.get_total_flops()
@@ -190,6 +186,11 @@ def with_garbage(padded: torch.Tensor, mask: torch.Tensor, longer: int, seed: in
     return garbage
 
 
+STREAMS = {
+    "latents": ["latents"], "text": ["text_ids", "text_features"], "speaker": ["speaker"]
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("longer", [0, 1, 5])
 @pytest.mark.parametrize("vocabulary", [0, VOCABULARY])
 @pytest.mark.parametrize("stream", ["latents", "text", "speaker"])
@@ -198,11 +199,11 @@ def test_padding_changes_nothing(stream, vocabulary, longer):
     model, batch = build(args), inputs(args=args)
     mask_name = {"latents": "frame_mask"}.get(stream, f"{stream}_mask")
     mask = batch[mask_name]
-    changes = {
-        stream: with_garbage(batch[stream], mask, longer, seed=5),
-        mask_name: torch.nn.functional.pad(mask, (0, longer)),
-    }
-    assert not torch.equal(changes[stream][:, : mask.shape[1]], batch[stream])
+    changes = {mask_name: torch.nn.functional.pad(mask, (0, longer))}
+    for name in STREAMS[stream]:
+        if name in batch:
+            changes[name] = with_garbage(batch[name], mask, longer, seed=5)
+            assert not torch.equal(changes[name][:, : mask.shape[1]], batch[name])
     changed = output(model, batch, **changes)[:, :11]
     valid = batch["frame_mask"]
     assert_close(changed[valid], output(model, batch)[valid])
@@ -212,11 +213,12 @@ def test_padding_changes_nothing(stream, vocabulary, longer):
 def test_masking_a_condition_equals_its_absence(model, condition):
     batch = inputs()
     hidden = output(model, batch, **{f"keep_{condition}": torch.tensor([False, False])})
-    other = torch.roll(batch[condition], 3, dims=1).repeat(1, 2, *[1] * (batch[condition].dim() - 2))
+    [name] = [name for name in STREAMS[condition] if name in batch]
+    other = torch.roll(batch[name], 3, dims=1).repeat(1, 2, *[1] * (batch[name].dim() - 2))
     absent = output(
         model,
         batch,
-        **{condition: other, f"{condition}_mask": torch.zeros(other.shape[:2], dtype=torch.bool)},
+        **{name: other, f"{condition}_mask": torch.zeros(other.shape[:2], dtype=torch.bool)},
     )
     valid = batch["frame_mask"]
     assert_close(hidden[valid], absent[valid])
@@ -246,7 +248,7 @@ def test_rows_do_not_see_each_other(model):
 def test_kept_key_values_give_the_same_output(model):
     batch = inputs()
     conditions = model.encode_conditions(
-        batch["text"], batch["text_mask"], batch["speaker"], batch["speaker_mask"]
+        batch["text_ids"], batch["text_mask"], batch["speaker"], batch["speaker_mask"]
     )
     key_values = model.condition_key_values(conditions)
     for t in (torch.tensor([1.0, 1.0]), batch["t"]):
@@ -262,7 +264,10 @@ def test_text_features_are_a_set_of_keys():
     model, batch = build(args), inputs(args=args)
     order = torch.tensor([5, 2, 0, 6, 1, 4, 3])
     shuffled = output(
-        model, batch, text=batch["text"][:, order], text_mask=batch["text_mask"][:, order]
+        model,
+        batch,
+        text_features=batch["text_features"][:, order],
+        text_mask=batch["text_mask"][:, order],
     )
     valid = batch["frame_mask"]
     assert_close(shuffled[valid], output(model, batch)[valid])
@@ -271,7 +276,7 @@ def test_text_features_are_a_set_of_keys():
 # What it does depend on
 
 
-@pytest.mark.parametrize("name", ["latents", "t", "text", "speaker"])
+@pytest.mark.parametrize("name", ["latents", "t", "text_ids", "speaker"])
 def test_every_input_matters(model, name):
     batch = inputs()
     change = (output(model, batch, **{name: inputs(2)[name].flip(0)}) - output(model, batch)).abs()
@@ -292,11 +297,11 @@ def test_every_frame_sees_every_frame_and_its_place(model):
 
 def test_the_order_of_bytes_matters(model):
     batch = inputs()
-    text = batch["text"].clone()
+    text = batch["text_ids"].clone()
     text[1, [0, 1]] = torch.tensor([3, 4])
     swapped = text.clone()
     swapped[1, [0, 1]] = torch.tensor([4, 3])
-    change = output(model, batch, text=text) - output(model, batch, text=swapped)
+    change = output(model, batch, text_ids=text) - output(model, batch, text_ids=swapped)
     assert change[1, :6].abs().max() > 1e-3
     assert change[0].abs().max() < 1e-5
 
