@@ -45,6 +45,15 @@ LAYOUTS = {
         2,
         ["--training.local_batch_size=4", "--compile.enable", "--activation_checkpoint.mode=full"],
     ),
+    "reduce_overhead": (1, ["--compile.enable", "--compile.mode=reduce-overhead"]),
+    "fsdp_memory_budget": (
+        2,
+        [
+            "--training.local_batch_size=4",
+            "--compile.enable",
+            "--activation_checkpoint.mode=memory_budget",
+        ],
+    ),
 }
 
 

@@ -22,11 +22,7 @@ from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.main import train
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.planning.activations import (
-    StorageLedger,
-    activation_memory,
-    measure,
-)
+from torchtitan.models.dit_tts.planning.activations import activation_memory, measure
 from torchtitan.models.dit_tts.planning.downloads import downloads
 from torchtitan.models.dit_tts.planning.dry_run import DryRunOptions, take_options
 from torchtitan.models.dit_tts.planning.parameters import (
@@ -39,6 +35,7 @@ from torchtitan.models.dit_tts.planning.parameters import (
 from torchtitan.models.dit_tts.planning.plan import make_plan, planned_gpus
 from torchtitan.models.dit_tts.planning.report import memory_lines, report
 from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks, state_memory
+from torchtitan.models.dit_tts.planning.storage_ledger import StorageLedger
 from torchtitan.models.dit_tts.validate import validate_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,6 +20,7 @@ _COMMANDS = {
         "what is in a dataset of archives, and what is wrong with it",
     ),
     "export-codec": ("codec.export_command", "a DAC-VAE's weights to a safetensors file"),
+    "plan": ("planning.command", "time, memory and MFU of a run before it starts, for a named GPU"),
     "generate": ("inference.generate_command", "text to speech with a trained run"),
     "evaluate": ("inference.evaluate_command", "word error rate of a run's speech, with wavs"),
 }
@@ -30,7 +31,10 @@ def main(args: list[str]) -> int:
     """Runs one sub-command. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="titan-tts", description=__doc__)
     _add_commands(parser, _COMMANDS, [arg for arg in args if not arg.startswith("-")])
-    options = parser.parse_args(args)
+    options, rest = parser.parse_known_args(args)
+    if rest and not hasattr(options, "config_args"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.config_args = rest  # --section.key value, of a command that takes them
     return options.run_command(options)
 
 

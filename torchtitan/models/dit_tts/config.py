@@ -165,6 +165,23 @@ class TTSConfigManager(ConfigManager):
         """Upstream looks for a language model's tokenizer here; this family has none."""
 
 
+def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfig:
+    """A resolved config as JSON keeps it, section by section; `where` names it in messages.
+
+    Raises:
+        InputError: an unknown key, a value of the wrong type.
+    """
+
+    def without_none(value: Any) -> Any:  # as in TOML, a missing key stands for None
+        if not isinstance(value, dict):
+            return value
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+
+    manager = TTSConfigManager()
+    manager._file = where
+    return manager._dict_to_dataclass(JobConfig, without_none(content))
+
+
 def load_config(args: list[str]) -> JobConfig:
     """Config of a run from `--job.config_file X.toml` and `--section.key value` arguments.
 

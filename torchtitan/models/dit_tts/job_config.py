@@ -6,6 +6,7 @@ from typing import Literal
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config.job_config import (
     Checkpoint as TitanCheckpoint,
+    Compile as TitanCompile,
     Job as TitanJob,
     Metrics as TitanMetrics,
     Model as TitanModel,
@@ -53,7 +54,28 @@ class Checkpoint(TitanCheckpoint):
 
 
 @dataclass
+class Compile(TitanCompile):
+    enable: bool = False
+    """Compiles each block of the decoder, one graph for each static shape"""
+
+    mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = "default"
+    """What torch.compile's inductor tries; reduce-overhead and max-autotune replay CUDA graphs, on one
+    GPU only"""
+
+
+@dataclass
 class Optimizer(TitanOptimizer):
+    name: str = "AdamW"
+    """AdamW, Adam, or Muon: Muon for the large matrices of the decoder's blocks and AdamW for the rest"""
+
+    state_dtype: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """Precision of AdamW's two moments; float32 means that of the weights, 8bit needs torchao"""
+
+    muon_lr: float = 0.0
+    """Learning rate of Muon, whose updates are scaled to AdamW's root mean square; 0: lr"""
+
     encoder_lr: float = 1e-5
     """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""
 
@@ -203,6 +225,14 @@ class Encoder:
 
 
 @dataclass
+class Attention:
+    backend: Literal["auto", "sdpa", "varlen", "flex"] = "auto"
+    """Kernel of the decoder's attention: PyTorch's with a mask over the keys (sdpa), flash attention
+    over packed keys (varlen), flex attention over blocks of keys (flex), or what is known to be the
+    fastest on the device (auto)"""
+
+
+@dataclass
 class Objective:
     prediction: Literal["velocity", "noise"] = "velocity"
     """What the network predicts: ε - x0 or ε"""
@@ -256,15 +286,45 @@ class Sampling:
 
 
 @dataclass
+class Benchmark:
+    enable: bool = False
+    """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
+    run's folder; [data] path is not read"""
+
+    duration_seconds: float = 0.0
+    """Seconds of timed steps; 0: steps decides"""
+
+    steps: int = 0
+    """Timed steps, or the most of them where duration_seconds is given too; 0: duration_seconds
+    decides"""
+
+    warmup_steps: int = 3
+    """Steps in each bucket's shape before timing starts; compiling happens in these"""
+
+    lengths: Literal["mixed", "longest"] = "mixed"
+    """Utterances of log-normal lengths in the buckets that data of these lengths would have, or all of
+    [data] max_frames, max_text_tokens and max_speaker_frames"""
+
+    mean_seconds: float = 9.0
+    """Mean of the log-normal lengths, in seconds; they are cut at 1 s and [data] max_frames"""
+
+    sigma: float = 0.5
+    """Standard deviation of the logarithm of these lengths"""
+
+
+@dataclass
 class JobConfig(TitanJobConfig):
     job: Job = field(default_factory=Job)
     model: Model = field(default_factory=Model)
     metrics: Metrics = field(default_factory=Metrics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    compile: Compile = field(default_factory=Compile)
     optimizer: Optimizer = field(default_factory=Optimizer)
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     encoder: Encoder = field(default_factory=Encoder)
+    attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
+    benchmark: Benchmark = field(default_factory=Benchmark)

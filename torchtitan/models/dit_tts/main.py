@@ -95,15 +95,20 @@ def train(args: list[str]) -> int:
     import torch
 
     from torchtitan.models.dit_tts import model_flavors
+    from torchtitan.models.dit_tts.benchmarking.loader import as_benchmark
     from torchtitan.models.dit_tts.config import load_config, run_folder_path, upstream_view
+    from torchtitan.models.dit_tts.planning.after_run import ran_shapes, write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder
     from torchtitan.models.dit_tts.validate import data_parallel_degree, validate_config
     from torchtitan.tools.logging import init_logger, logger
+    from torchtitan.tools.utils import device_module
 
     trainer = None
     folder = None
     try:
         config = load_config(args)
+        if config.benchmark.enable:
+            config = as_benchmark(config)
         world_size = int(os.environ["WORLD_SIZE"])
         validate_config(config, world_size, list(model_flavors()))
         dp_degree = data_parallel_degree(config, world_size)
@@ -120,6 +125,9 @@ def train(args: list[str]) -> int:
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
             trainer.train()
+            if trainer.benchmark is not None:
+                most = trainer.metrics_processor.most_reserved_gib()
+                trainer.benchmark.finish(folder.path, most)
         folder.set_state("completed", trainer.step)
     except (Exception, KeyboardInterrupt) as error:
         if folder is not None:
@@ -130,4 +138,14 @@ def train(args: list[str]) -> int:
             trainer.close()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    if folder.rank == 0 and trainer.metrics_processor.shapes:
+        write_plan(
+            folder.path,
+            config,
+            world_size,
+            int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            device_module.get_device_name(),
+            ran_shapes(trainer.metrics_processor.shapes),
+            folder.started,
+        )
     return 0

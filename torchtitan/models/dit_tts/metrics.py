@@ -8,6 +8,7 @@ real lengths only.
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -90,10 +91,12 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
-        self.shapes: set[tuple[int, ...]] = set()
+        self.shapes: Counter[tuple[int, int, int, int]] = Counter()
+        self.compiles = 0
         self.metrics_file: LineFile | None = None
         self.first_step = 0
         self.start_time = time.perf_counter()
+        self._most_reserved_gib = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -151,7 +154,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             text_rows: (rows, tokens) of each pass through a pretrained text encoder.
         """
         batch, padded, text, speaker = shape
-        self.shapes.add(shape)
+        self.shapes[shape] += 1
         self.executed_flops += batch * training_flops(
             self.model_args, Lengths(padded, text, speaker)
         )
@@ -168,6 +171,11 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.valid_frames += sum(frames)
         self.padded_frames += batch * padded
         self.replaced_samples += replaced
+
+    def most_reserved_gib(self) -> float:
+        """Most device memory that this rank has reserved in its life, in GiB."""
+        now = self.device_memory_monitor.get_peak_stats().max_reserved_gib
+        return max(self._most_reserved_gib, now)
 
     def _global_sums(self) -> list[float]:
         sums = torch.tensor(
@@ -205,8 +213,10 @@ class TTSMetricsProcessor(MetricsProcessor):
         executed, useful, samples, valid, padded, replaced = self._global_sums()
         devices = self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
+        self._most_reserved_gib = max(self._most_reserved_gib, memory.max_reserved_gib)
         steps = step - self.last_logged_step
         total = self.job_config.training.steps
+        lr = (extra_metrics or {}).get("lr")
         remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
         metrics: dict[str, Any] = {
             "loss": global_avg_loss,
@@ -220,6 +230,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "padding_waste": 1.0 - valid / padded,
             "replaced_samples": int(replaced),
             "compiled_shapes": len(self.shapes),
+            "compiles": self.compiles,
             "seconds_per_step": seconds / steps,
             "data_loading_fraction": sum(self.data_loading_times) / seconds,
             "peak_memory_gib": memory.max_reserved_gib,
@@ -228,7 +239,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             # None on a device whose peak is not known: an MFU against a guessed peak is no figure.
             "mfu": self.peak and executed / seconds / devices / self.peak,
             "goodput_mfu": self.peak and useful / seconds / devices / self.peak,
-            "lr": (extra_metrics or {}).get("lr"),
+            "lr": None if lr is None else float(lr),  # torchao's is a tensor
         }
         self.logger.log(metrics, step)
         if self.metrics_file is not None:

@@ -2,18 +2,23 @@
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.benchmarking.loader import build_random_encoder
+from torchtitan.models.dit_tts.benchmarking.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.conditioning.packing import TextRows
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.frozen_encoder import build_frozen_encoder
+from torchtitan.models.dit_tts.infra.optimizer import same_optimizer_as_saved
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -35,26 +40,42 @@ class DiTTTSTrainer(Trainer):
         super().__init__(job_config)
         # [data] epochs has decided it by now; the run's config.toml is to say so.
         run_folder.config.training.steps = job_config.training.steps
-        self.text_encoder = build_frozen_encoder(
-            job_config, self.parallel_dims, self.dataloader.features, self.device
-        )
+        self.benchmark = self._build_benchmark() if job_config.benchmark.enable else None
+        if self.benchmark is not None:
+            self.text_encoder = build_random_encoder(job_config, self.parallel_dims, self.device)
+        else:
+            self.text_encoder = build_frozen_encoder(
+                job_config, self.parallel_dims, self.dataloader.features, self.device
+            )
         self.objective = build_objective(job_config)
         self.ema = (
             EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
         )
         if self.ema is not None and self.checkpointer.enable:
             self.checkpointer.states["ema"] = self.ema
+        self.compile_watch = CompileWatch(self.model_parts[0])
         self.run_folder = run_folder
         self.step_ids: list[str] = []
         self.micro_batch = 0
         self._load = self.checkpointer.load
         self.checkpointer.load = self._load_checkpoint
 
+    def _build_benchmark(self) -> BenchmarkRecorder:
+        parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+        return BenchmarkRecorder(
+            self.job_config,
+            self.model_args,
+            parameters,
+            len(self.dataloader.order.warm_up),
+            self.metrics_processor.peak,
+        )
+
     def _load_checkpoint(self, step: int = -1) -> bool:
         """Loads as upstream does, then brings the run's folder to the step that was loaded."""
         self._remove_unfinished_checkpoints()
         self._refuse_to_lose_steps(step)
-        loaded = self._load(step=step)
+        with same_optimizer_as_saved(self.job_config.optimizer):
+            loaded = self._load(step=step)
         self.run_folder.confirm()
         self.run_folder.resume_at(self.step)
         self.metrics_processor.start(
@@ -106,14 +127,16 @@ class DiTTTSTrainer(Trainer):
             if self.job_config.objective.loss_on_padding:
                 labels = torch.zeros_like(labels)
             rows = self._text_rows(batch)
-            self.metrics_processor.count(
+            sizes = (
                 (*batch["latents"].shape[:2], batch["text_ids"].shape[1], batch["speaker"].shape[1]),
                 batch["frames"].tolist(),
                 batch["text_mask"].sum(1).tolist(),
                 batch["speaker_mask"].sum(1).tolist(),
-                batch["replaced"],
-                rows.shapes if rows is not None else (),
             )
+            text_rows = rows.shapes if rows is not None else ()
+            self.metrics_processor.count(*sizes, batch["replaced"], text_rows)
+            if self.benchmark is not None:
+                self.benchmark.count(*sizes, text_rows)
             batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
             # Labels stay on the CPU, where upstream counts them. The copy from pinned memory runs
@@ -161,23 +184,31 @@ class DiTTTSTrainer(Trainer):
             )
         with self.train_context():
             with self.maybe_enable_amp:
-                prediction = self.model_parts[0](
-                    noisy.latents,
-                    noisy.t,
-                    frame_mask,
-                    input_dict["text_ids"],
-                    input_dict["text_mask"],
-                    input_dict["speaker"],
-                    input_dict["speaker_mask"],
-                    noisy.keep_text,
-                    noisy.keep_speaker,
-                    features,
-                    input_dict["text_rows"],
-                )
+                with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
+                    prediction = self.model_parts[0](
+                        noisy.latents,
+                        noisy.t,
+                        frame_mask,
+                        input_dict["text_ids"],
+                        input_dict["text_mask"],
+                        input_dict["speaker"],
+                        input_dict["speaker_mask"],
+                        noisy.keep_text,
+                        noisy.keep_speaker,
+                        features,
+                        input_dict["text_rows"],
+                    )
+                self.metrics_processor.compiles = self.compile_watch.graphs
                 loss = self.loss_fn(prediction, noisy.target, frame_mask) / global_valid_tokens
             del prediction
             loss.backward()
         return loss
+
+    def should_continue_training(self) -> bool:
+        if self.benchmark is not None:
+            # A benchmark's end may be a duration; progress and ETA are then an estimate.
+            self.job_config.training.steps = self.step + self.benchmark.remaining_steps(self.step)
+        return super().should_continue_training()
 
     def close(self) -> None:
         self.dataloader.close()
@@ -186,9 +217,10 @@ class DiTTTSTrainer(Trainer):
     def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
         self.step_ids = []
         self.micro_batch = 0
-        super().train_step(data_iterator)
-        if self.ema is not None:
-            self.ema.update()
+        with self.benchmark.step(self.step) if self.benchmark is not None else nullcontext():
+            super().train_step(data_iterator)
+            if self.ema is not None:
+                self.ema.update()
         if self.job_config.data.audit:
             self.run_folder.audit.append({"step": self.step, "ids": self.step_ids})
         if self.metrics_processor.should_log(self.step):

@@ -9,6 +9,7 @@ from torchtitan.models.dit_tts.config import run_folder_path
 from torchtitan.models.dit_tts.data.build import check_settings
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.validate_speed import validate_speed
 from torchtitan.tools.utils import device_type
 
 
@@ -122,6 +123,8 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         config.data, t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree
     )
     _validate_tokens(config)
+    _validate_attention(config)
+    _validate_benchmark(config)
     check_kind(config.sampling.codec, config.data.path)
     _validate_unsupported(config)
     checkpoint = config.checkpoint
@@ -153,10 +156,7 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"[activation_checkpoint] selective_ac_option = {ac.selective_ac_option!r}; allowed are "
         f"'op' or N, for every Nth block",
     )
-    _require(
-        ac.mode != "memory_budget" or config.compile.enable,
-        "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
-    )
+    validate_speed(config, dp_degree)
 
 
 def _validate_tokens(config: JobConfig) -> None:
@@ -202,6 +202,45 @@ def _validate_tokens(config: JobConfig) -> None:
     )
 
 
+def _validate_attention(config: JobConfig) -> None:
+    """What an accelerator's kernels cannot do; the CPU has stand-ins for them."""
+    backend, precision = config.attention.backend, config.training.mixed_precision_param
+    if device_type == "cpu":
+        return
+    _require(
+        backend != "flex" or (config.compile.enable and "model" in config.compile.components),
+        "[attention] backend = 'flex' needs [compile] enable = true with 'model' among its components: "
+        "uncompiled it holds the scores of all queries and keys; compile, or choose sdpa or varlen",
+    )
+    _require(
+        backend != "varlen" or precision == "bfloat16",
+        f"[attention] backend = 'varlen' needs [training] mixed_precision_param = 'bfloat16', not "
+        f"{precision!r}: flash attention has no other; set it, or choose sdpa",
+    )
+
+
+def _validate_benchmark(config: JobConfig) -> None:
+    benchmark, encoder = config.benchmark, config.encoder
+    if not benchmark.enable:
+        return
+    for key in ("steps", "duration_seconds"):
+        value = getattr(benchmark, key)
+        _require(value >= 0, f"[benchmark] {key} = {value} must not be negative")
+    _require(
+        benchmark.steps > 0 or benchmark.duration_seconds > 0,
+        "[benchmark] enable = true with steps = 0 and duration_seconds = 0 would never end; set one of "
+        "them",
+    )
+    for key in ("warmup_steps", "mean_seconds", "sigma"):
+        value = getattr(benchmark, key)
+        _require(value > 0, f"[benchmark] {key} = {value} must be greater than 0")
+    _require(
+        not is_pretrained(encoder.model) or encoder.frozen,
+        f"[benchmark] enable = true with [encoder] model = {encoder.model!r} and frozen = false is not "
+        f"supported: its weights would have to be loaded; set frozen = true",
+    )
+
+
 def _validate_unsupported(config: JobConfig) -> None:
     """Settings of upstream's that this family would ignore or break on."""
     c, sharded = config.checkpoint, config.parallelism.data_parallel_shard_degree != 1
@@ -219,10 +258,6 @@ def _validate_unsupported(config: JobConfig) -> None:
         ),
     ):
         _require(not wrong, f"{key} = true is not supported by this model family; set it to {allowed}")
-    _require(
-        config.optimizer.name in ("Adam", "AdamW"),
-        f"[optimizer] name = {config.optimizer.name!r} is not known; allowed are Adam and AdamW",
-    )
     _require(
         device_type != "cpu" or c.async_mode != "async_with_pinned_mem",
         "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "

@@ -1,6 +1,6 @@
-"""Activation checkpointing, compile and data parallelism for the plain model."""
+"""Data parallelism for the plain model, after activation checkpointing and compile."""
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,18 +15,22 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.conditioning.encoder_source import blocks_of
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.data.buckets import MAX_BUCKETS
+from torchtitan.models.dit_tts.infra.compile import apply_compile
+from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
-# What per-op checkpointing keeps: the products, which cost most to compute again.
+# What per-op checkpointing keeps: the products, which cost most to compute again, and the maxima
+# that fp8 scales by.
 _SAVED_OPERATIONS = {
     torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten.max.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -41,17 +45,6 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
     parameter.copy_(value)
-
-
-def apply_compile(model: nn.Module, backend: str | Callable) -> None:
-    """Compiles each block in place: a wrapper around it would step past FSDP's hooks."""
-    # One graph for each static shape of the data, in training and in evaluation mode.
-    torch._dynamo.config.recompile_limit = max(
-        torch._dynamo.config.recompile_limit, 2 * MAX_BUCKETS
-    )
-    for layer in model.layers:
-        layer.compile(backend=backend, fullgraph=True, dynamic=False)
-    logger.info(f"Compiling each block in place with {backend}")
 
 
 def _sum_gradients(model: nn.Module) -> None:
@@ -119,7 +112,9 @@ def parallelize_dit_tts(
             base_folder=job_config.job.dump_folder,
         )
     if compile_model:
-        apply_compile(model, job_config.compile.backend)
+        data, compile_config = job_config.data, job_config.compile
+        shapes = len(data.bucket_frames) or data.num_buckets
+        apply_compile(model, compile_config.backend, shapes, compile_config.mode)
 
     training = job_config.training
     if parallel_dims.fsdp_enabled:

@@ -106,6 +106,10 @@ class DiTTTSModelArgs(BaseModelArgs):
     norm_eps: float = 1e-6
     """Epsilon of every RMSNorm"""
 
+    attention: str = "auto"
+    """How the decoder's attention is computed, one of attention_backends.BACKENDS; no part of the
+    model's mathematics"""
+
     def update_from_config(
         self, job_config: JobConfig, *, download: bool = True, **kwargs
     ) -> None:
@@ -120,6 +124,7 @@ class DiTTTSModelArgs(BaseModelArgs):
         """
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size
+        self.attention = job_config.attention.backend
         encoder = job_config.encoder
         if encoder.model in LEARNED_UNITS:
             plain = encoder.model == "bytes" and not job_config.data.conditioning

@@ -1,31 +1,13 @@
 """Attention of the decoder (joint over self, text and speaker keys) and of the encoders."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""
-
-
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-) -> torch.Tensor:
-    """softmax(q kᵀ / √K) v for tensors (B, L, H, K); mask broadcasts to (B, H, Lq, Lk)."""
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=causal,
-    )
-    return out.transpose(1, 2)
 
 
 class SelfAttention(nn.Module):
@@ -91,13 +73,12 @@ class JointAttention(SelfAttention):
         self,
         x: torch.Tensor,
         rope: torch.Tensor,
-        mask: torch.Tensor,
+        keys: JointKeys,
         conditions: tuple[KeyValue, KeyValue],
     ) -> torch.Tensor:
-        """x (B, T, D); mask (B, 1, 1, T + L + P), true at keys that count."""
+        """x (B, T, D); keys says which of the T + L + P keys count."""
         q, k, v, gate = self.split_heads(x)
         q, k = self._rotate(q, rope), self._rotate(k, rope)
         (text_k, text_v), (speaker_k, speaker_v) = conditions
-        k = torch.cat([k, text_k, speaker_k], dim=1)
-        v = torch.cat([v, text_v, speaker_v], dim=1)
-        return self.project_out(attend(q, k, v, mask), gate)
+        attended = keys.attend(q, (k, text_k, speaker_k), (v, text_v, speaker_v))
+        return self.project_out(attended, gate)

@@ -12,6 +12,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue
+from torchtitan.models.dit_tts.model.attention_backends import JointKeys, prepare_keys
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
 from torchtitan.models.dit_tts.model.layers import (
@@ -107,7 +108,7 @@ class TransformerBlock(nn.Module):
         x: torch.Tensor,
         shared: torch.Tensor,
         rope: torch.Tensor,
-        mask: torch.Tensor,
+        keys: JointKeys,
         text: torch.Tensor | None,
         speaker: torch.Tensor | None,
         conditions: tuple[KeyValue, KeyValue] | None = None,
@@ -118,7 +119,7 @@ class TransformerBlock(nn.Module):
         shift, scale, gate = self.adaln(shared)[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
         h = rms_norm(x, self.eps) * (1 + scale[:, 0]) + shift[:, 0]
-        x = x + gate[:, 0] * self.attention(h, rope, mask, conditions)
+        x = x + gate[:, 0] * self.attention(h, rope, keys, conditions)
         h = rms_norm(x, self.eps) * (1 + scale[:, 1]) + shift[:, 1]
         return x + gate[:, 1] * self.mlp(h)
 
@@ -256,14 +257,15 @@ class DiTTTSModel(ModelProtocol):
         # One key that always counts keeps a softmax row from being empty. Padding comes last, so
         # the last frame of a batch row is valid or, if the row is empty, harmless.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
-        mask = torch.cat([self_mask, text_mask, speaker_mask], dim=1)[:, None, None, :]
+        valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         head_dim = self.args.dim // self.args.n_heads
         rope = rope_table(frames, head_dim, self.args.rope_theta, latents.device)
         shared = self.timestep(t)
         x = self.input(latents.to(self.input.weight.dtype))
+        keys = prepare_keys(self.args.attention, valid, frames, x.dtype)
         for index, layer in enumerate(self.layers):
             kept = key_values[index] if key_values is not None else None
-            x = layer(x, shared, rope, mask, conditions.text, conditions.speaker, kept)
+            x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, kept)
         return self.output(self.norm(x)).float()
 
     def forward(

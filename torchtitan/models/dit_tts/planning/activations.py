@@ -6,8 +6,6 @@ born and when it dies. Two and three blocks are run; the others are like the thi
 """
 
 import contextlib
-import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +13,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint, Compile
@@ -25,6 +22,9 @@ from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler
+from torchtitan.models.dit_tts.planning.operations import OperationRecorder
+from torchtitan.models.dit_tts.planning.storage_ledger import StorageLedger
 from torchtitan.tools.utils import set_default_dtype
 
 
@@ -56,56 +56,6 @@ class NoRowsByMask(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class StorageLedger(TorchDispatchMode):
-    """Notes each storage that operations make: its bytes, when it was born and when it died."""
-
-    def __init__(self, known: Iterable[torch.Tensor]):
-        """known: tensors that are not counted."""
-        super().__init__()
-        self._known = {_key(tensor) for tensor in known}
-        self._alive: dict[int, tuple[int, int, weakref.ref]] = {}
-        self._dead: list[tuple[int, int, int]] = []
-        self._now = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self._now += 1
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(out):
-            if isinstance(tensor, torch.Tensor):
-                self._note(_key(tensor), tensor.untyped_storage())
-        return out
-
-    def _note(self, key: int, storage: torch.UntypedStorage) -> None:
-        if key in self._known or key in self._alive:
-            return
-
-        def bury(_: weakref.ref) -> None:
-            size, born, _ = self._alive.pop(key)
-            self._dead.append((size, born, self._now))
-
-        # A storage's object in Python lives as long as the storage.
-        self._alive[key] = storage.nbytes(), self._now, weakref.ref(storage, bury)
-
-    def alive(self) -> int:
-        """Bytes that are alive now."""
-        return sum(size for size, _, _ in self._alive.values())
-
-    def peak(self, without: Iterable[torch.Tensor]) -> int:
-        """Most bytes that were alive after any operation, leaving out storages of these tensors."""
-        left_out = {_key(tensor) for tensor in without}
-        changes = np.zeros(self._now + 2, np.int64)
-        for size, born, died in self._dead:
-            changes[born] += size
-            changes[died + 1] -= size
-        for key, (size, born, _) in self._alive.items():
-            changes[born] += 0 if key in left_out else size
-        return int(changes.cumsum().max())
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def activation_memory(
     config: JobConfig, args: DiTTTSModelArgs, samples: int, lengths: Lengths, *, sharded: bool
 ) -> ActivationMemory:
@@ -119,7 +69,7 @@ def activation_memory(
         sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
     """
     fixed = blocks = working = batch = 0
-    for kind, layers in _blocks_by_checkpointing(config.activation_checkpoint, args.n_layers).items():
+    for kind, layers in blocks_by_checkpointing(config.activation_checkpoint, args.n_layers).items():
         two, three = (
             measure(config, replace(args, n_layers=n), samples, lengths, kind, sharded=sharded)
             for n in (2, 3)
@@ -133,7 +83,7 @@ def activation_memory(
     return ActivationMemory(batch, fixed + blocks, working)
 
 
-def _blocks_by_checkpointing(options: ActivationCheckpoint, n_layers: int) -> dict[str, int]:
+def blocks_by_checkpointing(options: ActivationCheckpoint, n_layers: int) -> dict[str, int]:
     """How many blocks are checkpointed in which way, as upstream does it."""
     if options.mode == "selective" and options.selective_ac_option != "op":
         whole = n_layers // int(options.selective_ac_option)
@@ -154,6 +104,8 @@ def measure(
     *,
     sharded: bool,
     fake: bool = True,
+    compiler: BlockCompiler | None = None,
+    recorder: OperationRecorder | None = None,
 ) -> ActivationMemory:
     """One forward and backward pass of a model with these sizes.
 
@@ -165,6 +117,8 @@ def measure(
         checkpointing: of every block: "none", "full" or "selective", which is by operation.
         sharded: as in `activation_memory`.
         fake: false computes with data, on the CPU.
+        compiler: the decoder's blocks run as it compiles them.
+        recorder: takes note of the operations.
     """
     compute_dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
     own_dtype = compute_dtype if sharded else TORCH_DTYPE_MAP[config.training.dtype]
@@ -175,7 +129,9 @@ def measure(
         modes.enter_context(torch.device("cpu"))
         with set_default_dtype(own_dtype):
             model = get_train_spec().model_cls(args)
-        model = _checkpointed(model, config, checkpointing)
+        made = compiler is None or compiler.install(model.layers)
+        by_partition = compiler is not None and checkpointing == "selective"
+        model = _checkpointed(model, config, "none" if by_partition else checkpointing)
         batch = _micro_batch(config, args, samples, lengths)
         inputs = list(batch.values())
         if args.text_encoder:
@@ -183,16 +139,26 @@ def measure(
             batch["text_rows"] = model.text_encoder.rows(every_token)
         target = torch.zeros_like(batch["latents"])
         known = [*model.parameters(), *model.buffers(), *inputs, target]
-        with StorageLedger(known) as ledger:
-            with torch.autocast(
-                "cpu", compute_dtype, enabled=not sharded and compute_dtype != torch.float32
-            ):
-                prediction = model(**batch)
-                loss = squared_error_sum(prediction, target, batch["frame_mask"])
-            del prediction
+        autocast = not sharded and compute_dtype != torch.float32
+
+        def forward() -> torch.Tensor:
+            with torch.autocast("cpu", compute_dtype, enabled=autocast):
+                return squared_error_sum(model(**batch), target, batch["frame_mask"])
+
+        if not made:
+            forward().backward()
+            model.zero_grad()
+        recorder = recorder or OperationRecorder()
+        with StorageLedger(known) as ledger, recorder:
+            if compiler is not None:
+                compiler.ledger, compiler.recorder = ledger, recorder
+            loss = forward()
             saved = ledger.alive()
+            recorder.backward = True
             loss.backward()
             del loss
+        if compiler is not None:
+            compiler.ledger = compiler.recorder = None
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         peak = ledger.peak(without=gradients)
     # Clean latents and the target are as large as the noisy ones that the model sees.

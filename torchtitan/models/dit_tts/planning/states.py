@@ -21,12 +21,15 @@ from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.conditioning.encoder_source import EncoderSource
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.infra.frozen_encoder import shard_if_large
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.products import block_products
+from torchtitan.models.dit_tts.job_config import JobConfig, Optimizer
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.planning.parameters import build_on_meta
 from torchtitan.tools.utils import set_default_dtype
 
 _FLOAT32 = 4
+_8BIT_BLOCK = 256
+"""numbers of an 8-bit moment that have a scale in common"""
 
 
 @dataclass(frozen=True)
@@ -133,9 +136,8 @@ def state_memory(
         weights = sum(_padded_bytes(parameter) for parameter in model.parameters())
         gathered, largest = _gathered(model)
         encoder, encoder_gathered, encoder_sharded = _frozen_encoder(config, source, dims)
+        optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
-    # Two moments like the weights and a float32 count of steps for each parameter.
-    optimizer = 2 * local + _FLOAT32 * len(parameters)
     ema = _FLOAT32 * sum(parameter.numel() for parameter in parameters) if config.ema.enable else 0
     training = config.training
     in_turn = 0
@@ -163,6 +165,34 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 def _padded_bytes(parameter: torch.Tensor) -> int:
     """FSDP2 keeps each shard padded to the length of the longest."""
     return _local(parameter).untyped_storage().nbytes()
+
+
+def _optimizer(model: nn.Module, options: Optimizer) -> int:
+    """Two moments of each parameter and a float32 count of steps; Muon has one moment of its own."""
+    muon = set()
+    if options.name == "Muon":
+        muon = {linear.weight for linear in block_products(model)}
+    total = 0
+    for parameter in model.parameters():
+        local = _local(parameter)
+        if parameter in muon:
+            total += local.nbytes
+            continue
+        total += _FLOAT32
+        if options.state_dtype == "bfloat16":
+            total += 2 * torch.bfloat16.itemsize * local.numel()
+        elif options.state_dtype == "8bit" and _in_8_bits(local):
+            # A byte a number, a float32 scale a block, and each moment's table of 256 values.
+            scales = local.numel() // _8BIT_BLOCK + 256
+            total += 2 * (local.numel() + _FLOAT32 * scales)
+        else:
+            total += 2 * local.nbytes
+    return total
+
+
+def _in_8_bits(local: torch.Tensor) -> bool:
+    """What torchao quantises."""
+    return local.numel() >= 4096 and local.numel() % _8BIT_BLOCK == 0
 
 
 def _frozen_encoder(

@@ -1,0 +1,68 @@
+"""The stages, their shares of the time, and what a check is asked to do."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    share: float
+    """of the check's time, relative to the others'; what a stage leaves goes to those after it"""
+
+    summary: str
+
+
+STAGES = (
+    Stage("environment", 15, "device, driver, versions, clocks, power limit, free memory"),
+    Stage("numerics", 115, "outputs and gradients against float64 on the CPU"),
+    Stage("ceilings", 45, "rates of products, attention and memory"),
+    Stage("block", 70, "one decoder block forward and backward in each mode"),
+    Stage("steps", 190, "whole training steps over micro-batches, memory beside the plan"),
+    Stage("goodput", 70, "mixed lengths in buckets against the longest only"),
+    Stage("speech", 35, "text encoder and codec throughput"),
+    Stage("resume", 40, "a killed and resumed run against an unbroken one"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every stage's process is told."""
+
+    device: str
+    """cuda or cpu"""
+
+    tiny: bool
+    """small sizes that a CPU runs in minutes: whether everything works, not how fast"""
+
+    work: str
+    """folder of runs, logs and compiled kernels"""
+
+    flavors: tuple[str, ...]
+    """sizes whose products, blocks and steps are measured"""
+
+    micro_batches: tuple[int, ...]
+    """samples of full length in a micro-batch, in the order they are tried; empty: each flavor's own"""
+
+    gpu: str = ""
+    """its name in `titan-tts plan`; empty: none is known"""
+
+    deadline: float = 0.0
+    """moment (time.time()) from which on the stage starts nothing new"""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.work)
+
+    def write(self, path: Path, deadline: float) -> None:
+        path.write_text(json.dumps(asdict(replace(self, deadline=deadline))))
+
+
+def read_settings(path: Path) -> Settings:
+    content = json.loads(path.read_text())
+    for name in ("flavors", "micro_batches"):
+        content[name] = tuple(content[name])
+    return Settings(**content)

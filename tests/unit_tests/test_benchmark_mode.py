@@ -1,0 +1,251 @@
+"""Benchmark mode: synthetic data behind the real loader, what is timed, and how it is counted."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.benchmarking import recorder as recorder_module
+from torchtitan.models.dit_tts.benchmarking.convention import MicroBatch, conventions, table
+from torchtitan.models.dit_tts.benchmarking.loader import (
+    as_benchmark,
+    build_synthetic_dataloader,
+    build_synthetic_tokenizer,
+)
+from torchtitan.models.dit_tts.benchmarking.recorder import BenchmarkRecorder, summary
+from torchtitan.models.dit_tts.benchmarking.synthetic import LATENT_STD, utterance_frames
+from torchtitan.models.dit_tts.config import load_config, upstream_view
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.job_config import Benchmark, Data, JobConfig
+from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.validate import validate_config
+
+FLAVORS = ["debug", "800M"]
+SMALL = [
+    "--benchmark.enable",
+    "--benchmark.steps=5",
+    "--benchmark.warmup_steps=2",
+    "--benchmark.mean_seconds=3",
+    "--data.max_frames=128",
+    "--data.max_speaker_frames=64",
+    "--data.max_text_tokens=64",
+    "--data.num_buckets=3",
+    "--data.num_workers=0",
+    "--data.latent_channels=16",
+    "--training.global_batch_size=8",
+]
+
+
+def config(tmp_path, *arguments: str, ranks: int = 1) -> JobConfig:
+    loaded = load_config([*SMALL, f"--job.dump_folder={tmp_path}", *arguments])
+    return upstream_view(as_benchmark(loaded), tmp_path, ranks)
+
+
+def loader_of(job: JobConfig, rank: int = 0, ranks: int = 1) -> LatentDataLoader:
+    return build_synthetic_dataloader(ranks, rank, build_synthetic_tokenizer(job), job)
+
+
+def test_lengths_are_log_normal_within_the_limits():
+    benchmark = Benchmark(mean_seconds=9.0, sigma=0.5)
+    frames = utterance_frames(benchmark, Data(), np.random.default_rng(0))
+    assert frames.min() >= 25 and frames.max() <= 768
+    assert abs(frames.mean() / 25 - 9.0) < 0.15
+    assert abs(np.log(frames).std() - 0.5) < 0.03
+    longest = utterance_frames(replace(benchmark, lengths="longest"), Data(), np.random.default_rng(0))
+    assert set(longest.tolist()) == {768}
+
+
+def test_a_mean_outside_the_limits_is_refused():
+    with pytest.raises(InputError, match=r"mean_seconds = 30.*max_frames = 50.*choose a mean"):
+        utterance_frames(
+            Benchmark(mean_seconds=30.0, sigma=0.2), Data(max_frames=50), np.random.default_rng(0)
+        )
+
+
+def test_batches_are_the_loaders_with_random_values(tmp_path):
+    job = config(tmp_path)
+    loader = loader_of(job)
+    assert loader.policy.edges == tuple(sorted(loader.policy.edges)) and len(loader.policy.edges) == 3
+    values = []
+    for batch, labels in itertools.islice(loader, 10):
+        valid = labels != IGNORE_INDEX
+        assert (valid.sum(1) == batch["frames"]).all()
+        assert not batch["latents"][~valid].any()
+        assert not batch["speaker"][~batch["speaker_mask"]].any()
+        values.append(batch["latents"][valid])
+        ids = batch["text_ids"][batch["text_mask"]]
+        assert ids.min() > 0 and ids.max() < BYTE_VOCAB_SIZE == job.encoder.vocab_size
+        assert len(ids.unique()) > 20
+    values = torch.cat(values)
+    assert (values != 0).all() and abs(values.std() - LATENT_STD) < 0.05
+
+
+def test_every_shape_comes_in_the_warm_up_and_then_the_order(tmp_path):
+    job = config(tmp_path)
+    loader = loader_of(job)
+    shapes = [
+        (batch["latents"].shape[1], batch["text_ids"].shape[1], batch["speaker"].shape[1])
+        for batch, _ in itertools.islice(loader, 26)
+    ]
+    assert shapes[:6] == [shape for shape in reversed(loader.policy.shapes) for _ in range(2)]
+    assert len(set(shapes[6:])) == 3 and shapes[6:12] != shapes[:6]
+    assert job.training.steps == 6 + 5
+
+
+def test_longest_is_one_shape_without_padding(tmp_path):
+    loader = loader_of(config(tmp_path, "--benchmark.lengths=longest"))
+    assert loader.policy.shapes == ((128, 64, 64),)
+    batch, labels = loader.micro_batch(0)
+    assert (labels == 0).all() and batch["text_mask"].all() and batch["speaker_mask"].all()
+
+
+def test_ranks_split_the_same_global_batches(tmp_path):
+    whole = loader_of(config(tmp_path))
+    parts = [loader_of(config(tmp_path, ranks=2), rank, 2) for rank in range(2)]
+    for position in (0, 7):
+        expected = whole.micro_batch(position)[0]
+        halves = [part.micro_batch(position)[0] for part in parts]
+        assert torch.equal(expected["latents"], torch.cat([half["latents"] for half in halves]))
+        assert expected["sample_id"] == halves[0]["sample_id"] + halves[1]["sample_id"]
+
+
+def test_conditions_are_ids_behind_the_text(tmp_path):
+    job = config(tmp_path, "--data.conditioning=speaker,duration")
+    batch, _ = loader_of(job).micro_batch(0)
+    assert job.encoder.vocab_size == BYTE_VOCAB_SIZE + 2
+    assert (batch["text_ids"][:, :2] == torch.tensor([BYTE_VOCAB_SIZE, BYTE_VOCAB_SIZE + 1])).all()
+    assert batch["text_ids"][:, 2:].max() < BYTE_VOCAB_SIZE
+
+
+def test_cached_features_are_random_ones_of_the_encoders_width(tmp_path):
+    job = config(tmp_path, "--encoder.model=google/t5gemma-2-270m-270m", "--encoder.cache")
+    batch, _ = loader_of(job).micro_batch(0)
+    features = batch["text_features"]
+    assert features.shape == (*batch["text_ids"].shape, 640) and features.dtype == torch.bfloat16
+    assert (features[batch["text_mask"]] != 0).float().mean() > 0.99
+    assert not features[~batch["text_mask"]].any()
+    assert json.loads((tmp_path / "text_encoder.json").read_text())["model"] == job.encoder.model
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_conventions_are_what_they_say(flavor):
+    args, parameters = model_flavors()[flavor], 1_000_000
+    batches = [
+        MicroBatch((2, 64, 24, 32), [(64, 24, 32), (40, 10, 9)]),
+        MicroBatch((1, 128, 40, 32), [(100, 40, 30)]),
+    ]
+    exact, goodput, frames_only, all_keys = conventions(args, parameters, batches)
+    padded = [(64, 24, 32)] * 2 + [(128, 40, 32)]
+    assert exact.flops == sum(training_flops(args, Lengths(*each)) for each in padded)
+    real = [(64, 24, 32), (40, 10, 9), (100, 40, 30)]
+    assert goodput.flops == sum(training_flops(args, Lengths(*each)) for each in real)
+
+    def rule(length):
+        return 6 * parameters * length + 12 * args.n_layers * args.dim * length**2
+
+    assert frames_only.flops == 2 * rule(64) + rule(128)
+    assert all_keys.flops == 2 * rule(64 + 24 + 8) + rule(128 + 40 + 8)
+    rows = table([exact, goodput, frames_only, all_keys], seconds=2.0, devices=4, peak=1e12)
+    assert [row["mfu"] for row in rows] == [row["flops"] / 8e12 for row in rows]
+    assert rows[0]["times_exact"] == 1.0
+    assert table([exact], 2.0, 4, None)[0]["mfu"] is None
+
+
+class Clock:
+    """Stands in for the `time` module: each step takes as long as it is told."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(recorder_module, "time", made)
+    return made
+
+
+def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkRecorder:
+    job = config(tmp_path, *arguments)
+    loader = loader_of(job)
+    warm_up = len(loader.order.warm_up)
+    return BenchmarkRecorder(job, model_flavors()["debug"], 1000, warm_up, peak)
+
+
+def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> int:
+    """Steps until the recorder says that it is over; each duration in turn, the last repeated."""
+    number = 0
+    while made.remaining_steps(number) > 0:
+        number += 1
+        with made.step(number):
+            made.count((2, 64, 24, 32), [64, 50], [24, 20], [32, 30])
+            clock.now += durations[min(number, len(durations)) - 1]
+        assert number < 1000
+    return number
+
+
+def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
+    made = recorder(tmp_path, peak=1e12)
+    assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 2.0, 2.0]) == 11
+    report = made.finish(tmp_path, peak_memory_gib=1.5)
+    step = report["seconds_per_step"]
+    assert (step["median"], step["min"], step["max"]) == pytest.approx((2.0, 1.0, 3.0))
+    assert report["samples_per_second"] == pytest.approx(5 * 2 / 10.0)
+    assert report["audio_seconds_per_second"] == pytest.approx(5 * 114 / 25 / 10.0)
+    assert report["useful_frames_share"] == pytest.approx(114 / 128)
+    flops = 2 * training_flops(model_flavors()["debug"], Lengths(64, 24, 32))
+    assert report["mfu"] == pytest.approx(5 * flops / 10.0 / 1e12)
+    [shape] = report["shapes"]
+    assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
+    assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
+    assert any("6N T" in line for line in summary(report))
+
+
+def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
+    made = recorder(tmp_path, "--benchmark.steps=0", "--benchmark.duration_seconds=20")
+    # One slow step at first must not end it: the estimate is made anew after each.
+    assert run_steps(made, clock, [50.0] * 6 + [8.0, 1.0]) == 6 + 1 + 12
+    assert made.finish(tmp_path, 0.0)["timed_seconds"] == pytest.approx(20.0)
+
+
+def test_the_first_of_steps_and_duration_ends_it(tmp_path, clock):
+    made = recorder(tmp_path, "--benchmark.duration_seconds=2")
+    assert run_steps(made, clock, [1.0]) == 6 + 2
+    made = recorder(tmp_path, "--benchmark.duration_seconds=200")
+    assert run_steps(made, clock, [1.0]) == 6 + 5
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--benchmark.steps=0"], "would never end"),
+        (["--benchmark.steps=-1"], r"steps = -1 must not be negative"),
+        (["--benchmark.warmup_steps=0"], r"\[benchmark\] warmup_steps = 0 must be greater"),
+        (["--benchmark.sigma=0"], r"\[benchmark\] sigma = 0"),
+        (
+            ["--encoder.model=google-t5/t5-base", "--encoder.no-frozen"],
+            r"frozen = false is not supported.*set frozen = true",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, words):
+    with pytest.raises(InputError, match=words):
+        validate_config(load_config([*SMALL, *arguments]), 1, list(model_flavors()))
+
+
+def test_neither_data_nor_checkpoints_are_asked_for(tmp_path):
+    job = as_benchmark(
+        load_config([*SMALL, "--checkpoint.enable", "--data.path=/nowhere", "--data.epochs=3"])
+    )
+    assert not job.checkpoint.enable and job.data.path == "" and job.data.epochs == 0
+    validate_config(job, 1, list(model_flavors()))

@@ -1,0 +1,113 @@
+"""AdamW whose moments take less memory: in bfloat16, or in 8 bits by torchao."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+from torch.optim.adamw import adamw
+
+_CHUNK = 2**26
+"""Parameters whose moments are in float32 at a time"""
+
+MOST_BETA2_BFLOAT16 = 0.995
+"""Highest beta2 with moments in bfloat16, which has 8 significant bits: a second moment falls by at
+most (1 - beta2) of itself a step, and less than 1/256 of it can be lost to rounding every time"""
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class BFloat16AdamW(AdamW):
+    """torch's AdamW (fused, foreach or plain) with both moments kept in bfloat16.
+
+    A step reads them into float32, a part of the parameters at a time, calls torch's own update, and
+    rounds them to the nearest. The weights are updated from the unrounded moments. Everything is
+    elementwise, so shards are updated as plain tensors.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameters in _chunks([p for p in group["params"] if p.grad is not None]):
+                self._update(parameters, group)
+        return loss
+
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        states = [self._state(parameter, group) for parameter in parameters]
+        kept = [[_local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq")]
+        first, second = ([moment.float() for moment in moments] for moments in kept)
+        adamw(
+            [_local(parameter) for parameter in parameters],
+            [_local(parameter.grad) for parameter in parameters],
+            first,
+            second,
+            [],
+            [state["step"] for state in states],
+            foreach=group["foreach"],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        torch._foreach_copy_(kept[0], first)
+        torch._foreach_copy_(kept[1], second)
+
+    def _state(self, parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, torch.Tensor]:
+        state = self.state[parameter]
+        if not state:
+            # The fused kernel counts on the device.
+            device = parameter.device if group["fused"] else "cpu"
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values():  # torch gives them the weights' dtype
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].to(torch.bfloat16)
+
+
+def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Neighbours with together at most `_CHUNK` numbers on this rank, or a single one with more."""
+    chunk: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        count = _local(parameter).numel()
+        if chunk and size + count > _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(parameter)
+        size += count
+    if chunk:
+        yield chunk
+
+
+def build_8bit_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    """torchao's AdamW with moments in 8 bits, quantised in blocks of 256 numbers (Dettmers et al.
+    2022); tensors of fewer than 4096 numbers a rank keep float32. It compiles its update once for each
+    shape of a parameter."""
+    from torchao.optim import AdamW8bit
+
+    class EagerOnCPU(AdamW8bit):
+        """Without an accelerator: compiling takes seconds a shape, and the update does not last."""
+
+        def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+            with torch.compiler.set_stance("force_eager"):
+                return super().step(closure)
+
+    on_cpu = all(p.device.type in ("cpu", "meta") for group in groups for p in group["params"])
+    return (EagerOnCPU if on_cpu else AdamW8bit)(groups, **options)

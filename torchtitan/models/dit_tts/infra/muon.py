@@ -1,0 +1,103 @@
+"""Muon (Jordan et al. 2024) for the decoder's large matrices, also where they are sharded or fused."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+# Quintic Newton-Schulz: steep at zero, so that five iterations bring every singular value to
+# about 0.7 to 1.2.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+_EPSILON = 1e-7
+
+
+def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
+    """U Vᵀ, nearly, of each matrix U S Vᵀ. (N, rows, columns) to the same in bfloat16."""
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPSILON)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return x.mT if tall else x
+
+
+def split_fused(weight: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
+    """The matrices of a fused projection, whose rows come `rows` of each in turn.
+
+    (groups · parts · rows, columns) to (parts, groups · rows, columns).
+    """
+    return weight.unflatten(0, (-1, parts, rows)).transpose(0, 1).flatten(1, 2)
+
+
+def join_fused(matrices: torch.Tensor, rows: int) -> torch.Tensor:
+    """The inverse of `split_fused`."""
+    return matrices.unflatten(1, (-1, rows)).transpose(0, 1).flatten(0, 2)
+
+
+class Muon(Optimizer):
+    """Momentum with Nesterov's look ahead, orthogonalised; decoupled weight decay.
+
+    torch.optim.Muon takes a parameter for one matrix. Here q, k, v, gate and the others that share
+    a product are orthogonalised each by itself, as if they were parameters of their own, and a
+    sharded one is gathered first: its shards' own singular vectors are not the matrix's. The update
+    of a matrix (m, n) is scaled by 0.2·√max(m, n), which gives it the root mean square of AdamW's,
+    so learning rate and weight decay mean the same (Liu et al. 2025).
+
+    Args:
+        params: groups or parameters, matrices all of them.
+        fused: for a parameter, (parts, rows) of `split_fused`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float,
+        weight_decay: float,
+        fused: dict[nn.Parameter, tuple[int, int]],
+        momentum: float = 0.95,
+    ):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.fused = fused
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            momentum = group["momentum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                buffer = state["momentum_buffer"]
+                buffer.lerp_(parameter.grad, 1 - momentum)
+                update = self._orthogonal(parameter, parameter.grad.lerp(buffer, momentum))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"])
+        return loss
+
+    def _orthogonal(self, parameter: nn.Parameter, update: torch.Tensor) -> torch.Tensor:
+        """The scaled update, laid out like the parameter."""
+        sharded = isinstance(update, DTensor)
+        # Half the bytes on the wire, and the iteration is in bfloat16 anyway.
+        whole = update.bfloat16().full_tensor() if sharded else update
+        parts, rows = self.fused.get(parameter, (1, whole.shape[0]))
+        matrices = orthogonalize(split_fused(whole, parts, rows))
+        matrices = matrices * (0.2 * max(matrices.shape[-2:]) ** 0.5)
+        whole = join_fused(matrices, rows).to(parameter.dtype)
+        if not sharded:
+            return whole
+        return distribute_tensor(
+            whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )

@@ -1,0 +1,252 @@
+"""How the decoder's joint attention is computed: which keys count, and by which kernel.
+
+A batch's keys are [self ‖ text ‖ speaker], each stream padded on the right and any condition
+possibly dropped, so the keys that count have holes. Queries are the frames; nobody reads what comes
+out at padded ones, which is finite. `prepare_keys` brings the keys' validity into the form that a
+kernel wants, once a step and without a host sync; all blocks share it.
+
+- sdpa: keys in their places, an additive mask (B, 1, 1, K) over them. Any device, any dtype.
+- varlen: the frames and the keys that count, packed sample by sample, and no mask (flash attention).
+- flex: keys in their places, those blocks of 128 left out in which none counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
+
+BACKENDS = ("auto", "sdpa", "varlen", "flex")
+"""Values of [attention] backend"""
+
+AUTO = {"cuda": "sdpa"}
+"""What "auto" is on a device; sdpa where none is named. Not measured yet: it becomes whatever
+scripts/gpu_check.sh finds fastest."""
+
+Streams = Sequence[torch.Tensor]
+"""Keys, or values, of self, text and speaker, each (B, L, H, K)."""
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    """softmax(q kᵀ / √K) v for tensors (B, L, H, K). The mask, boolean or to be added to the scores,
+    broadcasts to (B, H, Lq, Lk)."""
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=causal,
+    )
+    return out.transpose(1, 2)
+
+
+class MaskedKeys(NamedTuple):
+    """Backend "sdpa"."""
+
+    mask: torch.Tensor
+    """(B, 1, 1, K), zero at keys that count and -inf elsewhere, in the dtype of the queries: a
+    boolean one would be turned into this in every block"""
+
+    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        return attend(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
+
+
+class Packing(NamedTuple):
+    """Rows (B, N) in a buffer of B·N rows: first those that count, sample by sample, then the others.
+
+    A permutation, so that no row of the buffer is left unwritten.
+    """
+
+    place: torch.Tensor
+    """(B, N) int64, each row's place in the buffer"""
+
+    valid: torch.Tensor
+    """(B, N) bool, the rows that count"""
+
+    starts: torch.Tensor
+    """(B + 1,) int32, where each sample starts in the buffer, and where the last one ends"""
+
+    def pack(self, *streams: torch.Tensor) -> torch.Tensor:
+        """Streams (B, L, H, K) whose lengths L add up to N, to the buffer (B·N, H, K)."""
+        return _Pack.apply(self.place, self.valid, *streams)
+
+    def unpack(self, rows: torch.Tensor) -> torch.Tensor:
+        """The buffer (B·N, H, K) to (B, N, H, K), zero at rows that do not count."""
+        return _Unpack.apply(self.place, self.valid, rows)
+
+
+class PackedKeys(NamedTuple):
+    """Backend "varlen"."""
+
+    frames: Packing
+    keys: Packing
+
+    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        kernel = varlen_attn if q.is_cuda else packed_attention
+        rows = kernel(
+            self.frames.pack(q),
+            self.keys.pack(*keys),
+            self.keys.pack(*values),
+            self.frames.starts,
+            self.keys.starts,
+            self.frames.place.shape[1],
+            self.keys.place.shape[1],
+        )
+        return self.frames.unpack(rows)
+
+
+# Flash attention leaves rows that belong to no sample, of its output and of its gradients, as it
+# found the memory. So whatever it gives back is read at the rows that count, and is zero elsewhere.
+# Each row is written and read once: no atomic additions, the same bits every time.
+
+
+def _put(place: torch.Tensor, streams: Streams) -> torch.Tensor:
+    rows = streams[0].new_empty(place.numel(), *streams[0].shape[2:])
+    lengths = [stream.shape[1] for stream in streams]
+    for part, stream in zip(place.split(lengths, dim=1), streams):
+        rows[part] = stream
+    return rows
+
+
+def _take(place: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch.where(valid[..., None, None], rows[place], 0.0)
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, place: torch.Tensor, valid: torch.Tensor, *streams: torch.Tensor):
+        ctx.save_for_backward(place, valid)
+        ctx.lengths = [stream.shape[1] for stream in streams]
+        return _put(place, streams)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        parts = zip(*(tensor.split(ctx.lengths, dim=1) for tensor in ctx.saved_tensors))
+        return None, None, *(_take(place, valid, gradient) for place, valid in parts)
+
+
+class _Unpack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, place: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor):
+        ctx.save_for_backward(place)
+        return _take(place, valid, rows)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        # The kernel does not read the other rows' gradients.
+        return None, None, _put(*ctx.saved_tensors, [gradient])
+
+
+def packed_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    k_starts: torch.Tensor,
+    q_most: int,
+    k_most: int,
+) -> torch.Tensor:
+    """`varlen_attn` where there is no flash attention: the same result for the same arguments, from
+    a mask of all queries by all keys. For tests; it is slow and large."""
+
+    def sample_of(rows: int, starts: torch.Tensor) -> torch.Tensor:
+        row = torch.arange(rows, device=starts.device, dtype=starts.dtype)
+        return torch.bucketize(row, starts[1:], right=True)
+
+    same = sample_of(len(q), q_starts)[:, None] == sample_of(len(k), k_starts)
+    return attend(q[None], k[None], v[None], same[None, None])[0]
+
+
+class BlockSparseKeys(NamedTuple):
+    """Backend "flex"."""
+
+    blocks: BlockMask
+    valid: torch.Tensor
+    """(B, K) bool"""
+
+    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        k, v = torch.cat(keys, dim=1), torch.cat(values, dim=1)
+        if not q.is_cuda:  # PyTorch's flex attention goes backward on accelerators only
+            return attend(q, k, v, self.valid[:, None, None])
+        out = flex_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=self.blocks
+        )
+        return out.transpose(1, 2)
+
+
+JointKeys = MaskedKeys | PackedKeys | BlockSparseKeys
+"""What a block needs to know of the batch's keys; `attend(q, keys, values)` is the attention, from
+q (B, T, H, K) and the streams' keys and values to (B, T, H, K)."""
+
+
+def _packing(valid: torch.Tensor) -> Packing:
+    flat = valid.flatten()
+    place = torch.where(flat, flat.cumsum(0) - 1, flat.sum() + (~flat).cumsum(0) - 1)
+    starts = F.pad(valid.sum(dim=1).cumsum(0), (1, 0))
+    return Packing(place.view_as(valid), valid, starts.int())
+
+
+def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
+    """From each block's count of keys; the mask of all frames by all keys is never made."""
+    keys = valid.shape[1]
+    counts = F.pad(valid, (0, -keys % size)).unflatten(1, (-1, size))
+    # As `create_block_mask` has it, a block that ends behind the last frame is not a full one.
+    whole = torch.arange(size, frames + size, size, device=valid.device) <= frames
+    full = counts.all(dim=2)[:, None] & whole[:, None]  # (B, blocks of frames, blocks of keys)
+    partial = counts.any(dim=2)[:, None] & ~full
+
+    def listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each block of frames: how many blocks of keys, and their indices before the others'."""
+        order = chosen.int().argsort(dim=2, descending=True, stable=True)
+        return chosen.sum(dim=2).int()[:, None], order.int()[:, None]
+
+    return BlockMask.from_kv_blocks(
+        *listed(partial),
+        *listed(full),
+        BLOCK_SIZE=size,
+        mask_mod=lambda b, h, query, key: valid[b, key],
+        seq_lengths=(frames, keys),
+    )
+
+
+def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend that runs: "auto" resolved, and sdpa where flash attention has no such dtype."""
+    if backend == "auto":
+        backend = AUTO.get(device.type, "sdpa")
+    flash = dtype in (torch.bfloat16, torch.float16)
+    if backend == "varlen" and device.type == "cuda" and not flash:
+        return "sdpa"
+    return backend
+
+
+def prepare_keys(
+    backend: str, valid: torch.Tensor, frames: int, dtype: torch.dtype
+) -> JointKeys:
+    """What all blocks need of a batch's keys.
+
+    Args:
+        backend: one of BACKENDS.
+        valid: (B, K) bool, true at keys that count; at least one in each row. The first T are the
+            frames, and those that count as keys count as queries.
+        frames: T.
+        dtype: of queries, keys and values.
+    """
+    backend = choose_backend(backend, valid.device, dtype)
+    if backend == "varlen":
+        return PackedKeys(frames=_packing(valid[:, :frames]), keys=_packing(valid))
+    if backend == "flex":
+        return BlockSparseKeys(_block_mask(valid, frames), valid)
+    if backend != "sdpa":
+        raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
+    mask = torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, float("-inf"))
+    return MaskedKeys(mask[:, None, None])

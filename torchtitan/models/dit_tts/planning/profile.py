@@ -1,0 +1,291 @@
+"""What a micro-batch of any size holds and computes, from a few passes over tensors without data.
+
+A pass is affine in the number of decoder blocks and in that of the speaker encoder's, so two and three
+of the one and one and two of the other are run. In samples B, frames T and text tokens L every size in
+it is either a + b T + c L, the same for any B, or a + B (b + c T + d L): passes with two and three
+samples, with half the frames and with half the text, tell the rest.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.planning.activations import (
+    ActivationMemory,
+    blocks_by_checkpointing,
+    measure,
+)
+from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler
+from torchtitan.models.dit_tts.planning.devices import Device
+from torchtitan.models.dit_tts.planning.operations import (
+    ATTENTION,
+    FUSED,
+    PRODUCT,
+    OperationRecorder,
+    Operations,
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Time of one micro-batch at a device's full rates, forward and backward apart: arrays (2,)."""
+
+    product_seconds: np.ndarray
+    """products that the tensor cores bound, in bf16"""
+
+    block_share: float
+    """of these, the decoder blocks' part"""
+
+    attention_seconds: np.ndarray
+    moving_seconds: np.ndarray
+    """kernels that the memory bounds, run one by one"""
+
+    fused_seconds: np.ndarray
+    """compiled pointwise kernels, each region of them as one"""
+
+    kernels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a micro-batch; references are as long as the longest bucket's."""
+
+    samples: int
+    frames: int
+    text_tokens: int
+
+
+@dataclass(frozen=True)
+class _Pass:
+    memory: ActivationMemory
+    operations: Operations
+
+
+class _Passes:
+    """Passes of one model with different shapes; tells the sizes in a pass with any other."""
+
+    def __init__(self, longest: Shape, passes: dict[Shape, _Pass]):
+        self.longest = longest
+        self._passes = passes
+
+    def _at(self, read: Callable[[_Pass], object], shape: Shape) -> np.ndarray:
+        longest = self.longest
+        few, more = (
+            np.asarray(read(self._passes[replace(longest, samples=b)]), float) for b in _SAMPLES
+        )
+        shift = np.zeros_like(few)  # of as many samples as the first pass has
+        for name in ("frames", "text_tokens"):
+            most, wanted = getattr(longest, name), getattr(shape, name)
+            if wanted != most:
+                fewer = replace(longest, **{name: _half(most)})
+                slope = (few - np.asarray(read(self._passes[fewer]), float)) / (most - _half(most))
+                shift += slope * (wanted - most)
+        grows = more != few
+        a_sample = np.where(grows, more - few + shift / _SAMPLES[0], 0.0)
+        return few + shift + (shape.samples - _SAMPLES[0]) * a_sample
+
+    def memory(self, name: str, shape: Shape) -> float:
+        return float(self._at(lambda each: getattr(each.memory, name), shape))
+
+    def rows(self, device: Device, shape: Shape) -> np.ndarray:
+        """The arrays of `Work` in its order, (5, 2)."""
+        operations = self._passes[self.longest].operations
+        factors = self._at(lambda each: each.operations.factors, shape)
+        size = self._at(lambda each: each.operations.size, shape)
+        computing, moving = factors.prod(1) / device.peak_flops, size / device.bandwidth
+        kind = operations.kind
+        attention, fused = kind == ATTENTION, kind == FUSED
+        bound = (kind == PRODUCT) & (computing >= moving)
+        rows = np.zeros((5, 2))
+        for column, phase in enumerate((~operations.backward, operations.backward)):
+            rows[0, column] = computing[phase & bound].sum()
+            rows[1, column] = computing[phase & attention].sum()
+            rows[2, column] = moving[phase & ~bound & ~attention & ~fused].sum()
+            rows[3, column] = moving[phase & fused].sum()
+            rows[4, column] = phase.sum()
+        return rows
+
+
+def _half(number: int) -> int:
+    return max(1, number // 2)
+
+
+@dataclass(frozen=True)
+class BlockProfile:
+    """Passes in which every decoder block is checkpointed in one way."""
+
+    base: _Passes
+    """of a small model"""
+
+    another_block: _Passes
+    """of one with one more decoder block"""
+
+    def saved(self, shape: Shape) -> tuple[float, float]:
+        """(bytes of all but the blocks, bytes of one block) that are kept for the backward pass."""
+        base, more = (each.memory("saved", shape) for each in (self.base, self.another_block))
+        return base - _BLOCKS * (more - base), more - base
+
+    def rows(self, device: Device, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+        """(all but the blocks, one block) of `_Passes.rows`."""
+        base, more = (each.rows(device, shape) for each in (self.base, self.another_block))
+        return base - _BLOCKS * (more - base), more - base
+
+
+# Blocks of the small model's decoder.
+_BLOCKS = 2
+# Of the passes. One alone would not do: what is laid out by samples is then not copied.
+_SAMPLES = (2, 3)
+
+
+class Profile:
+    """What micro-batches of a config take, whatever their shape."""
+
+    def __init__(
+        self,
+        args: DiTTTSModelArgs,
+        blocks: dict[str, int],
+        kinds: dict[str, BlockProfile],
+        speaker: tuple[_Passes, _Passes],
+    ):
+        """
+        Args:
+            args: the model's sizes.
+            blocks: checkpointing -> number of decoder blocks.
+            kinds: checkpointing -> its passes, with one block of the speaker encoder.
+            speaker: passes with one and with two of these.
+        """
+        self._blocks = blocks
+        self._kinds = kinds
+        self._speaker = speaker
+        self._more_speaker_blocks = args.speaker_n_layers - 1
+
+    def memory(self, shape: Shape) -> ActivationMemory:
+        """Bytes of a micro-batch."""
+        saved = {kind: each.saved(shape) for kind, each in self._kinds.items()}
+        # What blocks share is the same in every kind but for what checkpoints hold on to.
+        total = max(rest for rest, _ in saved.values())
+        total += sum(n * saved[kind][1] for kind, n in self._blocks.items())
+        # The speaker encoder's shape has no frames of the utterance and no text.
+        one, two = (each.memory("saved", self._speaker_shape(shape)) for each in self._speaker)
+        total += self._more_speaker_blocks * (two - one)
+        passes = [each.another_block for each in self._kinds.values()]
+        return ActivationMemory(
+            batch=round(max(each.memory("batch", shape) for each in passes)),
+            saved=round(total),
+            working=round(max(each.memory("working", shape) for each in passes)),
+        )
+
+    def work(self, device: Device, shape: Shape) -> Work:
+        """Time of a micro-batch at full rates."""
+        found = {kind: each.rows(device, shape) for kind, each in self._kinds.items()}
+        blocks = sum(n * found[kind][1] for kind, n in self._blocks.items())
+        one, two = (each.rows(device, self._speaker_shape(shape)) for each in self._speaker)
+        rest = next(iter(found.values()))[0] + self._more_speaker_blocks * (two - one)
+        rows = rest + blocks
+        return Work(
+            product_seconds=rows[0],
+            block_share=float(blocks[0].sum() / rows[0].sum()) if rows[0].any() else 1.0,
+            attention_seconds=rows[1],
+            moving_seconds=rows[2],
+            fused_seconds=rows[3],
+            kernels=rows[4],
+        )
+
+    def _speaker_shape(self, shape: Shape) -> Shape:
+        return replace(self._speaker[0].longest, samples=shape.samples)
+
+
+class Profiler:
+    """Makes profiles; passes that configs have in common are run once."""
+
+    def __init__(self, args: DiTTTSModelArgs, longest: Lengths):
+        """longest: padded lengths of the longest bucket."""
+        self._args = replace(args, n_layers=_BLOCKS, speaker_n_layers=1)
+        self._blocks = args.n_layers
+        self._speaker_blocks = args.speaker_n_layers
+        self._lengths = longest
+        self._kinds: dict[tuple, BlockProfile] = {}
+        self._speakers: dict[bool, tuple[_Passes, _Passes]] = {}
+
+    def profile(self, config: JobConfig, *, sharded: bool, shorter: bool) -> Profile:
+        """
+        Args:
+            config: says how blocks are checkpointed and whether they are compiled.
+            sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
+            shorter: whether it will be asked for other frames and text tokens than the longest.
+        """
+        compiled = config.compile.enable and "model" in config.compile.components
+        blocks = blocks_by_checkpointing(config.activation_checkpoint, self._blocks)
+        for kind in blocks:
+            key = kind, sharded, compiled, shorter
+            if key not in self._kinds:
+                self._kinds[key] = self._kind(config, *key)
+        if sharded not in self._speakers:
+            two = replace(self._args, speaker_n_layers=2)
+            one_block, two_blocks = (
+                self._passes(config, args, "none", sharded, self._samples(), {})
+                for args in (self._args, two)
+            )
+            self._speakers[sharded] = one_block, two_blocks
+        return Profile(
+            replace(self._args, speaker_n_layers=self._speaker_blocks),
+            blocks,
+            {kind: self._kinds[kind, sharded, compiled, shorter] for kind in blocks},
+            self._speakers[sharded],
+        )
+
+    def _samples(self) -> list[Shape]:
+        lengths = self._lengths
+        return [Shape(b, lengths.frames, lengths.text_tokens) for b in _SAMPLES]
+
+    def _kind(
+        self, config: JobConfig, kind: str, sharded: bool, compiled: bool, shorter: bool
+    ) -> BlockProfile:
+        shapes = self._samples()
+        if shorter:
+            one = shapes[0]
+            shapes.append(replace(one, frames=_half(one.frames)))
+            shapes.append(replace(one, text_tokens=_half(one.text_tokens)))
+        compilers = {}
+        if compiled:
+            compilers = {shape: BlockCompiler(kind == "selective") for shape in shapes}
+        more = replace(self._args, n_layers=_BLOCKS + 1)
+        base, another = (
+            self._passes(config, args, kind, sharded, shapes, compilers)
+            for args in (self._args, more)
+        )
+        return BlockProfile(base, another)
+
+    def _passes(
+        self,
+        config: JobConfig,
+        args: DiTTTSModelArgs,
+        kind: str,
+        sharded: bool,
+        shapes: list[Shape],
+        compilers: dict[Shape, BlockCompiler],
+    ) -> _Passes:
+        passes = {}
+        for shape in shapes:
+            lengths = replace(
+                self._lengths, frames=shape.frames, text_tokens=shape.text_tokens
+            )
+            recorder = OperationRecorder()
+            memory = measure(
+                config,
+                args,
+                shape.samples,
+                lengths,
+                kind,
+                sharded=sharded,
+                compiler=compilers.get(shape),
+                recorder=recorder,
+            )
+            passes[shape] = _Pass(memory, recorder.operations())
+        first, *others = (each.operations for each in passes.values())
+        assert all(first.matches(other) for other in others), "shapes changed which operations run"
+        return _Passes(shapes[0], passes)
