@@ -45,10 +45,13 @@ def prepared(tmp_path_factory):
         f"--training.steps={STEPS}",
         "--encoder.dtype=float32",
         # Fast, or the text would hardly have come to count: the model starts from a zero output.
-        "--optimizer.lr=2e-2",
+        "--optimizer.lr=1e-2",
         "--lr_scheduler.warmup_steps=0",
+        "--lr_scheduler.decay_ratio=0",  # so that a run of two steps is the start of a longer one
+        "--checkpoint.keep_latest_k=0",
     ]
-    plain = runs.run(folder, "frozen", [*common, f"--encoder.model={encoder}"])
+    first = ["--checkpoint.enable_first_step_checkpoint"]
+    plain = runs.run(folder, "frozen", [*common, f"--encoder.model={encoder}", *first])
     return folder, encoder, common, plain
 
 
@@ -64,7 +67,7 @@ def test_the_losses_would_show_other_features(prepared):
     folder, encoder, common, plain = prepared
     other = write_tiny_t5gemma2(folder / "other", seed=1)
     run = runs.run(folder, "other_encoder", [*common, f"--encoder.model={other}"])
-    assert abs(losses(run)[-1] - losses(plain)[-1]) > 1e-3
+    assert max(abs(a - b) for a, b in zip(losses(run), losses(plain))) > 3e-4
 
 
 def saved(run, step=STEPS):
@@ -85,13 +88,8 @@ def test_a_frozen_encoder_is_outside_the_checkpoint_and_its_new_rows_train(prepa
     assert not any("text_encoder" in name for name in saved(plain))
     record = json.loads((plain.folder / "text_encoder.json").read_text())
     assert record["model"] == str(encoder) and len(record["fingerprint"]) == 16
-    start = runs.run(
-        folder,
-        "start",
-        [*common, f"--encoder.model={encoder}", "--checkpoint.create_seed_checkpoint"],
-    )
     name = "condition_embedding.weight"
-    before, after = weights(start, [name], 0)[name], weights(plain, [name])[name]
+    before, after = (weights(plain, [name], step)[name] for step in (1, STEPS))
     assert (before != after).any(dim=1).float().mean() > 0.3  # rows of values that were drawn
 
 
@@ -118,11 +116,9 @@ def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared)
     assert 1e-5 < change.mean() and change.max() < 1.1 * STEPS * 3e-4  # far below the model's
 
     # In two lives, the second one sharded.
-    halves = [*common, "--checkpoint.interval=2"]
-    runs.run(folder, "halves", [*halves, "--training.steps=2", "--lr_scheduler.decay_ratio=0"])
-    second = runs.run(folder, "halves", [*halves, "--lr_scheduler.decay_ratio=0", *FSDP], 2)
-    whole = runs.run(folder, "whole", [*common, "--lr_scheduler.decay_ratio=0"])
-    assert losses(second) == pytest.approx(losses(whole), abs=1e-5)
+    runs.run(folder, "halves", [*common, "--training.steps=2"])
+    second = runs.run(folder, "halves", [*common, *FSDP], 2)
+    assert losses(second) == pytest.approx(losses(one), abs=1e-5)
 
 
 def test_t5_trains_frozen_and_trained_alike(prepared, tmp_path):
