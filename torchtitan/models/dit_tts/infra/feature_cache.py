@@ -5,10 +5,8 @@ the data, over a machine's where each has its own disk. The encoder is in memory
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,16 +32,13 @@ from torchtitan.models.dit_tts.conditioning.text_features import (
 )
 from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.together import together
+from torchtitan.models.dit_tts.infra.together import patient_group, together
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module, device_type
 
 if TYPE_CHECKING:  # runs with the learned encoder need no tokenizers
     from torchtitan.models.dit_tts.conditioning.subword_tokenizer import SubwordTokenizer
-
-# One rank may have the longest shard left when the others are done.
-_PATIENCE = timedelta(days=7)
 
 SETTLE_SECONDS = 60
 """after which a network file system shows every machine what others wrote"""
@@ -69,7 +64,7 @@ def ready_text_features(
     kind = kinds[0]
     missing = together(lambda rank: _missing(dataset, kind), "look for text features")
     if any(missing):
-        with _patient_group() as group:
+        with patient_group() as group:
             maker = _Maker(dataset, tokenizer, job_config, kind)
             kind = _make_all(maker, missing, group)
             del maker
@@ -169,20 +164,6 @@ def _make_all(
         # Where each machine has its own disk, what others made is still to be made here.
         missing = together(lambda rank: maker.look(shares[rank]), "look for text features", group)
     return maker.kind
-
-
-@contextmanager
-def _patient_group() -> Iterator[dist.ProcessGroup | None]:
-    """A group of all ranks whose exchanges wait for as long as encoding a dataset can take: those of
-    the default group time out in minutes. A rank that ends is noticed at once."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        yield None
-        return
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
 
 
 def _check_all_encoded(
