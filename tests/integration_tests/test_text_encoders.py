@@ -143,7 +143,7 @@ def test_a_trained_run_needs_its_own_folder_only(prepared, tmp_path):
     arguments = [*common, f"--encoder.model={own}", *TRAINED, "--training.steps=2"]
     started = [f"--checkpoint.initial_load_path={plain.folder / 'checkpoint' / f'step-{STEPS}'}"]
     first = runs.run(folder, "unfrozen", [*arguments, *started])
-    assert losses(first)[0] == pytest.approx(losses(plain)[-1], abs=0.1)  # not those of a new model
+    assert losses(first)[0] < losses(plain)[0] - 0.3  # on the first batch again, but no new model
     shutil.rmtree(own)
     second = runs.run(folder, "unfrozen", [*arguments, "--training.steps=3"])
     assert len(losses(second)) == 3 and np.isfinite(losses(second)).all()

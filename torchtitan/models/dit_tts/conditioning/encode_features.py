@@ -49,10 +49,7 @@ def feature_kind(
 
 def longest_text(source: EncoderSource) -> int:
     """Tokens of the longest text that is encoded."""
-    positions = getattr(source.text_config, "max_position_embeddings", None)
-    if source.family != "other" or not isinstance(positions, int):
-        return LONGEST_TEXT  # positions are relative or rotary
-    return min(LONGEST_TEXT, positions - 2)  # RoBERTa's begin behind its padding token's
+    return min(LONGEST_TEXT, source.most_tokens or LONGEST_TEXT)
 
 
 def make_text_features(

@@ -142,4 +142,10 @@ def run(options: argparse.Namespace) -> int:
             f"  text features of {encoder.model}: {counts['texts']} texts, {counts['made']} of them "
             f"encoded now"
         )
+        if counts["too_long"]:
+            print(
+                f"  {counts['too_long']} of them have no features, as they have more than "
+                f"{counts['longest']} tokens; training leaves such texts out with [data] "
+                f"max_text_tokens = {counts['longest']}"
+            )
     return 0

@@ -222,8 +222,10 @@ def _encode_waveforms(
         size = max(1, int(MAX_BATCH_SECONDS * run.sample_rate) // (frames * run.hop_length))
         for first in range(0, len(members), size):
             part = members[first : first + size]
-            whole = [codec.to_whole_frames(torch.from_numpy(waveforms[index])) for index in part]
-            latents = codec.encode_batch(torch.stack(whole)).cpu().numpy().astype(np.float16)
+            batch = torch.stack(
+                [codec.to_whole_frames(torch.from_numpy(waveforms[index])) for index in part]
+            )
+            latents = codec.encode_batch(batch).cpu().numpy().astype(np.float16)
             for row, index in enumerate(part):
                 if not np.isfinite(latents[row]).all():
                     raise InputError(
