@@ -1,12 +1,12 @@
 """DAC-VAE weights on disk: the released layout, exports, damage; names; references; preparation."""
 
+import argparse
 import json
 import math
 import os
 import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -358,29 +358,16 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
     "option, loudness", [([], -23.0), (["--reference-loudness", "off"], None),
                          (["--reference-loudness=-18"], -18.0)],
 )  # fmt: skip
-def test_reference_loudness_overrides_the_datas(codec, tmp_path, monkeypatch, option, loudness):
-    class Given(Exception):
-        pass
-
-    def settings_of(path, codec, settings, max_frames):
-        raise Given(settings)
-
-    data = SimpleNamespace(
-        path=write_record(tmp_path / "data", codec, asdict(AudioSettings(-23.0, 0.5))),
-        max_speaker_frames=384,
-    )
-    run = SimpleNamespace(config=SimpleNamespace(data=data), tokenizer=None)
-    monkeypatch.setattr(generate_command, "load_run", lambda *_: run)
-    for name in ("build_run_codec", "check_text", "warn_of_untrained_tokens"):
-        monkeypatch.setattr(generate_command, name, lambda *_: None)
-    for name in ("sampling_settings", "requested_conditions"):
-        monkeypatch.setattr(generate_command, name, lambda *_: (None, None))
-    monkeypatch.setattr(generate_command, "encode_reference", settings_of)
-    with pytest.raises(Given) as given:
-        titan_tts(
-            ["generate", "run", "--text", "one", "--seconds", "1", "--reference", "x.wav", *option]
-        )
-    assert given.value.args == (AudioSettings(loudness, 0.5),)
+def test_reference_loudness_overrides_the_datas(codec, tmp_path, option, loudness):
+    data = write_record(tmp_path / "data", codec, asdict(AudioSettings(-23.0, 0.5)))
+    parser = argparse.ArgumentParser()
+    generate_command.add_arguments(parser)
+    options = parser.parse_args(["run", "--text", "one", *option])
+    found = generate_command.requested_reference_settings(options, data)
+    assert found == AudioSettings(loudness, 0.5)
+    # Of a corpus that lies elsewhere now, --data says where.
+    options = parser.parse_args(["run", "--text", "one", *option, "--data", data])
+    assert generate_command.requested_reference_settings(options, "/nowhere/train") == found
 
 
 # ---- preparation
@@ -388,12 +375,15 @@ def test_reference_loudness_overrides_the_datas(codec, tmp_path, monkeypatch, op
 
 def test_archives_hold_what_encode_makes_of_a_recording(file, codec, tmp_path):
     """Voiced ends off the frame grid, two of them in one batch; within the rounding to float16."""
-    source, lengths = tmp_path / "source", (24_000 + 700, 24_000 + 1900, 48_000 + 1, 48_000)
+    source, lengths = tmp_path / "source", (23_500, 24_300, 48_000 + 100, 48_000)
     source.mkdir()
+    generator = np.random.default_rng(0)
     rows, waveforms = [], {}
     for number, length in enumerate(lengths):
-        waveforms[str(number)] = recording(2.0, 48_000, 0.2 + 0.1 * number)[:length]
-        soundfile.write(source / f"{number}.wav", waveforms[str(number)], 48_000, subtype="FLOAT")
+        waveform = 0.2 * np.sin(2 * np.pi * (150 + 20 * number) * np.arange(length) / 48_000)
+        waveform = (waveform + 0.02 * generator.standard_normal(length)).astype(np.float32)
+        waveforms[str(number)] = torch.from_numpy(waveform)
+        soundfile.write(source / f"{number}.wav", waveform, 48_000, subtype="FLOAT")
         rows.append({"key": str(number), "audio": f"{number}.wav", "text": "la", "speaker": "s"})
     (source / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
     as_they_are = AudioSettings(loudness=None, max_silence=None)
@@ -404,7 +394,7 @@ def test_archives_hold_what_encode_makes_of_a_recording(file, codec, tmp_path):
     assert len(dataset) == len(lengths)
     for sample in range(len(dataset)):
         stored, _ = dataset.read(sample)
-        waveform = torch.from_numpy(waveforms[dataset.key(sample)])
+        waveform = waveforms[dataset.key(sample)]
         encoded = codec.encode(waveform).numpy()
         assert (np.abs(stored - encoded) <= 1e-5 + np.abs(encoded) * 2**-11).all()
         missing = -len(waveform) % codec.hop_length

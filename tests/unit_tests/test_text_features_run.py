@@ -175,7 +175,8 @@ def test_without_the_weights_the_config_has_to_fit(shards, model, tmp_path):
     (model / "model.safetensors").unlink()
     config_file = model / "config.json"
     sizes = json.loads(config_file.read_text())
-    sizes["encoder"]["text_config"]["hidden_size"] = 128
+    for part in (sizes["encoder"]["text_config"], sizes["decoder"]):
+        part["hidden_size"] = 128
     config_file.write_text(json.dumps(sizes))
     with pytest.raises(InputError, match="features are 128 wide, and the stored ones are 64"):
         ready_text_features(made.dataset, made.tokenizer, job(shards, made.encoder, tmp_path))

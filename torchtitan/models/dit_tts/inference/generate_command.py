@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,16 @@ def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: ConditionedT
         )
 
 
+def requested_reference_settings(
+    options: argparse.Namespace, data_path: str | Sequence[str]
+) -> AudioSettings:
+    """What is done to --reference: as the training data had it, but for what the options say."""
+    settings = reference_settings(options.data or data_path)
+    if "reference_loudness" in options:
+        settings = replace(settings, loudness=options.reference_loudness)
+    return settings
+
+
 def _reference_of(dataset: Dataset, speaker: str) -> int:
     """A sample of the speaker, that with the longest reference."""
     codes, speakers = dataset.labels("speaker")
@@ -213,9 +224,7 @@ def run(options: argparse.Namespace) -> int:
     if options.speaker is not None or options.seconds is None:
         dataset = open_training_data(replace(data, path=options.data or data.path))
     if options.reference is not None:
-        settings = reference_settings(options.data or data.path)
-        if "reference_loudness" in options:
-            settings = replace(settings, loudness=options.reference_loudness)
+        settings = requested_reference_settings(options, data.path)
         reference = encode_reference(options.reference, codec, settings, data.max_speaker_frames)
     else:
         _, frames_of_reference = dataset.read(_reference_of(dataset, options.speaker))

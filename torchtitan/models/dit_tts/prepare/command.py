@@ -144,8 +144,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if counts["too_long"]:
             print(
-                f"  {counts['too_long']} of them have no features, as they have more than "
-                f"{counts['longest']} tokens; training leaves such texts out with [data] "
-                f"max_text_tokens = {counts['longest']}"
+                f"  {counts['too_long']} of these texts have no features, being longer than "
+                f"{counts['longest']} tokens; train with [data] max_text_tokens of that at most"
             )
     return 0
