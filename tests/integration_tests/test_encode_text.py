@@ -9,6 +9,7 @@ from tests import runs
 from tests import speech_corpora as corpora
 from tests.pretrained_checkpoints import write_tiny_t5gemma2
 from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.conditioning import encode_features
 
 SPEECH = {"each": 4, "voices": ("slt", "rms")}
 
@@ -31,7 +32,7 @@ def arguments(output: Path, model: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_prepare_then_train_without_the_encoder(tmp_path, capsys):
+def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     model = write_tiny_t5gemma2(tmp_path / "encoder")
     source = corpora.write_manifest(tmp_path / "corpus", corpora.speech(**SPEECH))
     output = tmp_path / "out"
@@ -58,8 +59,11 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys):
     assert files[2].read_bytes() == content
     assert [path for path in files if path.stat().st_mtime_ns != times[path]] == [files[2]]
 
+    # Elsewhere the archives, config and tokenizer are enough.
     (model / "model.safetensors").rename(tmp_path / "weights")
-    run = runs.run(tmp_path, "cached", arguments(output, model))
+    moved = tmp_path / "elsewhere" / model.name
+    shutil.copytree(model, moved)
+    run = runs.run(tmp_path, "cached", arguments(output, moved))
     assert [0 < row["loss"] < 10 for row in run.metrics().values()] == [True] * 3
 
     # Without files the first start needs the encoder, on two ranks, and makes the same.
@@ -72,3 +76,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys):
 
     assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their archives
     assert not feature_files(output)
+
+    monkeypatch.setattr(encode_features, "LONGEST_TEXT", 3)
+    assert main([*encode, "--seed", "1"]) == 0
+    assert "10 of these texts have no features, being longer than 3 tokens" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import soundfile
 
 from tests import runs
 from tests.dac_vae_checkpoints import write_tiny_dac_vae
-from tests.integration_tests.test_speak import titan_tts
+from tests.integration_tests.test_speak import CORPUS, titan_tts
 from tests.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.speech_corpora import speech, write_ljspeech
 from torchtitan.models.dit_tts.data.archive import open_dataset
@@ -94,6 +94,23 @@ def test_a_voice_from_a_wav_says_a_text_into_a_wav(parts, trained):
     samples, rate = soundfile.read(out)
     assert (rate, len(samples)) == (48_000, 57_600)
     assert np.isfinite(samples).all() and samples.std() > 1e-4 and np.abs(samples).max() <= 1
+
+
+def test_a_recogniser_reads_recordings_and_speech_at_their_own_rates(parts, trained):
+    folder, *_ = parts
+    done = titan_tts(
+        "evaluate", trained.folder, "--heldout", folder / "data/heldout", "--recordings", CORPUS,
+        "--sampling-steps", 1, "--pictures", 1,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    samples = trained.folder / "samples/step-3"
+    report = json.loads((samples / "evaluation.json").read_text())
+    # The recordings are real and have 16 kHz; codec and model have random weights, and 48 kHz.
+    assert set(report["word_error_rate"]) == {"recordings", "codec", "generated", "untrained"}
+    assert report["word_error_rate"]["recordings"]["all"] < 0.1
+    wavs = sorted(samples.glob("*.wav"))
+    assert len(wavs) == report["utterances"] > 0 and list(samples.glob("*.png"))
+    assert {soundfile.info(wav).samplerate for wav in wavs} == {48_000}
 
 
 def test_generation_with_another_encoder_is_refused(parts, trained):

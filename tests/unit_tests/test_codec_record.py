@@ -38,6 +38,38 @@ def test_the_codec_of_the_data_passes_and_another_does_not(prepared):
         check_codec(build_codec("mel_dct"), path)
 
 
+@pytest.mark.parametrize(
+    "folder, entry",
+    [
+        ("out", "train"), ("out", "train/*.tar"), ("out", "."), ("out/train", "."),
+        ("out/train", "000000.tar"), ("", "~/out/train"), ("", "~/out/train/{000000..000001}.tar"),
+    ],
+)  # fmt: skip
+def test_the_record_is_found_from_the_current_folder_and_home(
+    prepared, folder, entry, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(prepared.parent))
+    monkeypatch.chdir(prepared.parent / folder)
+    [record] = recorded_codecs(entry)
+    assert record.path == str(prepared / "prepare.json")
+
+
+def test_the_record_of_other_data_further_up_is_not_taken(prepared):
+    (prepared / "other" / "train").mkdir(parents=True)
+    for entry in ("other/train", "other/train/000000.tar", "other/train/*.tar"):
+        assert recorded_codecs(str(prepared / entry)) == []
+
+
+def test_the_nearest_record_is_taken_and_tells_the_steps_before_the_codec(prepared):
+    record = json.loads((prepared / "prepare.json").read_text())
+    record["settings"]["audio"] = {"loudness": None, "max_silence": 0.5}
+    (prepared / "train" / "prepare.json").write_text(json.dumps(record))
+    assert [one.audio for one in recorded_codecs(str(prepared / "train" / "*.tar"))] == [
+        {"loudness": None, "max_silence": 0.5}
+    ]
+    assert [one.audio for one in recorded_codecs(str(prepared))] == [{}]
+
+
 def test_data_without_a_record_pass(tmp_path):
     (tmp_path / "prepare.json").write_text("{")
     for path in (str(tmp_path), "s3://bucket/data/", ["https://host/a.tar", "", str(tmp_path / "x")]):

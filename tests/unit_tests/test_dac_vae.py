@@ -178,6 +178,19 @@ def test_mirrors_the_end_to_whole_frames_and_pads_no_further(codec):
     assert torch.equal(codec.encode(short), codec.encode(F.pad(short, (0, HOP - len(short)))))
 
 
+@pytest.mark.parametrize("samples", [1, HOP // 2, HOP // 2 + 1, HOP, 3 * HOP, 3 * HOP - 1, 3 * HOP + 1])
+def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
+    waveforms = torch.stack([noise(samples, seed) for seed in range(2)])
+    whole = codec.to_whole_frames(waveforms)
+    assert whole.shape == (2, -(-samples // HOP) * HOP)
+    assert torch.equal(whole[:, :samples], waveforms)
+    assert torch.equal(whole[0], codec.to_whole_frames(waveforms[0]))
+    assert torch.equal(whole, codec.to_whole_frames(whole))
+    if samples > HOP // 2:  # the library's own mirror
+        assert torch.equal(whole, F.pad(waveforms, (0, whole.shape[1] - samples), "reflect"))
+    assert torch.equal(codec.encode_batch(waveforms), codec.encode_batch(whole))
+
+
 def test_batches(codec):
     waveforms = torch.stack([noise(5 * HOP - 3, seed) for seed in range(3)])
     latents = codec.encode_batch(waveforms)
@@ -193,6 +206,14 @@ def test_batches(codec):
 def test_encode_refuses(codec, waveform):
     with pytest.raises(ValueError, match="waveform"):
         codec.encode(waveform)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 128), (0, 3, 128), (1, 3, 64), (3, 128), (1, 1, 3, 128)])
+def test_decode_batch_refuses(codec, shape):
+    with pytest.raises(ValueError, match=r"latents have shape \(.*\(B, T, 128\)"):
+        codec.decode_batch(torch.zeros(shape))
+    with pytest.raises(ValueError, match="latents hold NaN"):
+        codec.decode_batch(torch.full((1, 2, 128), float("nan")))
 
 
 @pytest.mark.parametrize(

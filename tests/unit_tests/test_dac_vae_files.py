@@ -1,9 +1,11 @@
 """DAC-VAE weights on disk: the released layout, exports, damage; names; references; preparation."""
 
+import argparse
 import json
 import math
 import os
 import pickle
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +29,14 @@ from torchtitan.models.dit_tts.cli import main as titan_tts
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, export_safetensors
 from torchtitan.models.dit_tts.codec.dac_vae_weights import fold_weight_norm, match_names, read_sizes
-from torchtitan.models.dit_tts.inference.speaker_reference import encode_reference
+from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.inference import generate_command
+from torchtitan.models.dit_tts.inference.speaker_reference import (
+    encode_reference,
+    reference_settings,
+)
 from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
-from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, PrepareSettings
 
 NORMED = "decoder.model.2.block.1"
 
@@ -278,14 +285,14 @@ def recording(seconds: float, rate: int, level: float = 0.1) -> np.ndarray:
 def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
     path = tmp_path / "voice.wav"
     soundfile.write(path, recording(1.0, 48_000), 48_000, subtype="FLOAT")
-    at_level = encode_reference(path, codec, -16.0, 384)
-    as_is = encode_reference(path, codec, None, 384)
+    at_level = encode_reference(path, codec, AudioSettings(), 384)
+    as_is = encode_reference(path, codec, AudioSettings(loudness=None), 384)
     assert at_level.shape == as_is.shape == (25, 128)
     assert (at_level - as_is).abs().max() > 0.1
 
     quiet = recording(1.0, 44_100, level=0.01)
     soundfile.write(path, np.stack([quiet, quiet], axis=1), 44_100, subtype="FLOAT")
-    other = encode_reference(path, codec, -16.0, 384)
+    other = encode_reference(path, codec, AudioSettings(), 384)
     # Within what resampling leaves of the last frames.
     assert (other - at_level)[:18].abs().max() < 0.05 * at_level.std()
 
@@ -293,7 +300,7 @@ def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
 def test_reference_is_cut_to_what_the_model_takes(codec, tmp_path):
     path = tmp_path / "voice.wav"
     soundfile.write(path, recording(2.0, 48_000), 48_000, subtype="FLOAT")
-    cut, whole = (encode_reference(path, codec, None, frames) for frames in (20, 384))
+    cut, whole = (encode_reference(path, codec, AudioSettings(), frames) for frames in (20, 384))
     assert cut.shape == (20, 128) and whole.shape == (50, 128)
     torch.testing.assert_close(cut[:13], whole[:13], atol=1e-5, rtol=0)
 
@@ -310,19 +317,89 @@ def test_references_without_a_voice(codec, tmp_path, samples, sentence):
     path = tmp_path / "voice.wav"
     soundfile.write(path, samples, 48_000)
     with pytest.raises(ValueError, match=f"--reference {path}: .*({sentence})"):
-        encode_reference(path, codec, -16.0, 384)
+        encode_reference(path, codec, AudioSettings(), 384)
 
 
 def test_references_that_are_no_audio(codec, tmp_path):
     (tmp_path / "x.wav").write_text("no audio")
     for path in (tmp_path / "x.wav", tmp_path / "none.wav", tmp_path):
         with pytest.raises(ValueError, match=f"--reference {path}: "):
-            encode_reference(path, codec, -16.0, 384)
+            encode_reference(path, codec, AudioSettings(), 384)
     with pytest.raises(ValueError, match="--reference-loudness is 3.0"):
-        encode_reference(tmp_path / "x.wav", codec, 3.0, 384)
+        encode_reference(tmp_path / "x.wav", codec, AudioSettings(loudness=3.0), 384)
+
+
+def write_record(folder: Path, codec: DacVaeCodec, audio: dict) -> str:
+    """A prepare.json, as far as it is read beside the data; returns the [data] path."""
+    folder.mkdir()
+    settings = {"codec": "dac_vae", "codec_fingerprint": codec.fingerprint, "audio": audio}
+    (folder / "prepare.json").write_text(json.dumps({"settings": settings}))
+    return str(folder / "train")
+
+
+def test_references_are_treated_as_the_data_were(codec, tmp_path):
+    as_they_are = AudioSettings(loudness=None, max_silence=None)
+    off = write_record(tmp_path / "off", codec, asdict(replace(as_they_are, max_seconds=0.1)))
+    other = write_record(tmp_path / "other", codec, asdict(AudioSettings(-23.0, 0.5)))
+    assert reference_settings(off) == as_they_are  # and no filter
+    assert reference_settings(other) == reference_settings([other, off]) == AudioSettings(-23.0, 0.5)
+    assert reference_settings(write_record(tmp_path / "old", codec, {})) == AudioSettings()
+    assert reference_settings(str(tmp_path / "nowhere")) == AudioSettings(-16.0, 0.25)
+
+    path = tmp_path / "voice.wav"
+    voice = np.concatenate([np.zeros(24_000, np.float32), recording(1.0, 48_000)])
+    soundfile.write(path, voice, 48_000, subtype="FLOAT")
+    given = encode_reference(path, codec, reference_settings(off), 384)
+    assert torch.equal(given, codec.encode(torch.from_numpy(voice)))
+    assert len(encode_reference(path, codec, AudioSettings(), 384)) < len(given)
+
+
+@pytest.mark.parametrize(
+    "option, loudness", [([], -23.0), (["--reference-loudness", "off"], None),
+                         (["--reference-loudness=-18"], -18.0)],
+)  # fmt: skip
+def test_reference_loudness_overrides_the_datas(codec, tmp_path, option, loudness):
+    data = write_record(tmp_path / "data", codec, asdict(AudioSettings(-23.0, 0.5)))
+    parser = argparse.ArgumentParser()
+    generate_command.add_arguments(parser)
+    options = parser.parse_args(["run", "--text", "one", *option])
+    found = generate_command.requested_reference_settings(options, data)
+    assert found == AudioSettings(loudness, 0.5)
+    # Of a corpus that lies elsewhere now, --data says where.
+    options = parser.parse_args(["run", "--text", "one", *option, "--data", data])
+    assert generate_command.requested_reference_settings(options, "/nowhere/train") == found
 
 
 # ---- preparation
+
+
+def test_archives_hold_what_encode_makes_of_a_recording(file, codec, tmp_path):
+    """Voiced ends off the frame grid, two of them in one batch; within the rounding to float16."""
+    source, lengths = tmp_path / "source", (23_500, 24_300, 48_000 + 100, 48_000)
+    source.mkdir()
+    generator = np.random.default_rng(0)
+    rows, waveforms = [], {}
+    for number, length in enumerate(lengths):
+        waveform = 0.2 * np.sin(2 * np.pi * (150 + 20 * number) * np.arange(length) / 48_000)
+        waveform = (waveform + 0.02 * generator.standard_normal(length)).astype(np.float32)
+        waveforms[str(number)] = torch.from_numpy(waveform)
+        soundfile.write(source / f"{number}.wav", waveform, 48_000, subtype="FLOAT")
+        rows.append({"key": str(number), "audio": f"{number}.wav", "text": "la", "speaker": "s"})
+    (source / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    as_they_are = AudioSettings(loudness=None, max_silence=None)
+    settings = PrepareSettings(codec=str(file), audio=as_they_are)
+    prepare_corpus(source, tmp_path / "out", settings, RunOptions(workers=1, device="cpu"))
+
+    dataset = open_dataset(str(tmp_path / "out/train"), 128)
+    assert len(dataset) == len(lengths)
+    for sample in range(len(dataset)):
+        stored, _ = dataset.read(sample)
+        waveform = waveforms[dataset.key(sample)]
+        encoded = codec.encode(waveform).numpy()
+        assert (np.abs(stored - encoded) <= 1e-5 + np.abs(encoded) * 2**-11).all()
+        missing = -len(waveform) % codec.hop_length
+        with_zeros = codec.encode(torch.nn.functional.pad(waveform, (0, missing))).numpy()
+        assert (np.abs(stored - with_zeros)[-1].max() > 0.02) == (missing > 0)
 
 
 def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path, monkeypatch):

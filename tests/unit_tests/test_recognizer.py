@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.inference.evaluate import HeldOut, listen
 from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_error_rate
+from torchtitan.models.dit_tts.prepare.audio import resample
 from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
 
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
@@ -58,9 +60,33 @@ def test_calls_are_independent(recordings, recognizer, heard):
     assert again == heard[7::-1]
 
 
+def test_reads_other_rates(recordings, recognizer):
+    some = recordings[::6]
+    references = [one.text.split() for one in some]
+    for rate in (48_000, 22_050):
+        waves = [torch.from_numpy(resample(one.waveform.numpy(), 16_000, rate)) for one in some]
+        at_their_rate = [recognizer.transcribe(wave, rate) for wave in waves]
+        assert word_error_rate(references, at_their_rate) < 0.05
+    taken_for_16_khz = [recognizer.transcribe(wave[:48_000], 16_000) for wave in waves]
+    assert word_error_rate(references, taken_for_16_khz) > 0.2
+    assert recognizer.transcribe(torch.zeros(0), 48_000) == []
+
+
+def test_each_sound_is_heard_at_its_own_rate(recordings, recognizer):
+    items = [
+        HeldOut(one.key, one.key, one.text, one.speaker, torch.zeros(1, 1), torch.zeros(1, 1), {})
+        for one in recordings[:4]
+    ]
+    rates = (16_000, 48_000, 24_000, 8_000)
+    sounds = [
+        (torch.from_numpy(resample(one.waveform.numpy(), one.sample_rate, rate)), rate)
+        for one, rate in zip(recordings[:4], rates, strict=True)
+    ]
+    errors, heard = listen(recognizer, items, sounds)
+    assert errors.rates()["all"] < 0.1 and len(heard) == 4
+
+
 def test_recognizer_refuses(recognizer):
-    with pytest.raises(ValueError, match="resample"):
-        recognizer.transcribe(torch.zeros(100), 24_000)
     with pytest.raises(ValueError, match="one channel"):
         recognizer.transcribe(torch.zeros(2, 100), 16_000)
     with pytest.raises(ValueError, match="'blorptang' is not in"):

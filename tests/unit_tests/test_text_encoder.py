@@ -12,6 +12,7 @@ from transformers import AutoModel, T5Config
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
 
 from tests.pretrained_checkpoints import write_tiny_bert, write_tiny_t5, write_tiny_t5gemma2
+from torchtitan.models.dit_tts.conditioning.encoder_files import contents_digest, fetch_weights
 from torchtitan.models.dit_tts.conditioning.encoder_source import KNOWN_SIZES, find_source
 from torchtitan.models.dit_tts.conditioning.packing import SORTED_GROUPS, pack_rows
 from torchtitan.models.dit_tts.conditioning.text_encoder import (
@@ -104,6 +105,33 @@ def test_a_frozen_encoder_is_frozen_and_stays_in_evaluation_mode(checkpoints):
     assert not any(module.training for module in encoder.modules())
     first, second = (encoder.encode(texts())[1] for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_ids_that_the_encoder_does_not_have_stand_before_the_text(checkpoints, name):
+    """Conditioning tokens: at the start of every row, and nowhere the encoder looks, also where a
+    packed row has padding."""
+    encoder = load(checkpoints[name])
+    lengths = np.random.default_rng(1).integers(1, 60, size=40)
+    mask = (np.arange(64) >= 2) & (np.arange(64) < 2 + lengths[:, None])
+    ids = np.full((40, 64), 515)
+    ids[mask] = np.random.default_rng(2).integers(3, 300, size=lengths.sum())
+    rows = encoder.rows(mask)
+    assert any((group.segment == 0).any() for group in rows.groups)
+    assert not encoder.packs or rows.groups[0].token.shape[0] > 1
+    features = encoder(torch.from_numpy(ids), torch.from_numpy(mask), rows)
+    for row in (0, 17, 39):
+        [alone_] = encoder.encode([ids[row][mask[row]].tolist()])
+        torch.testing.assert_close(features[row][mask[row]], alone_, rtol=0, atol=1e-5)
+
+
+def test_a_text_beyond_the_positions_is_one_sentence(checkpoints):
+    encoder = load(checkpoints["bert"])
+    assert encoder.source.most_tokens == 126
+    assert find_source(str(checkpoints["t5"])).most_tokens is None
+    encoder.encode(texts((126,)))
+    with pytest.raises(InputError, match="127 tokens is longer than the 126"):
+        encoder.encode(texts((127,)))
 
 
 # What a checkpoint lacks.
@@ -254,6 +282,10 @@ def test_a_fingerprint_is_of_weights_sizes_and_precision(checkpoints, tmp_path):
     other = find_source(str(write_tiny_t5(tmp_path / "other", seed=1)))
     assert other.fingerprint("float32") != source.fingerprint("float32")
     config = json.loads((tmp_path / "copy" / "config.json").read_text())
+    # What another version of transformers writes, or another use of the model.
+    config |= {"use_cache": not config.get("use_cache", True), "new_option": None, "num_decoder_layers": 9}
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
+    assert find_source(str(tmp_path / "copy")).fingerprint("float32") == source.fingerprint("float32")
     config["layer_norm_epsilon"] = 1e-3
     (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
     assert find_source(str(tmp_path / "copy")).fingerprint("float32") != source.fingerprint("float32")
@@ -341,3 +373,29 @@ def test_a_batch_without_any_text_still_goes_through(checkpoints):
         encoder = load(checkpoints[name])
         features = encoder(torch.zeros(3, 6, dtype=torch.long), torch.zeros(3, 6, dtype=torch.bool))
         assert features.shape == (3, 6, encoder.width) and (features == 0).all()
+
+
+def test_a_files_digest_is_kept_and_a_changed_file_is_read_again(tmp_path, monkeypatch):
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = contents_digest(path)
+    monkeypatch.setattr("xxhash.xxh3_128", None)  # a second reading would need it
+    assert contents_digest(path) == first
+    monkeypatch.undo()
+    path.write_bytes(b"two!")
+    assert contents_digest(path) != first
+
+
+def test_missing_weights_are_downloaded_by_one_sentence_or_an_error(tmp_path, monkeypatch):
+    asked = []
+
+    def download(model, allow_patterns):
+        asked.append(allow_patterns)
+        raise OSError("no route to the hub\nand more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(InputError, match="hf download nobody/none") as error:
+        fetch_weights("nobody/none")
+    assert asked and "\n" not in str(error.value)
+    with pytest.raises(InputError, match="has not all weights"):
+        fetch_weights(str(tmp_path))

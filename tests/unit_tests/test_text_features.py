@@ -167,6 +167,33 @@ def test_without_the_weights_the_files_are_taken(shards, model):
         open_text_features(made.dataset, kind)
 
 
+def test_without_the_weights_a_moved_model_has_its_files(shards, model, tmp_path):
+    made = Made(shards, model)
+    made.make()
+    expected = made.read(3)
+    (model / "model.safetensors").unlink()
+    moved = shutil.copytree(model, tmp_path / "elsewhere" / model.name)
+    encoder = replace(made.encoder, model=str(moved))
+    kind = feature_kind(encoder, made.tokenizer, find_source(str(moved)))
+    assert kind.model != made.kind.model and kind.encoder_fingerprint is None
+    assert torch.equal(made.read(3, open_text_features(made.dataset, kind)), expected)
+    for other in (
+        {"text_fingerprint": "0123456789abcdef"},
+        {"encoder_dtype": "bfloat16"},
+        {"stored_dtype": "float16"},
+        {"model": "/elsewhere/tiny"},
+        {"encoder_fingerprint": "0123456789abcdef"},  # its weights are here, and of another encoder
+    ):
+        assert find_feature_files(made.dataset, replace(kind, **other)) == [None] * SHARDS
+    # Those of a model of the same name at a third place: neither is the one that is asked for.
+    made.kind = replace(made.kind, model="/third/tiny-gemma", encoder_fingerprint="fedcba9876543210")
+    made.make([2])
+    with pytest.raises(InputError, match="two states of the encoder"):
+        open_text_features(made.dataset, kind)
+    taken = find_feature_files(made.dataset, replace(kind, model=str(model)))
+    assert [file.kind.model for file in taken] == [str(model)] * SHARDS
+
+
 def test_damaged_features_are_noticed(shards, gemma):
     made = Made(shards, gemma, cache_dtype="bfloat16")
     made.make()
@@ -190,6 +217,8 @@ def test_a_damaged_header_or_table_is_as_good_as_no_file(shards, gemma, position
     assert find_feature_files(made.dataset, made.kind)[0] is None
     made.path(0).write_bytes(data[:-4])
     assert find_feature_files(made.dataset, made.kind)[0] is None
+    made.make()
+    made.read(0)
 
 
 def test_a_sample_that_is_damaged_when_features_are_made(shards, gemma):

@@ -1,7 +1,10 @@
 """Text features in training: made at the first start by all ranks, then read by the loader."""
 
+import json
 import shutil
+import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,17 +14,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tests.encoded_shards import SAMPLES, SHARDS, Made, flip_last_byte, write_shards
+from tests.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
 from tests.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.unit_tests.test_dataloader import config
-from torchtitan.models.dit_tts.conditioning import encode_features
+from torchtitan.models.dit_tts.conditioning import encode_features, encoder_source
 from torchtitan.models.dit_tts.conditioning.subword_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,
 )
-from torchtitan.models.dit_tts.conditioning.text_encoder import load_text_encoder
 from torchtitan.models.dit_tts.conditioning.text_features import open_text_features
-from torchtitan.models.dit_tts.data.archive import DamagedSample
+from torchtitan.models.dit_tts.data.archive import DamagedSample, open_dataset
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import feature_cache
@@ -162,21 +164,34 @@ def test_the_second_start_needs_no_encoder(shards, model, tmp_path, monkeypatch)
     assert torch.equal(one["text_features"], two["text_features"])
     monkeypatch.undo()
     made.path(1).unlink()
-    with pytest.raises(InputError, match="cannot be loaded"):
+    lacking = "missing for 1 of 3 shards, the first is .*000001.tar, and cannot be made here: .*weights"
+    with pytest.raises(InputError, match=lacking):
         build_agreed_dataloader(1, 0, made.tokenizer, settings)
 
 
-def test_weights_that_are_only_there_when_they_are_loaded(shards, model, tmp_path, monkeypatch):
-    """As those of a hub name, which loading downloads."""
+def test_without_the_weights_the_config_has_to_fit(shards, model, tmp_path):
+    made = Made(shards, model)
+    made.make()
+    (model / "model.safetensors").unlink()
+    config_file = model / "config.json"
+    sizes = json.loads(config_file.read_text())
+    for part in (sizes["encoder"]["text_config"], sizes["decoder"]):
+        part["hidden_size"] = 128
+    config_file.write_text(json.dumps(sizes))
+    with pytest.raises(InputError, match="features are 128 wide, and the stored ones are 64"):
+        ready_text_features(made.dataset, made.tokenizer, job(shards, made.encoder, tmp_path))
+
+
+def test_weights_that_are_downloaded_when_files_are_missing(shards, model, tmp_path, monkeypatch):
     made = Made(shards, model)
     made.make([0])
     weights = (model / "model.safetensors").rename(tmp_path / "weights")
 
-    def download(*args):
+    def download(name):
+        assert name == str(model)
         shutil.copy(weights, model / "model.safetensors")
-        return load_text_encoder(*args)
 
-    monkeypatch.setattr(feature_cache, "load_text_encoder", download)
+    monkeypatch.setattr(encoder_source, "fetch_weights", download)
     settings = job(shards, made.encoder, tmp_path)
     features = ready_text_features(made.dataset, made.tokenizer, settings)
     assert features.kind == made.kind and len(features.tokens) == 30
@@ -192,8 +207,9 @@ def test_weights_that_are_only_there_when_they_are_loaded(shards, model, tmp_pat
 def test_a_rank_with_other_weights_makes_nothing(shards, gemma, tmp_path):
     made = Made(shards, gemma)
     kind = replace(made.kind, encoder_fingerprint="0123456789abcdef")
+    settings = job(shards, made.encoder, tmp_path)
     maker = feature_cache._Maker(
-        made.dataset, made.tokenizer, job(shards, made.encoder, tmp_path), kind
+        made.dataset, made.tokenizer, settings, made.module.source, kind
     )
     with pytest.raises(InputError, match="are others than rank 0's .0123456789abcdef"):
         maker.make([0], progress=False)
@@ -225,10 +241,16 @@ def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: st
 
     def watched(action, what, group=None):
         # Encoding takes longer than the default group waits.
-        assert group is not None or what != "make text features"
+        assert group is not None
         return together(action, what, group)
 
     feature_cache.make_text_features, feature_cache.together = noted, watched
+    find_kind = feature_cache.feature_kind
+
+    def read_weights_for_long(*args):
+        time.sleep(1.5)
+        return find_kind(*args)
+
     encoder = Encoder(model=model, dtype="float32", cache=True)
     tokenizer = load_subword_tokenizer(model)
     try:
@@ -240,6 +262,13 @@ def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: st
             # On disks of their own each rank comes to make all shards, none twice.
             assert sorted(everyone) == sorted(list(range(SHARDS)) * rounds)
             made_by_me.clear()
+
+        # Nor does it wait for as long as reading the weights' files takes.
+        feature_cache.feature_kind = read_weights_for_long
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+        ready_text_features(open_dataset(folder, CHANNELS), tokenizer, settings)
+        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=5))
+        feature_cache.feature_kind = find_kind
 
         def fail_on_1(*args, **options):
             if rank == 1:

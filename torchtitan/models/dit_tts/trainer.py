@@ -11,7 +11,10 @@ import torch
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.benchmarking.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmarking.recorder import BenchmarkRecorder
+from torchtitan.models.dit_tts.conditioning.encoder_source import find_source, is_pretrained
 from torchtitan.models.dit_tts.conditioning.packing import TextRows
+from torchtitan.models.dit_tts.conditioning.run_encoder import check_mode
+from torchtitan.models.dit_tts.conditioning.run_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
@@ -57,6 +60,7 @@ class DiTTTSTrainer(Trainer):
         self.run_folder = run_folder
         self.step_ids: list[str] = []
         self.micro_batch = 0
+        self._leave_text_encoder_out_of_loading()
         self._load = self.checkpointer.load
         self.checkpointer.load = self._load_checkpoint
 
@@ -69,6 +73,24 @@ class DiTTTSTrainer(Trainer):
             len(self.dataloader.order.warm_up),
             self.metrics_processor.peak,
         )
+
+    def _leave_text_encoder_out_of_loading(self) -> None:
+        """Where a run that trains its text encoder starts from the weights of one that did not, the
+        encoder keeps its pretrained weights."""
+        config, folder = self.job_config, self.run_folder.path
+        origin = origin_of_weights(config, folder)
+        if origin is None or not is_pretrained(config.encoder.model):
+            return
+        source = find_source(config.encoder.model, folder=folder)
+        model_only = config.checkpoint.initial_load_model_only
+        if check_mode(origin, source, config.encoder, origin == folder, model_only):
+            load = self.checkpointer.dcp_load
+
+            def load_without(state_dict: dict[str, Any], **options: Any) -> None:
+                kept = {k: v for k, v in state_dict.items() if not k.startswith("text_encoder.")}
+                load(kept, **options)
+
+            self.checkpointer.dcp_load = load_without
 
     def _load_checkpoint(self, step: int = -1) -> bool:
         """Loads as upstream does, then brings the run's folder to the step that was loaded."""

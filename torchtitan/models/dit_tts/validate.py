@@ -3,7 +3,7 @@
 import os
 
 from torchtitan.models.dit_tts.codec.record import check_kind
-from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
+from torchtitan.models.dit_tts.conditioning.encoder_source import CONFIG_FILE, is_pretrained
 from torchtitan.models.dit_tts.conditioning.vocabulary import FIELDS
 from torchtitan.models.dit_tts.config import run_folder_path
 from torchtitan.models.dit_tts.data.build import check_settings
@@ -164,7 +164,10 @@ def _validate_tokens(config: JobConfig) -> None:
     encoder, data = config.encoder, config.data
     pretrained = is_pretrained(encoder.model)
     _require(
-        not pretrained or os.path.isdir(encoder.model) or encoder.model.count("/") == 1,
+        not pretrained
+        or os.path.isdir(encoder.model)
+        or encoder.model.count("/") == 1
+        or (run_folder_path(config) / CONFIG_FILE).is_file(),  # a run goes on without the folder
         f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', the units "
         f"of the learned text encoder, a folder of a pretrained one, or a name of the Hugging Face hub "
         f"such as 'google/t5gemma-2-270m-270m'",
@@ -258,6 +261,10 @@ def _validate_unsupported(config: JobConfig) -> None:
         ),
     ):
         _require(not wrong, f"{key} = true is not supported by this model family; set it to {allowed}")
+    _require(
+        device_type != "cpu" or not config.training.enable_cpu_offload,
+        "[training] enable_cpu_offload = true needs an accelerator to offload from; set it to false",
+    )
     _require(
         device_type != "cpu" or c.async_mode != "async_with_pinned_mem",
         "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "

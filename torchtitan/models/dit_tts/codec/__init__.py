@@ -28,6 +28,14 @@ class Codec(Protocol):
         """Latent frames a second: sample_rate / hop_length."""
         ...
 
+    def to_whole_frames(self, waveforms: Tensor) -> Tensor:
+        """Waveforms (..., samples) -> (..., T * hop_length), T = ceil(samples / hop_length).
+
+        Puts behind the end what `encode` puts there, so that recordings of unlike length and equal T
+        can go through `encode_batch` together: a waveform's latents are those of its whole frames.
+        """
+        ...
+
     def encode(self, waveform: Tensor) -> Tensor:
         """Waveform (samples,) float32 in [-1, 1] -> latents (T, 128), T = ceil(samples / hop_length)."""
         ...
@@ -35,7 +43,7 @@ class Codec(Protocol):
     def encode_batch(self, waveforms: Tensor) -> Tensor:
         """Waveforms (B, samples) of equal length -> latents (B, T, 128), each as `encode` gives it.
 
-        Pads only to a multiple of hop_length, as `encode` does: shorter recordings padded to a
+        Brought to whole frames and no further, as `encode` does: shorter recordings padded to a
         longer one's length would have other latents near their end.
         """
         ...

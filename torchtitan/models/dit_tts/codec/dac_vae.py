@@ -1,9 +1,10 @@
 """The DAC-VAE codec: 48 kHz speech <-> 25 latent frames a second of 128 channels, learned.
 
 The latents are the posterior mean. Everything runs in float32: in bfloat16 an encoding is 5 % off.
-A waveform is padded with zeros to whole frames and no further, as what is padded changes the about
-five frames before it; recordings of unlike length therefore go through one by one. Long audio goes
-in portions of bounded memory, whose result is that of the whole (dac_vae_chunks.py).
+A waveform's end is mirrored up to whole frames and no further (`DacVaeCodec.to_whole_frames`), as
+what stands behind the end changes the about five frames before it; recordings share a batch only
+where they have equally many frames. Long audio goes in portions of bounded memory, whose result is
+that of the whole (dac_vae_chunks.py).
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchtitan.models.dit_tts.codec.dac_vae_chunks import (
     decoder_context,
@@ -77,6 +77,20 @@ class DacVaeCodec:
     def frames_per_second(self) -> float:
         return self.sample_rate / self.hop_length
 
+    def to_whole_frames(self, waveforms: Tensor) -> Tensor:
+        """Waveforms (..., samples) -> (..., T * hop_length), their end mirrored, as in training.
+
+        What is too short to be mirrored has zeros behind it. The fingerprint names this rule, as
+        another one makes other latents.
+        """
+        samples = waveforms.shape[-1]
+        missing = -samples % self.hop_length
+        if missing < samples:
+            behind = waveforms[..., samples - 1 - missing : samples - 1].flip(-1)
+        else:
+            behind = waveforms.new_zeros(*waveforms.shape[:-1], missing)
+        return torch.cat([waveforms, behind], dim=-1)
+
     def encode(self, waveform: Tensor) -> Tensor:
         """Waveform (samples,) in [-1, 1] -> latents (ceil(samples / hop_length), channels) float32."""
         if waveform.ndim != 1 or waveform.numel() == 0:
@@ -98,12 +112,7 @@ class DacVaeCodec:
             raise InputError(
                 "waveform holds NaN or infinite samples; encode finite samples in [-1, 1]"
             )
-        hop = self.hop_length
-        # The end is mirrored up to whole frames, as where the weights were trained; what is too short
-        # for that has zeros behind it.
-        missing = -waveforms.shape[1] % hop
-        mode = "reflect" if missing < waveforms.shape[1] else "constant"
-        waveforms = pad(waveforms, (0, missing), mode)
+        hop, waveforms = self.hop_length, self.to_whole_frames(waveforms)
         rows, frames = waveforms.shape[0], waveforms.shape[1] // hop
         latents = torch.empty(rows, frames, self.latent_channels)
         with _full_float32(self.device):
@@ -125,6 +134,12 @@ class DacVaeCodec:
     @torch.no_grad()
     def decode_batch(self, latents: Tensor) -> Tensor:
         """Latents (B, T, channels) of equal length -> waveforms (B, T * hop_length)."""
+        shape = tuple(latents.shape)
+        if len(shape) != 3 or shape[2] != self.latent_channels or 0 in shape:
+            raise InputError(
+                f"latents have shape {shape}; the codec decodes a batch (B, T, {self.latent_channels}) "
+                "with B and T at least 1"
+            )
         latents = latents.detach().float()
         if not torch.isfinite(latents).all():
             raise InputError("latents hold NaN or infinite values; they cannot be decoded")

@@ -57,7 +57,8 @@ class DacVaeWeights:
 
     def fingerprint(self) -> str:
         """Digest of all that decides what the codec makes; 16 hex digits."""
-        digest = hashlib.sha256(f"posterior mean, zeros behind the end, {self.sizes}".encode())
+        rules = "posterior mean, the end mirrored to whole frames"
+        digest = hashlib.sha256(f"{rules}, {self.sizes}".encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(name.encode())
             digest.update(tensor.contiguous().numpy())

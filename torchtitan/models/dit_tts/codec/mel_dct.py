@@ -120,6 +120,10 @@ class MelDctCodec:
     def frames_per_second(self) -> float:
         return self.sample_rate / self.hop_length
 
+    def to_whole_frames(self, waveforms: Tensor) -> Tensor:
+        """Waveforms (..., samples) -> (..., T * 640), with zeros behind their end."""
+        return pad(waveforms, (0, -waveforms.shape[-1] % self.hop_length))
+
     @torch.no_grad()
     def encode(self, waveform: Tensor) -> Tensor:
         """Waveform (samples,) in [-1, 1] at 16 kHz -> latents (ceil(samples / 640), 128) float32."""
@@ -133,8 +137,8 @@ class MelDctCodec:
             raise InputError(
                 "waveform holds NaN or infinite samples; encode finite samples in [-1, 1]"
             )
-        waveform = pad(waveform, (0, -len(waveform) % self.hop_length))
-        return (self.transform.analyse(waveform) - self.mean) / self.scale
+        coefficients = self.transform.analyse(self.to_whole_frames(waveform))
+        return (coefficients - self.mean) / self.scale
 
     def encode_batch(self, waveforms: Tensor) -> Tensor:
         """Waveforms (B, samples) -> latents (B, ceil(samples / 640), 128) float32.

@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.conditioning.feature_file import (
     write_feature_file,
 )
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.conditioning.text_features import places
+from torchtitan.models.dit_tts.conditioning.text_features import find_feature_file, places
 from torchtitan.models.dit_tts.data.archive import DamagedSample, Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import Encoder
@@ -49,10 +49,7 @@ def feature_kind(
 
 def longest_text(source: EncoderSource) -> int:
     """Tokens of the longest text that is encoded."""
-    positions = getattr(source.text_config, "max_position_embeddings", None)
-    if source.family != "other" or not isinstance(positions, int):
-        return LONGEST_TEXT  # positions are relative or rotary
-    return min(LONGEST_TEXT, positions - 2)  # RoBERTa's begin behind its padding token's
+    return min(LONGEST_TEXT, source.most_tokens or LONGEST_TEXT)
 
 
 def make_text_features(
@@ -65,7 +62,8 @@ def make_text_features(
     on_error: str = "raise",
     progress: bool = True,
 ) -> None:
-    """Encodes the texts of some shards; each file appears when its shard is done.
+    """Encodes the texts of some shards; each file appears when its shard is done. What another job
+    has made meanwhile is not made again.
 
     Args:
         shards: numbers of shards of the dataset.
@@ -96,6 +94,9 @@ def _make_file(
     on_error: str,
     bar: tqdm,
 ) -> None:
+    if find_feature_file(dataset, shard, kind) is not None:
+        bar.update(len(samples))
+        return
     ids, ends, readable = _tokenize(dataset, samples, tokenizer, on_error)
     tokens = np.diff(ends, prepend=0).astype(np.int32)
     has_features = readable & (tokens <= longest_text(encoder.source))

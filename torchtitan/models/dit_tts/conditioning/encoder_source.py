@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import xxhash
 from torch import nn
 
+from torchtitan.models.dit_tts.conditioning.encoder_files import (
+    contents_digest,
+    fetch_weights,
+    first_line,
+    weight_files,
+)
+from torchtitan.models.dit_tts.conditioning.known_encoders import KNOWN_SIZES
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.args import LEARNED_UNITS
 
@@ -28,53 +35,13 @@ if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encod
 CONFIG_FILE = "text_encoder.json"
 """in a run's folder: what encoder it was trained with"""
 
-_GEMMA3 = {"head_dim": 256, "vocab_size": 262_144, "query_pre_attn_scalar": 256}
-
-# Text configs as the hub has them, so that sizes are known before anything is downloaded.
-KNOWN_SIZES: dict[str, dict[str, Any]] = {
-    "google/t5gemma-2-270m-270m": {
-        "model_type": "t5gemma2_text",
-        "hidden_size": 640,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-        **_GEMMA3,
-    },
-    "google/t5gemma-2-1b-1b": {
-        "model_type": "t5gemma2_text",
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-        **_GEMMA3,
-    },
-    "google/t5gemma-2-4b-4b": {
-        "model_type": "t5gemma2_text",
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "sliding_window": 1024,
-        **_GEMMA3,
-    },
-    "google-t5/t5-base": {
-        "model_type": "t5",
-        "vocab_size": 32128,
-        "d_model": 768,
-        "d_kv": 64,
-        "d_ff": 3072,
-        "num_layers": 12,
-        "num_heads": 12,
-    },
-}
+# Keys of a config about files, training, labels, decoding and the decoder.
+_PASSING = re.compile(
+    r"^_|version|dtype|architectures|use_cache|label|problem|return_|^output_|_token|decoder|init|drop"
+    r"|classifier|generat|^tie_"
+)
 
 _T5_LIKE = ("t5", "mt5", "umt5")
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SHOWN = 5
 
 
@@ -111,6 +78,12 @@ class EncoderSource:
             return self.config.encoder.text_config
         return self.config
 
+    @property
+    def _own_config(self) -> "PretrainedConfig":
+        """Where the encoder's own sizes stand."""
+        own = getattr(self.text_config, "encoder", None)
+        return own if hasattr(own, "hidden_size") else self.text_config.get_text_config()
+
     @cached_property
     def width(self) -> int:
         """Width of the features."""
@@ -121,8 +94,18 @@ class EncoderSource:
         """Rows of the embedding, of which the tokenizer may use fewer."""
         return self._size("vocab_size")
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Longest text that there are positions for; None where positions are relative."""
+        if self.family != "other":
+            return None
+        config = self.text_config.get_text_config()
+        # RoBERTa and its kin count positions from behind the padding's id.
+        places = getattr(config, "max_position_embeddings", None)
+        return places - 2 if isinstance(places, int) and places > 2 else None
+
     def _size(self, *names: str) -> int:
-        for config in (self.text_config, self.text_config.get_text_config()):
+        for config in (self.text_config, self._own_config):
             for name in names:
                 if isinstance(getattr(config, name, None), int):
                     return getattr(config, name)
@@ -158,7 +141,7 @@ class EncoderSource:
                 )
             except (OSError, ValueError, RuntimeError, ImportError) as error:
                 raise InputError(
-                    f"[encoder] model = {self.model!r} cannot be loaded ({_first_line(error)}); give a "
+                    f"[encoder] model = {self.model!r} cannot be loaded ({first_line(error)}); give a "
                     f"folder with config.json and its safetensors, or download it where there is a "
                     f"network: hf download {self.model}"
                 ) from error
@@ -214,6 +197,8 @@ class EncoderSource:
     def _fresh_text_config(self) -> "PretrainedConfig":
         """A copy: models write to their configs."""
         config = type(self.text_config).from_dict(self.text_config.to_dict())
+        if config.model_type == "t5gemma":
+            config.is_encoder_decoder = False  # the class of its encoder alone asks for that
         if config.model_type == "t5gemma2_text":
             # The whole model's config sets it; the text part alone has no default.
             config.dropout_rate = getattr(self.text_config, "dropout_rate", 0.0)
@@ -228,36 +213,26 @@ class EncoderSource:
         """(weights of the matrix products, blocks, heads times the width of a head)."""
         with torch.device("meta"):
             core = self.build()
-        weights = sum(m.weight.numel() for m in core.modules() if isinstance(m, nn.Linear))
-        config = self.text_config.get_text_config()
+        config = self._own_config
+        blocks = blocks_of(core)
+        n_layers = getattr(config, "num_hidden_layers", None) or len(blocks)
+        inside = _products(blocks)
+        # ALBERT goes through one block again and again.
+        weights = _products(core) - inside + inside * n_layers // len(blocks)
         heads = getattr(config, "num_attention_heads", None) or config.num_heads
         head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
-        return weights, len(blocks_of(core)), heads * (head_dim or self.width // heads)
+        return weights, n_layers, heads * (head_dim or self.width // heads)
 
     def files(self) -> list[Path]:
         """The checkpoint's weight files that are on this machine; empty if they are not."""
-        for name in _WEIGHTS:
-            whole = self._file(name)
-            if whole is not None:
-                return [whole]
-            index = self._file(f"{name}.index.json")
-            if index is not None:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-                paths = [self._file(part) for part in names]
-                return [path for path in paths if path is not None] if all(paths) else []
-        return []
+        return weight_files(self.model)
 
     def has_weights(self) -> bool:
         return bool(self.files())
 
-    def _file(self, name: str) -> Path | None:
-        if os.path.isdir(self.model):
-            path = Path(self.model, name)
-            return path if path.is_file() else None
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(self.model, name)
-        return Path(found) if isinstance(found, str) else None
+    def fetch(self) -> None:
+        """Downloads a hub name's weights and tokenizer, if the weights are not here; see `fetch_weights`."""
+        fetch_weights(self.model)
 
     def fingerprint(self, dtype: str) -> str:
         """16 hex digits: equal for encoders that give equal features.
@@ -277,11 +252,7 @@ class EncoderSource:
         digest = hashlib.sha256(dtype.encode())
         digest.update(json.dumps(_sizes_of(self.text_config), sort_keys=True).encode())
         for path in files:
-            contents = xxhash.xxh3_128()
-            with open(path, "rb") as file:
-                while block := file.read(1 << 24):
-                    contents.update(block)
-            digest.update(contents.digest())
+            digest.update(contents_digest(path))
         return digest.hexdigest()[:16]
 
 
@@ -330,7 +301,7 @@ def find_source(
     if not download and model in KNOWN_SIZES:
         return EncoderSource(model, _config_of(KNOWN_SIZES[model]), built_in=True)
     raise InputError(
-        f"[encoder] model = {model!r} cannot be found ({_first_line(reason)}); give a folder that has "
+        f"[encoder] model = {model!r} cannot be found ({first_line(reason)}); give a folder that has "
         f"its config.json, or download it where there is a network: hf download {model}"
     ) from reason
 
@@ -360,14 +331,19 @@ def blocks_of(core: nn.Module) -> nn.ModuleList:
     return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
 
 
+def _products(module: nn.Module) -> int:
+    """Weights of the linear layers."""
+    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+
+
 def _sizes_of(config: "PretrainedConfig") -> dict[str, Any]:
-    """The config without what does not change the features."""
-    passing = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
-    return {key: value for key, value in config.to_dict().items() if key not in passing}
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """What of a config changes the features: what differs from its class's defaults, as another
+    version of transformers may have more of those, and says how a text is encoded."""
+    return {
+        key: value
+        for key, value in config.to_diff_dict().items()
+        if not _PASSING.search(key) and value not in (None, False)
+    }
 
 
 @contextlib.contextmanager

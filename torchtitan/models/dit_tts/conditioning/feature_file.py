@@ -11,7 +11,6 @@ The header's metadata says what the features were made with, and a hash of the t
 """
 
 import fcntl
-import glob
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import xxhash
 
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
+from torchtitan.models.dit_tts.data.shard_writer import atomic_file, temporary_files
 from torchtitan.models.dit_tts.errors import InputError
 
 FORMAT_VERSION = 1
@@ -102,6 +102,10 @@ class FeatureFile:
     def row_bytes(self) -> int:
         return self.width * self.kind.torch_dtype.itemsize
 
+    def fits(self, kind: FeatureKind, shard_digest: str) -> bool:
+        """Whether it is of this shard, made with the same."""
+        return (self.kind.key, self.shard_digest) == (kind.key, shard_digest)
+
 
 def write_feature_file(
     path: str,
@@ -114,6 +118,8 @@ def write_feature_file(
 ) -> None:
     """Writes one shard's features; the file appears whole or not at all.
 
+    A fitting file that another job has finished meanwhile is kept.
+
     Args:
         tokens: (n,) ids of each sample's text.
         has_features: (n,) bool, which of them `samples` has.
@@ -123,9 +129,10 @@ def write_feature_file(
     ends = np.cumsum(np.where(has_features, tokens, 0), dtype=np.int64)
     hashes = np.zeros(len(tokens), np.uint64)
     rows = int(ends[-1]) if len(ends) else 0
-    with atomic_file(path) as file:
+    keep_first = partial(_publish, kind=kind, shard_digest=shard_digest)
+    with atomic_file(path, keep_first) as file:
         with suppress(OSError):  # not every file system has locks
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX)  # others hold it for a moment only
         file.write(_header(kind, shard_digest, len(tokens), rows, width, _HASH_LATER))
         start = file.tell()
         tables_bytes = sum(len(tokens) * np.dtype(dtype).itemsize for _, dtype in _TABLES.values())
@@ -145,12 +152,25 @@ def write_feature_file(
         file.write(tables)
 
 
+def _publish(temporary: str, path: str, kind: FeatureKind, shard_digest: str) -> None:
+    """Gives a whole file its name, where no fitting one is: a job that has read its tables would find
+    every sample damaged in another machine's, as these differ in a few bits."""
+    try:
+        os.link(temporary, path)  # unlike a rename, it replaces nothing
+    except OSError:  # there is a file, or the file system has no hard links
+        found = read_feature_file(path)
+        if found is None or not found.fits(kind, shard_digest):
+            os.replace(temporary, path)
+            return
+    os.unlink(temporary)
+
+
 def remove_abandoned(path: str) -> None:
     """Removes what killed writers of this file left, which can be as large as the file. A living one
     holds a lock, but for the moment in which it begins."""
-    folder, name = os.path.split(path)
-    for left in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.tmp")):
-        with suppress(OSError), open(left, "rb") as file:
+    for left in temporary_files(path):
+        # On NFS a lock for one alone takes a file that is open for writing.
+        with suppress(OSError), open(left, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if time.time() - os.fstat(file.fileno()).st_mtime > _BEGINNING_SECONDS:
                 os.unlink(left)

@@ -52,24 +52,64 @@ def write_record(folder: Path, source: EncoderSource, encoder: Encoder, fingerpr
 
 
 def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
-    """Raises InputError where a run's weights know the features of another encoder.
+    """Raises InputError where a run's weights know the features of another frozen encoder.
 
     Args:
         folder: that of the run that trained the weights; one without a record passes.
         fingerprint: of the encoder that is there now.
     """
     record = read_record(folder)
-    if record is None or not encoder.frozen:
+    if record is None or not (record["frozen"] and encoder.frozen):
         return
     for name, had, now in (
         ("dtype", record["dtype"], encoder.dtype),
         ("weights", record["fingerprint"], fingerprint),
     ):
-        if record["frozen"] and had != now:
+        if had != now:
             raise InputError(
                 f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with its "
                 f"{name} {had}, and now they are {now}; restore the encoder that the run had"
             )
+
+
+def check_mode(
+    folder: Path, source: EncoderSource, encoder: Encoder, resumes: bool, model_only: bool
+) -> bool:
+    """Whether a run's weights, about to be loaded, lack the text encoder that is now trained.
+
+    Args:
+        folder: that of the run that trained the weights.
+        resumes: it is the run that goes on, not another one's weights that a new run starts from.
+        model_only: the model is loaded, without optimizer and averaged weights.
+
+    Raises:
+        InputError: the encoder cannot be frozen, or trained, from these weights on.
+    """
+    record = read_record(folder)
+    if record is None or record["frozen"] == encoder.frozen:
+        return False
+    if resumes:
+        raise InputError(
+            f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder} has trained "
+            f"with {str(record['frozen']).lower()}; set it back, or start a new [job] experiment with "
+            f"[checkpoint] initial_load_path in that folder"
+        )
+    if encoder.frozen:
+        raise InputError(
+            f"[encoder] frozen = true, but the run in {folder} has trained its text encoder, and its "
+            f"model knows the features of that one; set frozen = false"
+        )
+    if not model_only:
+        raise InputError(
+            f"[encoder] frozen = false from weights of the run in {folder}, where it was frozen: "
+            f"optimizer and averages know nothing of it; set [checkpoint] initial_load_model_only = true"
+        )
+    if source.fingerprint(record["dtype"]) != record["fingerprint"]:
+        raise InputError(
+            f"[encoder] model = {encoder.model!r} is not the encoder that the run in {folder} was "
+            f"trained with; restore it"
+        )
+    return True
 
 
 def load_run_encoder(
@@ -81,5 +121,6 @@ def load_run_encoder(
         InputError: it cannot be loaded, or is not the one that the run was trained with.
     """
     source = find_source(encoder.model, folder=folder)
+    source.fetch()
     check_fingerprint(folder, encoder, source.fingerprint(encoder.dtype))
     return load_text_encoder(encoder, device, folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -13,6 +14,7 @@ from torchtitan.models.dit_tts.conditioning.encoder_source import (
     find_source,
 )
 from torchtitan.models.dit_tts.conditioning.packing import RowGroup, TextRows, pack_rows
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import Encoder
 
 _TOKENS_AT_ONCE = 8192
@@ -55,12 +57,22 @@ class PretrainedTextEncoder(nn.Module):
         if rows is None:
             rows = self.rows(mask.cpu().numpy()).to(ids.device)
         flat = ids.flatten()
-        outputs = [self._hidden(flat[group.token], group).flatten(0, 1) for group in rows.groups]
+        outputs = [
+            # What stands at padding may be an id that this encoder does not have.
+            self._hidden(torch.where(group.segment > 0, flat[group.token], 0), group).flatten(0, 1)
+            for group in rows.groups
+        ]
         nothing = outputs[0].new_zeros(1, self.width)
         return torch.cat([*outputs, nothing])[rows.origin]
 
     def _hidden(self, ids: torch.Tensor, group: RowGroup) -> torch.Tensor:
         """(R, W) ids to (R, W, h)."""
+        limit = self.source.most_tokens
+        if limit is not None and ids.shape[1] > limit:
+            raise InputError(
+                f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.source.model} "
+                f"has positions for; shorten it, or lower [data] max_text_tokens"
+            )
         if not self.packs:
             # One text a row: positions are the model's own, and an empty row has one key.
             mask = group.segment > 0
@@ -74,8 +86,16 @@ class PretrainedTextEncoder(nn.Module):
             "sliding_attention": same & _window(ids.shape[1], self.core.config, ids.device),
         }
         return self.core(
-            input_ids=ids, attention_mask=masks, position_ids=group.position
+            inputs_embeds=self._embed(ids), attention_mask=masks, position_ids=group.position
         ).last_hidden_state
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """T5Gemma2's scaled embedding. Its own way of putting in the end-of-image token makes the
+        host wait for the device."""
+        table = self.core.embed_tokens
+        found = F.embedding(ids, table.weight) * table.embed_scale.to(table.weight.dtype)
+        image_end = (ids == table.eoi_token_index)[..., None]
+        return torch.where(image_end, table.eoi_embedding.to(found.dtype), found)
 
     @torch.no_grad()
     def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
@@ -99,6 +119,12 @@ class PretrainedTextEncoder(nn.Module):
         values = dict(other.named_buffers())
         for name, buffer in self.core.named_buffers():
             buffer.copy_(values[name])
+
+    def move_buffers(self, device: torch.device) -> None:
+        """To where the encoder computes, when its parameters rest elsewhere (CPU offload)."""
+        for module in self.core.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)
 
     @torch.no_grad()
     def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:

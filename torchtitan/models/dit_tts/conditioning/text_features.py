@@ -14,6 +14,7 @@ changing them leaves the features as they are.
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from torchtitan.models.dit_tts.data.sources import is_remote, plain_name, user_c
 from torchtitan.models.dit_tts.errors import InputError
 
 FOLDER_NAME = "text_features"
+
+SETTLE_SECONDS = 60
+"""after which a network file system shows every machine what others wrote"""
 
 # Threads that wait on a disk while the files' tables are read.
 _OPENERS = 8
@@ -69,29 +73,60 @@ def places(tar_path: str, shard_digest: str) -> list[Place]:
     return [*found, Place(user_cache_folder(FOLDER_NAME), cached, said)]
 
 
-def find_feature_files(dataset: Dataset, kind: FeatureKind) -> list[FeatureFile | None]:
+def find_feature_files(
+    dataset: Dataset, kind: FeatureKind, wait_seconds: int = 0
+) -> list[FeatureFile | None]:
     """Each shard's features; None where they are still to be made.
 
     Without the encoder's fingerprint, what the files say is taken, if all say the same.
+
+    Args:
+        wait_seconds: for which to look again while files are missing that other machines have made.
 
     Raises:
         InputError: features of this encoder that another state of it, another tokenizer or another
             shard of the name has made.
     """
-    folders = _FolderNames()
-
-    def find(shard: int) -> FeatureFile | None:
-        digest = dataset.shard_digests[shard]
-        for place in places(dataset.tar_paths[shard], digest):
-            found = _find_at(place, kind, digest, folders)
-            if found is not None:
-                return found
-        return None
-
+    shards = range(len(dataset.tar_paths))
     with ThreadPoolExecutor(_OPENERS, thread_name_prefix="features") as pool:
-        files = list(pool.map(find, range(len(dataset.tar_paths))))
+        for waited in range(wait_seconds + 1):
+            if waited:
+                time.sleep(1)
+            folders = _FolderNames()
+            files = list(pool.map(lambda shard: _find(dataset, shard, kind, folders), shards))
+            if None not in files:
+                break
     _refuse_several_encoders([file for file in files if file is not None])
     return files
+
+
+def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> FeatureFile | None:
+    """As `find_feature_files`, of one shard."""
+    return _find(dataset, shard, kind, _FolderNames())
+
+
+def _find(
+    dataset: Dataset, shard: int, kind: FeatureKind, folders: "_FolderNames"
+) -> FeatureFile | None:
+    digest = dataset.shard_digests[shard]
+    for place in places(dataset.tar_paths[shard], digest):
+        found = _find_at(place, kind, digest, folders)
+        if found is not None:
+            return found
+    return None
+
+
+def missing_shards(files: Sequence[FeatureFile | None]) -> list[int]:
+    """Numbers of the shards whose features are still to be made."""
+    return [shard for shard, file in enumerate(files) if file is None]
+
+
+def say_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]) -> str:
+    """The beginning of a sentence about shards without features."""
+    return (
+        f"text features of {kind.model!r} are missing for {len(missing)} of "
+        f"{len(dataset.tar_paths)} shards, the first is {plain_name(dataset.tar_paths[missing[0]])}"
+    )
 
 
 class _FolderNames:
@@ -119,11 +154,14 @@ def _find_at(
         if found is not None:
             _check_shard(found, place, shard_digest)
             return found
-    fitting = []
-    for found in _others(place, kind, folders):
+    others = list(_others(place, kind, folders))
+    fitting = [found for found in others if found.kind.model == kind.model]
+    if kind.encoder_fingerprint is None and not fitting:
+        # A model's folder may lie elsewhere than where the features were made.
+        fitting = [found for found in others if found.kind.text_fingerprint == kind.text_fingerprint]
+    for found in fitting:
         _check_made_with(found, kind)
         _check_shard(found, place, shard_digest)
-        fitting.append(found)
     _refuse_several_encoders(fitting)
     return fitting[0] if fitting else None
 
@@ -131,13 +169,13 @@ def _find_at(
 def _others(
     place: Place, kind: FeatureKind, folders: _FolderNames
 ) -> Iterator[FeatureFile]:
-    """The shard's features of the same model and precisions, made with whatever state of it."""
+    """The shard's features in the same precisions by models of the same last name, in whatever state."""
     for name in folders.below(place.folder):
         if name.startswith(kind.slug + "-"):
             found = read_feature_file(os.path.join(place.folder, name, place.name))
             same = found is not None and (
-                (found.kind.model, found.kind.encoder_dtype, found.kind.stored_dtype)
-                == (kind.model, kind.encoder_dtype, kind.stored_dtype)
+                (found.kind.slug, found.kind.encoder_dtype, found.kind.stored_dtype)
+                == (kind.slug, kind.encoder_dtype, kind.stored_dtype)
             )
             if same:
                 yield found
@@ -182,12 +220,11 @@ def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
         InputError: as `find_feature_files`, or files that are missing.
     """
     files = find_feature_files(dataset, kind)
-    missing = [number for number, file in enumerate(files) if file is None]
+    missing = missing_shards(files)
     if missing:
         raise InputError(
-            f"text features of {kind.model!r} are missing for {len(missing)} of {len(files)} shards, "
-            f"the first is {plain_name(dataset.tar_paths[missing[0]])}; make them with [encoder] cache "
-            f"= true where the encoder's weights are, or with titan-tts prepare --encode-text"
+            f"{say_missing(dataset, kind, missing)}; make them with [encoder] cache = true where the "
+            f"encoder's weights are, or with titan-tts prepare --encode-text"
         )
     return TextFeatures(dataset, [file for file in files if file is not None])
 

@@ -17,6 +17,9 @@ from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, wo
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
+Sound = tuple[torch.Tensor, int]
+"""a waveform (samples,) and its rate in Hz; a recording's need not be the codec's"""
+
 _BATCH = 16
 _SHOWN = 5
 
@@ -139,12 +142,11 @@ def speak(
 def listen(
     recognizer: KeywordRecognizer,
     items: list[HeldOut],
-    waveforms: list[torch.Tensor],
-    sample_rate: int,
+    sounds: list[Sound],
 ) -> tuple[WordErrors, list[list[str]]]:
-    """Word errors of the waveforms against the items' texts, and what was heard."""
+    """Word errors of the sounds against the items' texts, and what was heard."""
     errors, heard = WordErrors(), []
-    for item, waveform in zip(items, waveforms, strict=True):
+    for item, (waveform, sample_rate) in zip(items, sounds, strict=True):
         heard.append(recognizer.transcribe(waveform, sample_rate))
         errors.add(item.speaker, item.text.split(), heard[-1])
     return errors, heard

@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.audio_files import write_wav
 from torchtitan.models.dit_tts.inference.duration import fit_durations
 from torchtitan.models.dit_tts.inference.evaluate import (
+    Sound,
     listen,
     read_heldout,
     speak,
@@ -25,9 +26,10 @@ from torchtitan.models.dit_tts.inference.generate_command import (
     build_run_codec,
     sampling_settings,
 )
-from torchtitan.models.dit_tts.inference.load_run import build_run_model, load_run
+from torchtitan.models.dit_tts.inference.load_run import load_run, untrained_model
 from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
 from torchtitan.models.dit_tts.inference.recognizer import SPOKEN_DIGITS, KeywordRecognizer
+from torchtitan.models.dit_tts.prepare.audio import resample
 from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
 from torchtitan.models.dit_tts.run_folder import write_atomic
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
-    loaded = load_run(options.run, options.step, not options.no_ema)
+    loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
     config = loaded.config
     codec = build_run_codec(options, loaded)
     guidance, steps = sampling_settings(options, loaded)
@@ -59,9 +61,11 @@ def run(options: argparse.Namespace) -> int:
     for sentence in untrained_tokens(items, loaded.tokenizer):
         print(f"warning: {options.heldout} has {sentence}", file=sys.stderr)
 
-    audio: dict[str, list[torch.Tensor]] = {}
+    audio: dict[str, list[Sound]] = {}
     if options.recordings:
-        recordings = {u.key: u.waveform for u in read_audio_corpus(options.recordings)}
+        recordings = {
+            u.key: (u.waveform, u.sample_rate) for u in read_audio_corpus(options.recordings)
+        }
         missing = [item.key for item in items if item.key not in recordings]
         if missing:
             raise InputError(
@@ -69,32 +73,35 @@ def run(options: argparse.Namespace) -> int:
                 f"{missing[0]}; give the corpus that {options.heldout} was prepared from"
             )
         audio["recordings"] = [recordings[item.key] for item in items]
-    audio["codec"] = [codec.decode(item.latents) for item in items]
-    untrained = build_run_model(config, loaded.folder, loaded.device)
+    audio["codec"] = [(codec.decode(item.latents), codec.sample_rate) for item in items]
+    untrained = untrained_model(loaded)
     for name, model in (("generated", loaded.model), ("untrained", untrained)):
         bar = partial(tqdm, desc=f"speaking ({name})", unit="batch")
-        audio[name] = speak(
+        spoken = speak(
             loaded, model, codec, items, durations, guidance, steps, options.seed, bar
         )
+        audio[name] = [(waveform, codec.sample_rate) for waveform in spoken]
 
     rates, heard = {}, {}
-    for name, waveforms in audio.items():
-        errors, heard[name] = listen(recognizer, items, waveforms, codec.sample_rate)
+    for name, sounds in audio.items():
+        errors, heard[name] = listen(recognizer, items, sounds)
         rates[name] = errors.rates()
 
     folder = loaded.folder / "samples" / f"step-{loaded.step}"
     drawn: dict[str, int] = {}
     for index, item in enumerate(items):
-        write_wav(folder / f"{item.file_name}.wav", audio["generated"][index], codec.sample_rate)
+        generated, rate = audio["generated"][index]
+        write_wav(folder / f"{item.file_name}.wav", generated, rate)
         drawn[item.speaker] = drawn.get(item.speaker, 0) + 1
         if drawn[item.speaker] <= options.pictures:
-            reference = audio.get("recordings", audio["codec"])[index]
+            recording, recorded_rate = audio.get("recordings", audio["codec"])[index]
+            # At one rate, so that the bands of both panels are the same.
+            recording = torch.from_numpy(resample(recording.numpy(), recorded_rate, rate))
             panels = [
-                (f'{item.speaker}: "{item.text}", recording', reference),
-                (f'generated, heard as "{" ".join(heard["generated"][index])}"',
-                 audio["generated"][index]),
+                (f'{item.speaker}: "{item.text}", recording', recording),
+                (f'generated, heard as "{" ".join(heard["generated"][index])}"', generated),
             ]
-            save_spectrogram_comparison(folder / f"{item.file_name}.png", panels, codec.sample_rate)
+            save_spectrogram_comparison(folder / f"{item.file_name}.png", panels, rate)
 
     report = {
         "step": loaded.step,

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from torchtitan.models.dit_tts.inference.audio_files import write_wav
 from torchtitan.models.dit_tts.inference.duration import fit_durations
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.inference.speaker_reference import encode_reference
+from torchtitan.models.dit_tts.inference.speaker_reference import (
+    encode_reference,
+    reference_settings,
+)
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, number_or_off
 
 
@@ -37,6 +41,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-scale", type=float, help="guidance towards the text")
     parser.add_argument("--speaker-scale", type=float, help="guidance towards the speaker")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument(
+        "--encoder", help="where a frozen text encoder is now; [encoder] model of the run by default"
+    )
     parser.add_argument(
         "--codec", help="where the codec is now; [sampling] codec of the run by default"
     )
@@ -79,10 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference-loudness",
         type=number_or_off,
-        default=AudioSettings().loudness,
+        default=argparse.SUPPRESS,  # as None is what "off" means
         metavar="LUFS",
-        help="level that the reference is brought to, as --loudness of titan-tts prepare was for the "
-        "training data, or off; default %(default)s",
+        help="level that the reference is brought to, or off; by default as --loudness was when the "
+        f"training data were prepared, and {AudioSettings().loudness:g} without their prepare.json",
     )
     parser.add_argument(
         "--speaker", help="a speaker of the training archives: the reference and the speaker token"
@@ -180,6 +187,16 @@ def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: ConditionedT
         )
 
 
+def requested_reference_settings(
+    options: argparse.Namespace, data_path: str | Sequence[str]
+) -> AudioSettings:
+    """What is done to --reference: as the training data had it, but for what the options say."""
+    settings = reference_settings(options.data or data_path)
+    if "reference_loudness" in options:
+        settings = replace(settings, loudness=options.reference_loudness)
+    return settings
+
+
 def _reference_of(dataset: Dataset, speaker: str) -> int:
     """A sample of the speaker, that with the longest reference."""
     codes, speakers = dataset.labels("speaker")
@@ -194,7 +211,7 @@ def _reference_of(dataset: Dataset, speaker: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    loaded = load_run(options.run, options.step, not options.no_ema)
+    loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
     codec = build_run_codec(options, loaded)
     guidance, steps = sampling_settings(options, loaded)
     if (options.reference is None) == (options.speaker is None):
@@ -207,9 +224,8 @@ def run(options: argparse.Namespace) -> int:
     if options.speaker is not None or options.seconds is None:
         dataset = open_training_data(replace(data, path=options.data or data.path))
     if options.reference is not None:
-        reference = encode_reference(
-            options.reference, codec, options.reference_loudness, data.max_speaker_frames
-        )
+        settings = requested_reference_settings(options, data.path)
+        reference = encode_reference(options.reference, codec, settings, data.max_speaker_frames)
     else:
         _, frames_of_reference = dataset.read(_reference_of(dataset, options.speaker))
         reference = torch.from_numpy(frames_of_reference)

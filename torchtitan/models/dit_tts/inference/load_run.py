@@ -49,13 +49,16 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
     return sorted(steps)
 
 
-def build_run_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
-    """The model of the run in `folder` with the weights that training started from (same seed)."""
-    model = _empty_model(config, folder, device)
-    if config.debug.seed is not None:
-        torch.manual_seed(config.debug.seed)
+def untrained_model(run: LoadedRun) -> DiTTTSModel:
+    """The run's model with the weights that training started from (same seed); a text encoder inside
+    it has what it has learned."""
+    model = _empty_model(run.config, run.folder, run.device)
+    if run.config.debug.seed is not None:
+        torch.manual_seed(run.config.debug.seed)
     with torch.no_grad():
         model.init_weights()
+    if isinstance(model.text_encoder, PretrainedTextEncoder):
+        model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
     return model
 
 
@@ -71,8 +74,16 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     return model.eval()
 
 
-def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) -> LoadedRun:
+def load_run(
+    folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str | None = None
+) -> LoadedRun:
     """Loads a run's model; by default the averaged weights of its last checkpoint.
+
+    Args:
+        folder: the run's.
+        step: of the checkpoint; None: the last.
+        use_ema: the averaged weights, not the trained ones.
+        encoder: where the frozen text encoder is now; None: where it was.
 
     Raises:
         InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer or text
@@ -107,9 +118,10 @@ def load_run(folder: str | Path, step: int | None = None, use_ema: bool = True) 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    encoder = None
+    text_encoder = None
     if is_pretrained(config.encoder.model) and config.encoder.frozen:
-        encoder = load_run_encoder(folder, config.encoder, device)
+        there = replace(config.encoder, model=encoder or config.encoder.model)
+        text_encoder = load_run_encoder(folder, there, device)
     return LoadedRun(
-        folder, config, model, encoder, tokenizer, build_objective(config), step, device
+        folder, config, model, text_encoder, tokenizer, build_objective(config), step, device
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.audio import resample
 
 SPOKEN_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 MODEL_SAMPLE_RATE = 16_000  # Hz, of PocketSphinx's English model
@@ -52,19 +53,20 @@ class KeywordRecognizer:
         self.channel_mean = self.decoder.get_cmn()
 
     def transcribe(self, waveform: Tensor, sample_rate: int) -> list[str]:
-        """Words heard in a waveform (samples,) float in [-1, 1] at 16 kHz; [] where it hears none."""
-        if sample_rate != MODEL_SAMPLE_RATE:
-            raise InputError(
-                f"the recogniser was given {sample_rate} Hz; it hears {MODEL_SAMPLE_RATE} Hz: resample first"
-            )
+        """Words heard in a waveform (samples,) float in [-1, 1]; [] where it hears none.
+
+        Args:
+            sample_rate: Hz, of the waveform; others than the model's 16 kHz are resampled.
+        """
         if waveform.ndim != 1 or not torch.isfinite(waveform).all():
             raise InputError(
                 f"the recogniser was given shape {tuple(waveform.shape)}; it takes one channel (samples,) "
                 "of finite samples"
             )
         edge = int(EDGE_SILENCE_SECONDS * MODEL_SAMPLE_RATE)
-        samples = waveform.detach().to("cpu", torch.float32).clamp(-1.0, 1.0)
-        samples = torch.nn.functional.pad(samples, (edge, edge))
+        samples = waveform.detach().to("cpu", torch.float32)
+        samples = torch.from_numpy(resample(samples.numpy(), sample_rate, MODEL_SAMPLE_RATE))
+        samples = torch.nn.functional.pad(samples.clamp(-1.0, 1.0), (edge, edge))
         integers = (samples * 32767).round().to(torch.int16).numpy()
         self.decoder.set_cmn(self.channel_mean)
         self.decoder.start_utt()

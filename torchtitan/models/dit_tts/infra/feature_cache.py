@@ -4,11 +4,8 @@ What is missing is shared out over the ranks that miss it: over all of them wher
 the data, over a machine's where each has its own disk. The encoder is in memory only meanwhile.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,32 +18,30 @@ from torchtitan.models.dit_tts.conditioning.encode_features import (
     longest_text,
     make_text_features,
 )
-from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
+from torchtitan.models.dit_tts.conditioning.encoder_source import EncoderSource, find_source
 from torchtitan.models.dit_tts.conditioning.feature_file import FeatureKind
 from torchtitan.models.dit_tts.conditioning.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
 from torchtitan.models.dit_tts.conditioning.text_features import (
+    SETTLE_SECONDS,
     TextFeatures,
     find_feature_files,
+    missing_shards,
     open_text_features,
+    say_missing,
 )
 from torchtitan.models.dit_tts.data.archive import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.together import together
+from torchtitan.models.dit_tts.infra.frozen_encoder import fetch_together
+from torchtitan.models.dit_tts.infra.together import patient_group, together
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module, device_type
 
 if TYPE_CHECKING:  # runs with the learned encoder need no tokenizers
     from torchtitan.models.dit_tts.conditioning.subword_tokenizer import SubwordTokenizer
-
-# One rank may have the longest shard left when the others are done.
-_PATIENCE = timedelta(days=7)
-
-SETTLE_SECONDS = 60
-"""after which a network file system shows every machine what others wrote"""
 
 
 def ready_text_features(
@@ -61,27 +56,28 @@ def ready_text_features(
     """
     encoder = job_config.encoder
     source = find_source(encoder.model, folder=Path(job_config.job.dump_folder))
-    # One rank reads the weights' files for the fingerprint, which can be many gigabytes.
-    kinds = together(
-        lambda rank: feature_kind(encoder, tokenizer, source) if rank == 0 else None,
-        "find the text encoder",
-    )
-    kind = kinds[0]
-    missing = together(lambda rank: _missing(dataset, kind), "look for text features")
-    if any(missing):
-        with _patient_group() as group:
-            maker = _Maker(dataset, tokenizer, job_config, kind)
-            kind = _make_all(maker, missing, group)
-            del maker
-        device_module.empty_cache()
-    features = open_text_features(dataset, kind)
+    with patient_group() as group:
+        # One rank reads the weights' files for the fingerprint, which can be many gigabytes.
+        [kind, *_] = together(
+            lambda rank: feature_kind(encoder, tokenizer, source) if rank == 0 else None,
+            "find the text encoder",
+            group,
+        )
+        maker = _Maker(dataset, tokenizer, job_config, source, kind)
+        missing = together(lambda rank: maker.look(), "look for text features", group)
+        if any(missing):
+            _make_all(maker, missing, group)
+            maker.let_go()
+    features = open_text_features(dataset, maker.kind)
+    if features.width != source.width:
+        raise InputError(
+            f"[encoder] model = {encoder.model!r}: its config.json says that features are "
+            f"{source.width} wide, and the stored ones are {features.width}; restore the config.json "
+            f"of the encoder that made them"
+        )
     most_tokens = job_config.data.max_text_tokens
     _check_all_encoded(dataset, features.tokens, longest_text(source), most_tokens)
     return features
-
-
-def _missing(dataset: Dataset, kind: FeatureKind) -> list[int]:
-    return [shard for shard, file in enumerate(find_feature_files(dataset, kind)) if file is None]
 
 
 def share_out(missing: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -103,62 +99,65 @@ class _Maker:
         dataset: Dataset,
         tokenizer: "SubwordTokenizer",
         job_config: JobConfig,
+        source: EncoderSource,
         kind: FeatureKind,
     ):
         self.dataset = dataset
         self.tokenizer = tokenizer
         self.config = job_config
+        self.source = source
         self.kind = kind
         self._encoder: PretrainedTextEncoder | None = None
 
-    def fingerprint(self) -> str:
-        """Of the encoder, which may have to be downloaded first."""
-        self._load()
-        return self._encoder.source.fingerprint(self.config.encoder.dtype)
-
     def make(self, shards: list[int], progress: bool) -> None:
         if shards:
-            self._load()
+            if self._encoder is None:
+                self._encoder = self._load()
             make_text_features(
                 self.dataset, shards, self._encoder, self.tokenizer, self.kind,
                 on_error=self.config.data.on_error, progress=progress,
             )  # fmt: skip
 
-    def look(self, made: list[int]) -> list[int]:
-        """The shards whose features are missing still; not those that this rank made."""
-        waited = 0
-        while (left := _missing(self.dataset, self.kind)) and waited < SETTLE_SECONDS:
-            time.sleep(1)
-            waited += 1
+    def look(self, wait_seconds: int = 0) -> list[int]:
+        """The shards whose features are missing."""
+        return missing_shards(find_feature_files(self.dataset, self.kind, wait_seconds))
+
+    def look_again(self, made: list[int]) -> list[int]:
+        """As `look`, when this rank has made some."""
+        left = self.look(SETTLE_SECONDS)
         assert not set(left) & set(made), "files that were made are not found"
         return left
 
-    def _load(self) -> None:
-        if self._encoder is not None:
-            return
-        self._encoder = load_text_encoder(self.config.encoder, torch.device(device_type))
-        wanted = self.kind.encoder_fingerprint
-        if wanted is not None and (found := self.fingerprint()) != wanted:
+    def let_go(self) -> None:
+        self._encoder = None
+        device_module.empty_cache()
+
+    def _load(self) -> PretrainedTextEncoder:
+        encoder, folder = self.config.encoder, Path(self.config.job.dump_folder)
+        loaded = load_text_encoder(encoder, torch.device(device_type), folder)
+        found, wanted = self.source.fingerprint(encoder.dtype), self.kind.encoder_fingerprint
+        if found != wanted:
             raise InputError(
                 f"[encoder] model = {self.kind.model!r}: its weights on this machine (fingerprint "
                 f"{found}) are others than rank 0's ({wanted}); give all machines the same"
             )
+        return loaded
 
 
 def _make_all(
     maker: _Maker, missing: list[list[int]], group: dist.ProcessGroup | None
-) -> FeatureKind:
-    """Makes all that is missing anywhere; the kind, with the encoder's fingerprint."""
+) -> None:
+    """Makes all that is missing anywhere; the maker's kind has the encoder's fingerprint then."""
     model = maker.kind.model
     if maker.kind.encoder_fingerprint is None:
-        found = together(
-            lambda rank: maker.fingerprint() if missing[rank] else None, f"load {model}", group
-        )
-        maker.kind = replace(maker.kind, encoder_fingerprint=next(filter(None, found)))
+        try:
+            fingerprint = fetch_together(maker.source, maker.kind.encoder_dtype)
+        except InputError as error:
+            lacking = say_missing(maker.dataset, maker.kind, max(missing, key=len))
+            raise InputError(f"{lacking}, and cannot be made here: {error}") from error
+        maker.kind = replace(maker.kind, encoder_fingerprint=fingerprint)
         # Now that the encoder is known, files of another state of it are found to be wrong.
-        missing = together(
-            lambda rank: _missing(maker.dataset, maker.kind), "look for text features", group
-        )
+        missing = together(lambda rank: maker.look(), "look for text features", group)
     while any(missing):
         shares = share_out(missing)
         logger.info(
@@ -167,22 +166,9 @@ def _make_all(
         )
         together(lambda rank: maker.make(shares[rank], rank == 0), "make text features", group)
         # Where each machine has its own disk, what others made is still to be made here.
-        missing = together(lambda rank: maker.look(shares[rank]), "look for text features", group)
-    return maker.kind
-
-
-@contextmanager
-def _patient_group() -> Iterator[dist.ProcessGroup | None]:
-    """A group of all ranks whose exchanges wait for as long as encoding a dataset can take: those of
-    the default group time out in minutes. A rank that ends is noticed at once."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        yield None
-        return
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
+        missing = together(
+            lambda rank: maker.look_again(shares[rank]), "look for text features", group
+        )
 
 
 def _check_all_encoded(

@@ -1,5 +1,6 @@
 """The frozen text encoder of a training run: beside the model, outside its checkpoint."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -8,18 +9,24 @@ from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.conditioning.encoder_source import (
+    EncoderSource,
     blocks_of,
     find_source,
     is_pretrained,
 )
-from torchtitan.models.dit_tts.conditioning.run_encoder import check_fingerprint, write_record
+from torchtitan.models.dit_tts.conditioning.run_encoder import (
+    check_fingerprint,
+    read_record,
+    write_record,
+)
 from torchtitan.models.dit_tts.conditioning.run_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.conditioning.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
 from torchtitan.models.dit_tts.data.features import Features
-from torchtitan.models.dit_tts.infra.together import together
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.together import patient_group, together
 from torchtitan.models.dit_tts.job_config import Encoder, JobConfig
 from torchtitan.tools.logging import logger
 
@@ -44,20 +51,23 @@ def build_frozen_encoder(
     if not is_pretrained(encoder.model):
         return None
     source = find_source(encoder.model, folder=folder)
+    longest = job_config.data.max_text_tokens
+    if source.most_tokens is not None and longest > source.most_tokens and features is None:
+        raise InputError(
+            f"[data] max_text_tokens = {longest}, but {encoder.model} has positions for "
+            f"{source.most_tokens} tokens; lower it to that"
+        )
     if not encoder.frozen:
         fingerprint = ""  # its weights are the checkpoint's
     elif features is not None:
         fingerprint = features.encoder_fingerprint
     else:
-        # One rank reads the weights' files, which can be many gigabytes.
-        [fingerprint, *_] = together(
-            lambda rank: source.fingerprint(encoder.dtype) if rank == 0 else "",
-            "find the text encoder",
-        )
-    trained = origin_of_weights(job_config, folder)
-    if trained is not None:
-        check_fingerprint(trained, encoder, fingerprint)
-    if dist.get_rank() == 0:
+        fingerprint = fetch_together(source, encoder.dtype)
+    origin = origin_of_weights(job_config, folder)
+    if origin is not None:
+        check_fingerprint(origin, encoder, fingerprint)
+    # What a run's own weights were trained with stays as it was first written.
+    if dist.get_rank() == 0 and (origin != folder or read_record(folder) is None):
         write_record(folder, source, encoder, fingerprint)
     if not encoder.frozen or features is not None:
         return None
@@ -69,6 +79,22 @@ def build_frozen_encoder(
         f"{'sharded' if sharded else 'whole on every rank'}"
     )
     return module.to(device)
+
+
+def fetch_together(source: EncoderSource, dtype: str) -> str:
+    """The encoder's fingerprint, once its weights are on every machine.
+
+    One rank of a machine downloads what is missing, and one rank of all reads the files.
+    """
+    with patient_group() as group:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        together(
+            lambda rank: source.fetch() if local_rank == 0 else None, f"fetch {source.model}", group
+        )
+        found = together(
+            lambda rank: source.fingerprint(dtype) if rank == 0 else "", f"read {source.model}", group
+        )
+    return found[0]
 
 
 def shard_if_large(

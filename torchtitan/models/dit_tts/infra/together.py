@@ -1,6 +1,8 @@
 """One action on every rank, whose results and mistakes all ranks learn of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -8,6 +10,24 @@ import torch.distributed as dist
 from torchtitan.models.dit_tts.errors import InputError
 
 Result = TypeVar("Result")
+
+# Downloads take as long as they take, and one rank may have the longest shard left to encode.
+_PATIENCE = timedelta(days=7)
+
+
+@contextmanager
+def patient_group() -> Iterator[dist.ProcessGroup | None]:
+    """A group of all ranks whose exchanges wait for as long as downloading a model or encoding a
+    dataset can take: those of the default group time out in minutes. A rank that ends is noticed at
+    once. None for a process alone."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        yield None
+        return
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
 
 
 def together(

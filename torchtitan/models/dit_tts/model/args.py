@@ -85,6 +85,9 @@ class DiTTTSModelArgs(BaseModelArgs):
     text_encoder_folder: str = ""
     """A run's folder with a copy of that encoder's config"""
 
+    text_encoder_starts: bool = True
+    """Whether its weights start from the pretrained ones; false: a checkpoint of the run has them"""
+
     text_encoder_sizes: TextEncoderSizes | None = None
     """Of a pretrained text encoder that runs in training, inside the model or beside it"""
 
@@ -157,6 +160,11 @@ class DiTTTSModelArgs(BaseModelArgs):
         self.text_dim = source.width
         self.text_encoder = "" if encoder.frozen else source.model
         self.text_encoder_folder = folder
+        resumes = any(Path(folder).glob("*/step-*/.metadata"))
+        checkpoint = job_config.checkpoint
+        self.text_encoder_starts = (
+            not resumes or not checkpoint.enable or checkpoint.create_seed_checkpoint
+        )
         self.text_encoder_sizes = None
         if not encoder.cache:
             self.text_encoder_sizes = TextEncoderSizes(

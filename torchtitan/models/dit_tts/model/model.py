@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable
@@ -186,8 +187,16 @@ class DiTTTSModel(ModelProtocol):
         initialize(
             self, self.args.n_layers, torch.initial_seed(), self.write_parameter, skip=pretrained
         )
-        if pretrained is not None:
+        if pretrained is None:
+            return
+        if self.args.text_encoder_starts:
             pretrained.load_weights(self.write_parameter)
+        else:
+            for parameter in pretrained.parameters():
+                parameter.fill_(math.nan)  # what a checkpoint fails to load must not go unseen
+            pretrained.reset_buffers()
+        if buffer_device is not None:
+            pretrained.move_buffers(buffer_device)
 
     def encode_conditions(
         self,

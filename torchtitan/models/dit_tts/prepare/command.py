@@ -142,4 +142,9 @@ def run(options: argparse.Namespace) -> int:
             f"  text features of {encoder.model}: {counts['texts']} texts, {counts['made']} of them "
             f"encoded now"
         )
+        if counts["too_long"]:
+            print(
+                f"  {counts['too_long']} of these texts have no features, being longer than "
+                f"{counts['longest']} tokens; train with [data] max_text_tokens of that at most"
+            )
     return 0

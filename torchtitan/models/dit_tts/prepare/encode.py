@@ -208,7 +208,10 @@ def _count(counts: dict[str, float], one: Processed) -> None:
 def _encode_waveforms(
     run: Run, waveforms: list[np.ndarray | None], device: str
 ) -> list[np.ndarray | None]:
-    """Latents (T, channels) float16 of each waveform, those of equal length in frames together."""
+    """Latents (T, channels) float16 of each waveform, those of equal length in frames together.
+
+    Each are the codec's `encode` of it, also where its end lies between two frames.
+    """
     groups: dict[int, list[int]] = {}
     for index, waveform in enumerate(waveforms):
         if waveform is not None:
@@ -219,9 +222,9 @@ def _encode_waveforms(
         size = max(1, int(MAX_BATCH_SECONDS * run.sample_rate) // (frames * run.hop_length))
         for first in range(0, len(members), size):
             part = members[first : first + size]
-            batch = torch.zeros(len(part), frames * run.hop_length)
-            for row, index in enumerate(part):
-                batch[row, : len(waveforms[index])] = torch.from_numpy(waveforms[index])
+            batch = torch.stack(
+                [codec.to_whole_frames(torch.from_numpy(waveforms[index])) for index in part]
+            )
             latents = codec.encode_batch(batch).cpu().numpy().astype(np.float16)
             for row, index in enumerate(part):
                 if not np.isfinite(latents[row]).all():

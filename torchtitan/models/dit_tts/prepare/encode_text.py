@@ -4,8 +4,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from torchtitan.models.dit_tts.conditioning.encode_features import (
     feature_kind,
+    longest_text,
     make_text_features,
 )
 from torchtitan.models.dit_tts.conditioning.encoder_source import find_source, is_pretrained
@@ -18,7 +21,12 @@ from torchtitan.models.dit_tts.conditioning.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.conditioning.text_features import find_feature_files
+from torchtitan.models.dit_tts.conditioning.text_features import (
+    SETTLE_SECONDS,
+    find_feature_files,
+    missing_shards,
+    say_missing,
+)
 from torchtitan.models.dit_tts.data.archive import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError
@@ -46,20 +54,23 @@ def encode_texts(
         device, engine: as of the preparation; each device gets a process.
 
     Returns:
-        {"texts": of all shards, "made": of those that were encoded now}.
+        {"texts": of all shards, "made": of those that were encoded now, "too_long": texts that have no
+        features, "longest": tokens of the longest that can have}.
 
     Raises:
-        InputError: nothing can be loaded or written. Whole files are kept.
+        InputError: nothing can be loaded or written, or a worker's encoder or disk is another than
+            this process's. Whole files are kept.
     """
     from tqdm import tqdm
 
-    tar_paths = [str(output / name) for name in shard_names]
+    # A worker may be a process of another machine, in another folder.
+    tar_paths = [str(output.resolve() / name) for name in shard_names]
     dataset = open_dataset(tar_paths, load_index(tar_paths[0]).channels)
     source, tokenizer = find_source(encoder.model), load_subword_tokenizer(encoder.model)
     files = find_feature_files(dataset, feature_kind(encoder, tokenizer, source))
-    missing = [path for path, file in zip(tar_paths, files, strict=True) if file is None]
+    missing = missing_shards(files)
     here = sum(len(file.tokens) for file in files if file is not None)
-    jobs = [(path, source.model, encoder.dtype, encoder.cache_dtype) for path in missing]
+    jobs = [(tar_paths[shard], source.model, encoder.dtype, encoder.cache_dtype) for shard in missing]
     devices = codec_devices(device, engine)
     if jobs:
         with (
@@ -70,7 +81,22 @@ def encode_texts(
                 if "error" in result:
                     raise InputError(result["error"])
                 progress.update(result["texts"])
-    return {"texts": len(dataset), "made": len(dataset) - here}
+        # Now with the fingerprint, where the weights were downloaded meanwhile: those of another
+        # encoder are refused.
+        kind = feature_kind(encoder, tokenizer, source)
+        files = find_feature_files(dataset, kind, SETTLE_SECONDS)
+        if None in files:
+            raise InputError(
+                f"{say_missing(dataset, kind, missing_shards(files))}, though they were made: the "
+                f"workers do not write where this process reads; give every machine {output} under "
+                f"this path, and the right to write there"
+            )
+    return {
+        "texts": len(dataset),
+        "made": len(dataset) - here,
+        "too_long": sum(int(np.count_nonzero((f.hashes == 0) & (f.tokens > 0))) for f in files),
+        "longest": longest_text(source),
+    }
 
 
 def encode_shard(
