@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests: scripts/test.sh [pytest arguments]
+# Sets up and runs the tests, a file on each of two processes: scripts/test.sh [pytest arguments]
+# (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh dev
-exec .venv/bin/python -m pytest "$@"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only disturb each other
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"

@@ -399,3 +399,13 @@ def test_missing_weights_are_downloaded_by_one_sentence_or_an_error(tmp_path, mo
     assert asked and "\n" not in str(error.value)
     with pytest.raises(InputError, match="has not all weights"):
         fetch_weights(str(tmp_path))
+
+
+def test_a_config_that_contradicts_itself_is_one_sentence(checkpoints, tmp_path):
+    shutil.copytree(checkpoints["t5gemma2"], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["decoder"]["hidden_size"] = 96
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="cannot be found") as error:
+        find_source(str(tmp_path / "model"))
+    assert "\n" not in str(error.value)

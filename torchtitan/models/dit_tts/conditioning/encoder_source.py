@@ -294,7 +294,7 @@ def find_source(
             try:
                 config = AutoConfig.from_pretrained(model, local_files_only=offline)
                 return EncoderSource(model, config)
-            except (OSError, ValueError) as error:
+            except Exception as error:  # the library's validators raise kinds of their own
                 reason = error
                 if os.path.isdir(model):
                     break
