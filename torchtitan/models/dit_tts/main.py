@@ -99,7 +99,11 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.config import load_config, run_folder_path, upstream_view
     from torchtitan.models.dit_tts.planning.after_run import ran_shapes, write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder
-    from torchtitan.models.dit_tts.validate import data_parallel_degree, validate_config
+    from torchtitan.models.dit_tts.validate import (
+        data_parallel_degree,
+        validate_config,
+        validate_machine,
+    )
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module
 
@@ -111,6 +115,7 @@ def train(args: list[str]) -> int:
             config = as_benchmark(config)
         world_size = int(os.environ["WORLD_SIZE"])
         validate_config(config, world_size, list(model_flavors()))
+        validate_machine(config)
         dp_degree = data_parallel_degree(config, world_size)
         init_logger()
         quiet_known_warnings()

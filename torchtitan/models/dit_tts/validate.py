@@ -261,12 +261,17 @@ def _validate_unsupported(config: JobConfig) -> None:
         ),
     ):
         _require(not wrong, f"{key} = true is not supported by this model family; set it to {allowed}")
+
+
+def validate_machine(config: JobConfig) -> None:
+    """Raises InputError where this machine cannot train what the config says; a plan or a dry run may
+    be made on another."""
     _require(
         device_type != "cpu" or not config.training.enable_cpu_offload,
         "[training] enable_cpu_offload = true needs an accelerator to offload from; set it to false",
     )
     _require(
-        device_type != "cpu" or c.async_mode != "async_with_pinned_mem",
+        device_type != "cpu" or config.checkpoint.async_mode != "async_with_pinned_mem",
         "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "
         "it to 'async' or 'disabled'",
     )

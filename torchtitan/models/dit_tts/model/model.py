@@ -304,7 +304,11 @@ class DiTTTSModel(ModelProtocol):
         Returns:
             (B, T, C) float32; not defined at frames that are masked out.
         """
-        conditions = self.encode_conditions(
-            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
+        # By the class: samplers call these methods of a sharded model by themselves, so each gathers
+        # its weights; here they are whole already.
+        conditions = DiTTTSModel.encode_conditions(
+            self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
         )
-        return self.denoise(latents, t, frame_mask, conditions, keep_text, keep_speaker)
+        return DiTTTSModel.denoise(
+            self, latents, t, frame_mask, conditions, keep_text, keep_speaker
+        )

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtitan.models.dit_tts.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.conditioning.encoder_source import EncoderSource
 from torchtitan.models.dit_tts.job_config import JobConfig
 
@@ -80,9 +81,10 @@ def _encoder(config: JobConfig, source: EncoderSource) -> Download:
 def _codec(name: str) -> Download:
     purpose = "codec, for preparation and generation; training does without"
     path = Path(name).expanduser()
-    hub = name.count("/") == 1 and not path.exists() and not path.is_absolute()
-    if not hub:
-        size = _gib(path.stat().st_size) if path.is_file() else "see the path"
+    # As the codec takes a name: what is there or ends as a file of weights does is a path.
+    if path.exists() or path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
+        size = "not there" if not path.exists() else "see the path"
+        size = _gib(path.stat().st_size) if path.is_file() else size
         return Download(purpose, name, "as given", path.exists(), size)
     cached = _cached(name, _CODEC_FILE)
     if cached is not None:

@@ -117,7 +117,7 @@ def _gathered_line(what: str, gathered: Gathered) -> MemoryLine:
 def _memory(plan: Plan) -> list[str]:
     lines = memory_lines(plan)
     total = sum(line.size for line in lines)
-    lines.append(MemoryLine("sum", total, "an upper bound: not all are largest at the same moment"))
+    lines.append(MemoryLine("sum", total, "an upper bound for this bucket: not all are largest at once"))
     width = max(len(line.what) for line in lines)
     rows = [f"{line.what:{width}}  {_bytes(line.size):>11}  {line.how}" for line in lines]
     states = plan.states
