@@ -5,4 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only disturb each other
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+# In the order of the folders: the long ones, of whole runs, begin first.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -7,7 +7,7 @@
 
 n samples in the order of the shard's index. The features come last, so that they can be written while
 they are made; safetensors' own writer would need all of them in memory. Its readers read the file.
-The header's metadata says what the features were made with, and a hash of the three tables.
+The header's metadata says what the features were made with, and a hash of that and the three tables.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, BinaryIO
@@ -146,7 +146,7 @@ def write_feature_file(
         tables = _tables_bytes(ends, hashes, tokens)
         assert len(tables) == tables_bytes
         file.seek(0)
-        tables_hash = xxhash.xxh3_64_hexdigest(tables)
+        tables_hash = _tables_hash(kind, shard_digest, tables)
         file.write(_header(kind, shard_digest, len(tokens), rows, width, tables_hash))
         assert file.tell() == start
         file.write(tables)
@@ -184,6 +184,11 @@ def bytes_of(features: torch.Tensor) -> np.ndarray:
 def _tables_bytes(ends: np.ndarray, hashes: np.ndarray, tokens: np.ndarray) -> bytes:
     columns = {"ends": ends, "hashes": hashes, "tokens": tokens}
     return b"".join(columns[name].astype(dtype).tobytes() for name, (_, dtype) in _TABLES.items())
+
+
+def _tables_hash(kind: FeatureKind, shard_digest: str, tables: bytes) -> str:
+    """Of the tables and of what they belong to: a damaged name is damage, not another encoder's."""
+    return xxhash.xxh3_64_hexdigest(json.dumps([asdict(kind), shard_digest]).encode() + tables)
 
 
 def _header(
@@ -255,7 +260,7 @@ def _parse(path: str, file: BinaryIO) -> FeatureFile | None:
     if os.fstat(file.fileno()).st_size != stop:
         return None
     tables = file.read(header["features"]["data_offsets"][0])
-    if xxhash.xxh3_64_hexdigest(tables) != said["tables_hash"]:
+    if _tables_hash(kind, said["shard_digest"], tables) != said["tables_hash"]:
         return None
     columns = {}
     for name, (_, dtype) in _TABLES.items():
