@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.config import load_config, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import Benchmark, Data, JobConfig
-from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.validate import validate_config
 

@@ -141,7 +141,6 @@ def test_moments_take_what_their_precision_says(state_dtype, bytes_each):
 
 
 def test_eight_bit_moments_are_torchaos():
-    pytest.importorskip("torchao")
     from torchtitan.models.dit_tts import get_train_spec
     from torchtitan.models.dit_tts.infra.adamw_states import build_8bit_adamw
 

@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.conditioning.vocabulary import (
 )
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow import randomness
-from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE
 
 TEXTS = [
     "",

@@ -23,14 +23,14 @@ from torchtitan.models.dit_tts.conditioning.encoder_source import (
 )
 from torchtitan.models.dit_tts.conditioning.run_encoder import write_record
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.data.build import batch_split, describe
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy, Selection, make_batch_policy
+from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy, Selection
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.order import GlobalBatch, GlobalOrder
 from torchtitan.models.dit_tts.data.skipping import DamageCounter
 from torchtitan.models.dit_tts.infra.frozen_encoder import shard_if_large
 from torchtitan.models.dit_tts.job_config import JobConfig
-from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.tools.logging import logger
 
 _BEGIN_AND_END = 2
@@ -119,18 +119,8 @@ def build_synthetic_dataloader(
         SUBWORDS_PER_SECOND if pretrained else BYTES_PER_SECOND,
         _BEGIN_AND_END + tokenizer.n_conditions,
     )
-    policy = make_batch_policy(
-        dataset.frames,
-        dataset.reference_frames,
-        dataset.tokens,
-        max_frames=data.max_frames,
-        max_speaker_frames=data.max_speaker_frames,
-        max_text_tokens=data.max_text_tokens,
-        num_buckets=data.num_buckets,
-        bucket_frames=data.bucket_frames,
-        global_batch_size=global_batch_size,
-        batch_multiple=data.batch_multiple,
-        speaker_patch_size=data.speaker_patch_size,
+    policy = batch_policy(
+        data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
     )
     bucket = policy.bucket_of(dataset.frames)
     order = WarmUpFirst(

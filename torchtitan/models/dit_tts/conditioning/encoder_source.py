@@ -26,8 +26,8 @@ from torchtitan.models.dit_tts.conditioning.encoder_files import (
     weight_files,
 )
 from torchtitan.models.dit_tts.conditioning.known_encoders import KNOWN_SIZES
+from torchtitan.models.dit_tts.conditioning.vocabulary import LEARNED_UNITS
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.args import LEARNED_UNITS
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig

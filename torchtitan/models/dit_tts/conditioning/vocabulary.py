@@ -21,11 +21,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.args import BYTE_VOCAB_SIZE, LEARNED_UNITS
 
 SUBWORDS = "subwords"
 """unit of every pretrained encoder; [encoder] model names the encoder instead"""
+
+LEARNED_UNITS = ("bytes", "chars")
+"""values of [encoder] model that mean the learned encoder inside the model"""
+
 UNITS = (*LEARNED_UNITS, SUBWORDS)
+
+BYTE_VOCAB_SIZE = 3 + 256
+"""ids of the byte tokenizer: padding, begin, end, and the 256 bytes"""
+
 FIELDS = ("speaker", "language", "quality", "class", "duration")
 
 PAD_ID, BEGIN_ID, END_ID = 0, 1, 2

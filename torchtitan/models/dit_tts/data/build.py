@@ -62,19 +62,13 @@ def build_dataloader(
     )
     samples = selection.samples
     draws = _draws(data, dataset, selection)
-    policy = make_batch_policy(
+    policy = batch_policy(
+        data,
+        global_batch_size,
         selection.frames,
         dataset.reference_frames[samples],
         text_tokens[samples],
-        max_frames=data.max_frames,
-        max_speaker_frames=data.max_speaker_frames,
-        max_text_tokens=data.max_text_tokens,
-        num_buckets=data.num_buckets,
-        bucket_frames=data.bucket_frames,
-        global_batch_size=global_batch_size,
-        batch_multiple=data.batch_multiple,
-        speaker_patch_size=data.speaker_patch_size,
-        draws=draws,
+        draws,
     )
     bucket = policy.bucket_of(selection.frames)
     inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
@@ -130,6 +124,31 @@ def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
         cache_folder=data.cache_folder,
         cache_bytes=int(data.cache_gib * 2**30),
         part=part,
+    )
+
+
+def batch_policy(
+    data,
+    global_batch_size: int,
+    frames: np.ndarray,
+    reference_frames: np.ndarray,
+    text_tokens: np.ndarray,
+    draws: np.ndarray | None = None,
+) -> BatchPolicy:
+    """The policy that ``[data]`` sets for samples of these lengths; see ``make_batch_policy``."""
+    return make_batch_policy(
+        frames,
+        reference_frames,
+        text_tokens,
+        max_frames=data.max_frames,
+        max_speaker_frames=data.max_speaker_frames,
+        max_text_tokens=data.max_text_tokens,
+        num_buckets=data.num_buckets,
+        bucket_frames=data.bucket_frames,
+        global_batch_size=global_batch_size,
+        batch_multiple=data.batch_multiple,
+        speaker_patch_size=data.speaker_patch_size,
+        draws=draws,
     )
 
 

@@ -7,14 +7,9 @@ from pathlib import Path
 from torch import nn
 
 from torchtitan.config import JobConfig
+from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE, LEARNED_UNITS
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.protocols.model import BaseModelArgs
-
-BYTE_VOCAB_SIZE = 3 + 256
-"""Ids of the byte tokenizer: padding, begin, end, and the 256 bytes"""
-
-LEARNED_UNITS = ("bytes", "chars")
-"""Values of [encoder] model that mean the learned encoder inside the model"""
 
 
 @dataclass

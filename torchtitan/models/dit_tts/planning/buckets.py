@@ -12,8 +12,7 @@ from torchtitan.models.dit_tts.benchmarking.synthetic import (
     SyntheticDataset,
 )
 from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
-from torchtitan.models.dit_tts.data.build import batch_split
-from torchtitan.models.dit_tts.data.buckets import make_batch_policy
+from torchtitan.models.dit_tts.data.build import batch_policy, batch_split
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.model.flops import Lengths
 
@@ -55,18 +54,8 @@ def estimated_buckets(config: JobConfig, ranks: int) -> list[Bucket]:
     global_batch_size, accumulation = batch_split(
         training.global_batch_size, training.local_batch_size, ranks
     )
-    policy = make_batch_policy(
-        dataset.frames,
-        dataset.reference_frames,
-        dataset.tokens,
-        max_frames=data.max_frames,
-        max_speaker_frames=data.max_speaker_frames,
-        max_text_tokens=data.max_text_tokens,
-        num_buckets=data.num_buckets,
-        bucket_frames=data.bucket_frames,
-        global_batch_size=global_batch_size,
-        batch_multiple=data.batch_multiple,
-        speaker_patch_size=data.speaker_patch_size,
+    policy = batch_policy(
+        data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
     )
     steps = [n / size for n, size in zip(policy.sample_counts, policy.batch_sizes)]
     bucket = policy.bucket_of(dataset.frames)
