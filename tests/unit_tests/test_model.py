@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.attention import JointAttention
+from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import apply_rope, rope_table, timestep_embedding
@@ -439,12 +439,19 @@ def test_rope_makes_products_depend_on_distance():
     assert (products[0] - products[0, 0]).abs()[1:].min() > 1e-3
 
 
-def test_decoder_rotates_the_first_half_of_its_heads():
-    attention = JointAttention(32, 4, 16, 1e-6)
-    x = torch.randn(1, 5, 4, 8, generator=torch.Generator().manual_seed(0))
-    rotated = attention._rotate(x, rope_table(5, 8, 10000.0, x.device))
-    assert torch.equal(rotated[:, :, 2:], x[:, :, 2:])
-    assert (rotated[:, 1:, :2] - x[:, 1:, :2]).abs().amax((0, 2, 3)).min() > 0.1
+@pytest.mark.parametrize("heads", [1, 4, 5, 10])
+def test_decoder_rotates_the_first_half_of_its_heads(heads):
+    """Against complex numbers."""
+    x = torch.randn(2, 7, heads, 8, generator=torch.Generator().manual_seed(0))
+    rotated = apply_rope(x, rope_table(7, 8, 10000.0, x.device, rotated_groups(heads)))
+    half = heads // 2
+    angles = torch.arange(7.0)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x[:, :, :half].unflatten(-1, (-1, 2)))
+    expected = torch.view_as_real(pairs * turns[:, None]).flatten(-2)
+    torch.testing.assert_close(rotated[:, :, :half], expected, rtol=0, atol=1e-5)
+    assert torch.equal(rotated[:, :, half:], x[:, :, half:])
+    assert half == 0 or (rotated[:, 1:, :half] - x[:, 1:, :half]).abs().amax((0, 2, 3)).min() > 0.1
 
 
 @torch.no_grad()

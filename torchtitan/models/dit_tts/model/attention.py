@@ -42,6 +42,13 @@ class SelfAttention(nn.Module):
         return self.project_out(attend(q, k, v, mask, causal), gate)
 
 
+def rotated_groups(n_heads: int) -> tuple[bool, ...]:
+    """Which groups of the decoder's heads rotate: the first half of the heads, rounded down, in as few
+    groups of one size as that takes."""
+    half = n_heads // 2
+    return (True, False) if n_heads == 2 * half else (True,) * half + (False,) * (n_heads - half)
+
+
 class JointAttention(SelfAttention):
     """One softmax over the keys [self ‖ text ‖ speaker]; queries from the frames only.
 
@@ -53,7 +60,6 @@ class JointAttention(SelfAttention):
         super().__init__(dim, n_heads, eps)
         self.text_kv = nn.Linear(context_dim, 2 * dim, bias=False)
         self.speaker_kv = nn.Linear(context_dim, 2 * dim, bias=False)
-        self.n_rotated = n_heads // 2
 
     def _key_value(self, kv: torch.Tensor) -> KeyValue:
         k, v = kv.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
@@ -65,10 +71,6 @@ class JointAttention(SelfAttention):
         """text (B, L, c), speaker (B, P, c)."""
         return self._key_value(self.text_kv(text)), self._key_value(self.speaker_kv(speaker))
 
-    def _rotate(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-        rotated, plain = x.tensor_split([self.n_rotated], dim=2)
-        return torch.cat([apply_rope(rotated, rope), plain], dim=2)
-
     def forward(
         self,
         x: torch.Tensor,
@@ -78,7 +80,7 @@ class JointAttention(SelfAttention):
     ) -> torch.Tensor:
         """x (B, T, D); keys says which of the T + L + P keys count."""
         q, k, v, gate = self.split_heads(x)
-        q, k = self._rotate(q, rope), self._rotate(k, rope)
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
         (text_k, text_v), (speaker_k, speaker_v) = conditions
         attended = keys.attend(q, (k, text_k, speaker_k), (v, text_v, speaker_v))
         return self.project_out(attended, gate)

@@ -1,6 +1,7 @@
 """Building blocks shared by the decoder and the encoders."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -68,17 +69,35 @@ def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
-def rope_table(length: int, head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
-    """Rotary angles' cosines and sines, (2, length, head_dim / 2) float32 (Su et al. 2021)."""
+def rope_table(
+    length: int,
+    head_dim: int,
+    theta: float,
+    device: torch.device,
+    rotated: Sequence[bool] = (True,),
+) -> torch.Tensor:
+    """Rotary angles (Su et al. 2021) as `apply_rope` wants them, (2, length, G, 1, head_dim) float32.
+
+    Channels (2i, 2i + 1) of the G groups of heads that are `rotated` turn by
+    position·theta^(-2i/head_dim), those of the others not at all. First each channel's cosine, then
+    its sine, negative at even channels.
+    """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device)
     angles = positions[:, None] * theta**-exponent
-    return torch.stack([angles.cos(), angles.sin()])
+    angles = torch.stack([angles if turns else torch.zeros_like(angles) for turns in rotated], dim=1)
+    cos, sin = angles.cos(), angles.sin()
+    pairs = torch.stack([torch.stack([cos, cos], dim=-1), torch.stack([-sin, sin], dim=-1)])
+    return pairs.flatten(-2)[..., None, :]
 
 
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Rotates interleaved channel pairs. x (B, L, H, K), rope (2, L, K/2); float32 inside."""
-    cos, sin = rope[:, None, :, None, :].unbind(0)
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-    return rotated.flatten(-2).to(x.dtype)
+    """Rotates interleaved channel pairs. x (B, L, H, K), rope (2, L, G, 1, K); float32 inside.
+
+    Pairs are swapped rather than split and joined again, and heads that do not turn are turned by
+    nothing: the compiler then makes all of it part of one kernel, forward and backward.
+    """
+    cos, sin = rope.unbind(0)
+    grouped = x.float().unflatten(2, (rope.shape[2], -1))
+    swapped = grouped.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return (grouped * cos + swapped * sin).flatten(2, 3).to(x.dtype)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue
+from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue, rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import JointKeys, prepare_keys
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
@@ -80,16 +80,18 @@ class LowRankAdaLN(nn.Module):
 
     def forward(self, shared: torch.Tensor) -> torch.Tensor:
         batch, _, dim = shared.shape
-        low_rank = torch.bmm(  # (3, B, D) x (3, D, 2R)
-            F.silu(shared).transpose(0, 1),
-            self.down.weight.to(shared.dtype).view(3, 2 * self.rank, dim).transpose(1, 2),
+        # Weights on the left: their gradients then come out in their own layout, without a copy.
+        low_rank = torch.bmm(  # (3, 2R, D) x (3, D, B)
+            self.down.weight.to(shared.dtype).view(3, 2 * self.rank, dim),
+            F.silu(shared).permute(1, 2, 0),
         )
-        low_rank = low_rank.view(3, batch, 2, self.rank).transpose(1, 2).flatten(0, 1)
-        up = torch.bmm(  # (6, B, R) x (6, R, D)
-            low_rank, self.up.weight.to(shared.dtype).view(6, dim, self.rank).transpose(1, 2)
+        up = torch.bmm(  # (6, D, R) x (6, R, B)
+            self.up.weight.to(shared.dtype).view(6, dim, self.rank),
+            low_rank.view(6, self.rank, batch),
         )
-        up = up.view(3, 2, batch, dim) + self.up.bias.to(shared.dtype).view(3, 2, 1, dim)
-        return up.permute(2, 0, 1, 3) + shared[:, :, None, :]
+        up = up.view(3, 2, dim, batch).permute(3, 0, 1, 2)
+        bias = self.up.bias.to(shared.dtype).view(3, 2, dim)
+        return up + bias + shared[:, :, None, :]
 
 
 class TransformerBlock(nn.Module):
@@ -267,11 +269,14 @@ class DiTTTSModel(ModelProtocol):
         # the last frame of a batch row is valid or, if the row is empty, harmless.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
-        head_dim = self.args.dim // self.args.n_heads
-        rope = rope_table(frames, head_dim, self.args.rope_theta, latents.device)
+        args = self.args
+        groups = rotated_groups(args.n_heads)
+        rope = rope_table(
+            frames, args.dim // args.n_heads, args.rope_theta, latents.device, groups
+        )
         shared = self.timestep(t)
         x = self.input(latents.to(self.input.weight.dtype))
-        keys = prepare_keys(self.args.attention, valid, frames, x.dtype)
+        keys = prepare_keys(args.attention, valid, frames, x.dtype)
         for index, layer in enumerate(self.layers):
             kept = key_values[index] if key_values is not None else None
             x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, kept)
