@@ -1,6 +1,6 @@
 """Gates on speed that need no GPU: what they count or time is written down, and each can fail.
 
-    python benchmarks/speed_gates.py                      # all, about 5 minutes on 2 cores
+    python benchmarks/speed_gates.py                      # all, some minutes on 2 cores
     python benchmarks/speed_gates.py --only kept          # one; may be given again for more
 
 Exit status 1 where an aim is missed, with what was missed. Writes benchmarks/results/speed_gates.json

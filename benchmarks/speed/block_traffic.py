@@ -1,33 +1,32 @@
 """Gates over one decoder block of the 800M flavor: bytes and kernels, and bytes kept for the backward pass.
 
 The block runs forward and backward in bfloat16 on the CPU with the inputs that the model gives it at
-full length, eager and compiled.
+full length: compiled as the flavor's config has it (its memory budget), and without a budget; eager;
+and eager as the plain Echo-style block of `echo_style.py`. The gates compare the first with the last: a
+block that nobody has arranged for speed does not move when ours gets better.
 
-- Eager bytes: what each pointwise operation, reduction or copy reads and writes, counted at the
-  dispatcher; products, attention and views are left out. RMSNorm counts as the one kernel that it is on a
-  GPU, where the CPU takes five.
-- Compiled bytes: what Inductor's scheduler says that its kernels read and write, forward and backward;
-  kernels of products and attention are left out.
+- Moved bytes: see `traffic.py`; in our eager block `F.rms_norm` counts as one kernel.
 - Kept bytes: storages that autograd packs for the backward pass, each once, without parameters and without
-  what all blocks share. One method for both.
+  what all blocks share. One method for all.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from benchmarks.speed import echo_style
 from benchmarks.speed.cases import FULL_LENGTH, Outcome, random_batch, randomize
+from benchmarks.speed.traffic import CompiledTraffic, OneKernelNorms, PointwiseTraffic
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 LEAST_TRAFFIC_RATIO = 4.5
@@ -36,91 +35,25 @@ SAMPLES = 2
 
 # Relative, of the whole output: bfloat16 rounds at 2^-8, eager at other places than compiled.
 _MOST_ERROR = 0.02
-_PRODUCTS = ("mm", "bmm", "addmm", "_scaled_dot_product")
-_NO_WORK = ("empty", "detach")
+_CONFIG = Path(__file__).resolve().parents[2] / "train_configs/dit_tts_800m.toml"
+
+Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+"""A block and the arguments that it is called with."""
 
 
-def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's own elements: those that an expanded one repeats count once."""
-    elements = 1
-    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= length if stride else 1
-    return elements * tensor.element_size()
+def _args() -> DiTTTSModelArgs:
+    return replace(model_flavors()["800M"], n_layers=1, speaker_n_layers=1)
 
 
-class PointwiseTraffic(TorchDispatchMode):
-    """Bytes and number of all operations but products, attention and views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self.kernels = 0
-        self._paused = False
-
-    def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        self.kernels += 1
-        self.bytes += sum(map(bytes_of, tensors))
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._paused = True
-        yield
-        self._paused = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[1]
-        if self._paused or func.is_view or name.startswith((*_PRODUCTS, *_NO_WORK)):
-            return out
-        if name == "_unsafe_view":
-            return out
-        self.add(x for x in tree_iter((args, kwargs, out)) if isinstance(x, torch.Tensor))
-        return out
-
-
-class _OneKernelNorm(torch.autograd.Function):
-    """RMSNorm without weight, counted as one kernel forward and one backward, as CUDA has it."""
-
-    @staticmethod
-    def forward(ctx, x: torch.Tensor, eps: float, traffic: PointwiseTraffic) -> torch.Tensor:
-        ctx.traffic = traffic
-        with traffic.paused():
-            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-            out = x * scale
-        traffic.add([x, scale, out])
-        ctx.save_for_backward(x, scale)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad: torch.Tensor):
-        x, scale = ctx.saved_tensors
-        with ctx.traffic.paused():
-            normed = x * scale
-            result = scale * (grad - normed * (grad * normed).mean(-1, keepdim=True))
-        ctx.traffic.add([grad, x, scale, result])
-        return result, None, None
-
-
-class OneKernelNorms(TorchFunctionMode):
-    """Sends `F.rms_norm` without a weight through `_OneKernelNorm`."""
-
-    def __init__(self, traffic: PointwiseTraffic):
-        super().__init__()
-        self.traffic = traffic
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.rms_norm:
-            x, shape = args
-            assert kwargs["weight"] is None and len(shape) == 1
-            return _OneKernelNorm.apply(x, kwargs["eps"], self.traffic)
-        return func(*args, **kwargs)
+def _memory_budget() -> float:
+    """The 800M config's, of what the compiler may keep."""
+    return float(tomllib.loads(_CONFIG.read_text())["activation_checkpoint"]["memory_budget"])
 
 
 @cache
-def first_block() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def first_block() -> Call:
     """The first block of the 800M flavor, in bfloat16, and the arguments that the model calls it with."""
-    args = replace(model_flavors()["800M"], n_layers=1, speaker_n_layers=1)
+    args = _args()
     model = DiTTTSModel(args)
     randomize(model.parameters())
     model.bfloat16()
@@ -138,9 +71,33 @@ def first_block() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return block, given, options
 
 
-def _fresh_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
+@cache
+def echo_style_block() -> Call:
+    """The Echo-style block of the same sizes, with random arguments of the same shapes."""
+    args = _args()
+    block = echo_style.Block(args)
+    randomize(block.parameters())
+    generator = torch.Generator().manual_seed(0)
+    T, L = FULL_LENGTH.frames, FULL_LENGTH.text_tokens
+    P = FULL_LENGTH.speaker_frames // args.speaker_patch_size
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.bfloat16)
+
+    given = (
+        random(T, args.dim),
+        random(3 * args.dim),
+        echo_style.rotations(T, args.dim // args.n_heads, args.rope_theta),
+        torch.ones(SAMPLES, 1, T, T + L + P, dtype=torch.bool),
+        random(L, args.speaker_dim),
+        random(P, args.speaker_dim),
+    )
+    return block.bfloat16(), given, {}
+
+
+def _fresh(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The block's arguments; those that training has gradients of ask for them."""
-    _, given, options = first_block()
+    _, given, options = call
 
     def fresh(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
@@ -159,12 +116,11 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
 
 
-def _kept_bytes(run: Callable[..., torch.Tensor]) -> tuple[int, torch.Tensor]:
+def _kept_bytes(call: Call, run: Callable[..., torch.Tensor]) -> tuple[int, torch.Tensor]:
     """(bytes a sample that a block's forward pass keeps, its output)."""
-    block, _, _ = first_block()
-    given, options = _fresh_inputs()
+    given, options = _fresh(call)
     # Of the inputs only x, the first, is this block's own: the others are the same for all blocks.
-    shared = [*block.parameters(), *_tensors((given[1:], options))]
+    shared = [*call[0].parameters(), *_tensors((given[1:], options))]
     known = {x.untyped_storage()._cdata for x in shared}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -179,73 +135,71 @@ def _kept_bytes(run: Callable[..., torch.Tensor]) -> tuple[int, torch.Tensor]:
     return sum(storage.nbytes() for storage in kept.values()) // SAMPLES, out
 
 
+def _eager(call: Call, one_kernel_norms: bool) -> dict[str, Any]:
+    """Traffic, kernels and kept bytes of a block run eagerly."""
+    kept, _ = _kept_bytes(call, call[0])
+    traffic = PointwiseTraffic()
+    given, options = _fresh(call)
+    call[0].zero_grad()
+    with traffic, OneKernelNorms(traffic) if one_kernel_norms else nullcontext():
+        call[0](*given, **options).sum().backward()
+    return {"bytes": traffic.bytes, "kernels": traffic.kernels, "kept_bytes_a_sample": kept}
+
+
+def _compiled(call: Call, budget: float) -> dict[str, Any]:
+    """The same of the block compiled with a memory budget, and its distance from the eager one."""
+    torch._dynamo.reset()
+    traffic = CompiledTraffic()
+    with traffic.watch(), torch._functorch.config.patch(activation_memory_budget=budget):
+        kept, out = _kept_bytes(call, torch.compile(call[0], fullgraph=True, dynamic=False))
+        out.sum().backward()
+    torch._dynamo.reset()
+    given, options = _fresh(call)
+    with torch.no_grad():
+        expected = call[0](*given, **options).float()
+    error = float((out.detach().float() - expected).norm() / expected.norm())
+    if not error <= _MOST_ERROR:
+        raise AssertionError(f"the compiled block is {error:.3f} away from the eager one")
+    return {
+        "bytes": traffic.bytes,
+        "kernels": traffic.kernels,
+        "kept_bytes_a_sample": kept,
+        "memory_budget": budget,
+        "relative_error_to_eager": error,
+    }
+
+
 @cache
 def measure() -> dict[str, Any]:
-    """Traffic, kernels and kept bytes of the block, eager and compiled."""
-    from torch._inductor import config as inductor_config
-    from torch._inductor import metrics
-    from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
-
-    block, _, _ = first_block()
-    torch._dynamo.reset()
-    kept, expected = _kept_bytes(block)
-    traffic, parts = PointwiseTraffic(), PointwiseTraffic()
-    for counter, norms in ((traffic, OneKernelNorms(traffic)), (parts, None)):
-        given, options = _fresh_inputs()
-        with counter:
-            if norms is None:
-                out = block(*given, **options)
-            else:
-                with norms:
-                    out = block(*given, **options)
-            out.sum().backward()
-    # The scheduler's bytes are added up only where this logger would say them.
-    log = torch._inductor.compile_fx.inductor_metrics_log
-    level, propagate = log.level, log.propagate
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    metrics.reset()
-    try:
-        with inductor_config.patch(force_disable_caches=True):
-            compiled_kept, out = _kept_bytes(torch.compile(block, fullgraph=True, dynamic=False))
-            error = (out.float() - expected.float()).norm() / expected.float().norm()
-            if error > _MOST_ERROR:
-                raise AssertionError(f"the compiled block is {error:.3f} away from the eager one")
-            out.sum().backward()
-        own = [
-            size * 4  # Inductor counts in words
-            for node, size in metrics.nodes_num_elem
-            if not isinstance(node, (ExternKernelSchedulerNode, NopKernelSchedulerNode))
-        ]
-    finally:
-        log.setLevel(level)
-        log.propagate = propagate
-        torch._dynamo.reset()
+    """Traffic, kernels and kept bytes of the blocks."""
+    ours, echo = first_block(), echo_style_block()
     return {
         "samples": SAMPLES,
-        "compiled_to_eager_relative_error": float(error),
-        "eager": {"bytes": traffic.bytes, "kernels": traffic.kernels, "kept_bytes_a_sample": kept},
-        "eager_norms_in_parts": {"bytes": parts.bytes, "kernels": parts.kernels},
-        "compiled": {
-            "bytes": sum(own),
-            "kernels": len(own),
-            "kept_bytes_a_sample": compiled_kept,
-        },
+        "compiled": _compiled(ours, _memory_budget()),
+        "compiled, no memory budget": _compiled(ours, 1.0),
+        "eager": _eager(ours, one_kernel_norms=True),
+        "eager Echo-style": _eager(echo, one_kernel_norms=False),
     }
+
+
+def _others(found: dict[str, Any], say: Callable[[dict[str, Any]], str]) -> str:
+    names = ("compiled, no memory budget", "eager")
+    return "; ".join(f"{say(found[name])} {name}" for name in names)
 
 
 def traffic() -> Outcome:
     """Bytes and kernels of a block beside its products and attention."""
     found = measure()
-    eager, compiled = found["eager"], found["compiled"]
-    in_parts = found["eager_norms_in_parts"]
-    ratio = eager["bytes"] / compiled["bytes"]
+    echo, compiled = found["eager Echo-style"], found["compiled"]
+    ratio = echo["bytes"] / compiled["bytes"]
+
+    def say(each: dict[str, Any]) -> str:
+        return f"{each['bytes'] / 2**20:.0f} MiB in {each['kernels']} kernels"
+
     return Outcome(
         ratio >= LEAST_TRAFFIC_RATIO,
-        f"at least {LEAST_TRAFFIC_RATIO} times fewer pointwise bytes than eager",
-        f"{ratio:.2f} times ({eager['bytes'] / 2**20:.0f} to {compiled['bytes'] / 2**20:.0f} MiB), "
-        f"{eager['kernels']} to {compiled['kernels']} kernels; "
-        f"{in_parts['bytes'] / compiled['bytes']:.2f} times where eager norms are not one kernel",
+        f"at least {LEAST_TRAFFIC_RATIO} times fewer pointwise bytes than the eager Echo-style block",
+        f"{ratio:.2f} times: {say(echo)} to {say(compiled)} ({_others(found, say)})",
         found,
     )
 
@@ -253,11 +207,15 @@ def traffic() -> Outcome:
 def kept() -> Outcome:
     """Bytes that a block keeps for its backward pass."""
     found = measure()
-    eager, compiled = (found[kind]["kept_bytes_a_sample"] for kind in ("eager", "compiled"))
-    saving = 1 - compiled / eager
+    echo, compiled = found["eager Echo-style"], found["compiled"]
+    saving = 1 - compiled["kept_bytes_a_sample"] / echo["kept_bytes_a_sample"]
+
+    def say(each: dict[str, Any]) -> str:
+        return f"{each['kept_bytes_a_sample'] / 2**20:.1f} MiB"
+
     return Outcome(
         saving >= LEAST_SAVING,
-        f"at least {LEAST_SAVING:.0%} fewer bytes kept a sample than eager",
-        f"-{saving:.1%}: {eager / 2**20:.1f} to {compiled / 2**20:.1f} MiB a sample and block",
+        f"at least {LEAST_SAVING:.0%} fewer bytes kept a sample than the eager Echo-style block",
+        f"-{saving:.1%} a sample and block: {say(echo)} to {say(compiled)} ({_others(found, say)})",
         found,
     )

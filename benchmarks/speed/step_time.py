@@ -29,8 +29,8 @@ from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 CASES = {  # name -> (samples, lengths, rounds)
-    "debug": (4, Lengths(64, 40, 64), 7),
-    "50M": (2, Lengths(64, 40, 64), 5),
+    "debug": (4, Lengths(64, 40, 64), 21),
+    "50M": (2, Lengths(64, 40, 64), 15),
 }
 LEAST_RATIO = 1.0
 """compiled, in the median of the rounds, against each of the two"""
