@@ -7,18 +7,18 @@ from tests.synthetic import make_shards
 
 STEPS = 4
 
+FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
+HSDP = [
+    "--training.local_batch_size=2",
+    "--parallelism.data_parallel_replicate_degree=2",
+    "--parallelism.data_parallel_shard_degree=2",
+]
+
 LAYOUTS = {
     "accumulation": (1, ["--training.local_batch_size=4"]),
     "ddp": (2, ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]),
-    "fsdp": (2, ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]),
-    "hsdp": (
-        4,
-        [
-            "--training.local_batch_size=2",
-            "--parallelism.data_parallel_replicate_degree=2",
-            "--parallelism.data_parallel_shard_degree=2",
-        ],
-    ),
+    "fsdp": (2, FSDP),
+    "hsdp": (4, HSDP),
     "ddp_accumulation": (
         2,
         ["--training.local_batch_size=2", "--parallelism.data_parallel_replicate_degree=2"],
@@ -54,6 +54,32 @@ LAYOUTS = {
             "--activation_checkpoint.mode=memory_budget",
         ],
     ),
+    "hsdp_varlen_tuned_per_op": (
+        4,
+        [
+            *HSDP,
+            "--attention.backend=varlen",
+            "--compile.enable",
+            "--compile.mode=max-autotune-no-cudagraphs",
+            "--activation_checkpoint.mode=selective",
+            "--activation_checkpoint.selective_ac_option=op",
+        ],
+    ),
+    "ddp_flex_compile": (
+        2,
+        [
+            "--training.local_batch_size=4",
+            "--parallelism.data_parallel_replicate_degree=2",
+            "--attention.backend=flex",
+            "--compile.enable",
+        ],
+    ),
+}
+
+OPTIMIZERS = {
+    "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
+    "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
+    "muon": (4, ["--optimizer.name=Muon"], HSDP),
 }
 
 
@@ -71,13 +97,28 @@ def seeded(tmp_path_factory):
     return folder, common, plain
 
 
+def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
+    for step, row in expected.items():
+        assert metrics[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
+        assert metrics[step]["grad_norm"] == pytest.approx(row["grad_norm"], abs=1e-5)
+    # The losses must have moved, or equality would say nothing of the optimizer.
+    assert abs(expected[STEPS]["loss"] - expected[1]["loss"]) > 1e-4
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_trains_as_one_process_does(seeded, layout):
     folder, common, plain = seeded
     processes, arguments = LAYOUTS[layout]
-    metrics = runs.run(folder, layout, [*common, *arguments], processes).metrics()
-    for step, row in plain.items():
-        assert metrics[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
-        assert metrics[step]["grad_norm"] == pytest.approx(row["grad_norm"], abs=1e-5)
-    # The losses must have moved, or equality would say nothing of the optimizer.
-    assert abs(plain[STEPS]["loss"] - plain[1]["loss"]) > 1e-4
+    assert_same(runs.run(folder, layout, [*common, *arguments], processes).metrics(), plain)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer_trains_on_shards_as_in_one_process(seeded, optimizer):
+    folder, common, plain = seeded
+    processes, arguments, layout = OPTIMIZERS[optimizer]
+    common = [*common, *arguments]
+    alone = runs.run(folder, optimizer, common).metrics()
+    sharded = runs.run(folder, f"{optimizer}_sharded", [*common, *layout], processes)
+    assert_same(sharded.metrics(), alone)
+    # Another optimizer than the plain run's.
+    assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
