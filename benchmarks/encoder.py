@@ -12,7 +12,8 @@ bucket, as the loader makes them, padded to the bucket's longest text in the dat
 - sorted: one text a row in four groups of like lengths (encoders that take no packed rows).
 - packed: several texts a row (T5Gemma2, T5).
 
-All three give the same features, which is checked first. Rounds are interleaved.
+All three give the same features, which is checked first: their difference, relative to their norm, is at
+most 1e-4 in float32 and 0.05 in bfloat16. Rounds are interleaved.
 Writes benchmarks/results/encoder.json.
 """
 
@@ -47,6 +48,7 @@ RATE_SPREAD = 0.15
 LONGEST_TOKENS = 192
 ALIGNMENT = 8
 VOCAB_SIZE = 1024
+MOST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.05}
 
 
 def make_encoder(options: argparse.Namespace) -> PretrainedTextEncoder:
@@ -111,6 +113,14 @@ def ways(
     return {"padded": usual, "sorted": sorted_groups, "packed": packed}
 
 
+def check_same(features: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
+    """Raises RuntimeError where they differ by more than rounding does. By the norm: of millions of
+    values in bfloat16 a few are far off."""
+    error = float((features - expected).norm() / expected.norm())
+    if not error <= MOST_DIFFERENCE[dtype]:
+        raise RuntimeError(f"features differ by {error:.2g} of their norm in {dtype}")
+
+
 def seconds_of(work: Callable[[], torch.Tensor], device: str) -> float:
     began = time.perf_counter()
     work()
@@ -126,11 +136,10 @@ def spread(values: list[float]) -> dict[str, float]:
 def measure(kind: str, encoder: PretrainedTextEncoder, options: argparse.Namespace) -> dict[str, Any]:
     made = batches(kind, options.batch, options.batches)
     work = [ways(encoder, lengths, padded, options.device) for lengths, padded in made]
-    tolerance = 1e-4 if options.dtype == "float32" else 0.2
     for calls in work:  # also the warm-up
         expected, *others = (call().float() for call in calls.values())
         for other in others:
-            torch.testing.assert_close(other, expected, rtol=0, atol=tolerance)
+            check_same(other, expected, options.dtype)
     tokens = sum(int(lengths.sum()) for lengths, _ in made)
     seconds: dict[str, list[float]] = {name: [] for name in work[0]}
     for _ in tqdm(range(options.rounds), desc=kind, unit="round"):

@@ -65,8 +65,16 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def report(
-    options: argparse.Namespace, results: list[StageResult], environment: dict[str, Any], seconds: float
+    options: argparse.Namespace,
+    results: list[StageResult],
+    environment: dict[str, Any],
+    seconds: float,
+    complete: bool,
 ) -> dict[str, Any]:
+    """Args:
+    seconds: since the check began.
+    complete: no item is still to come.
+    """
     if options.commit:
         environment["git_commit"] = options.commit
     stages = [result.as_json() for result in results]
@@ -77,6 +85,7 @@ def report(
     return {
         "format": 1,
         "passed": passed(results),
+        "complete": complete,
         "seconds": seconds,
         "command": ["scripts/gpu_check.sh", *sys.argv[1:]],
         "tiny": options.tiny,
@@ -85,6 +94,11 @@ def report(
         "stages": stages,
         "runs": runs,
     }
+
+
+def without_paths(text: str, work: Path) -> str:
+    """Where this machine has the sources and the runs is no result."""
+    return text.replace(f"{ROOT}/", "").replace(str(work), "work")
 
 
 def file_name(device: str, tiny: bool) -> str:
@@ -117,6 +131,7 @@ def main(given: list[str]) -> int:
         )
         return 2
     found = environment()
+    found["variables"].pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch's; the stages have their own
     work = Path(options.work or tempfile.mkdtemp(prefix="gpu_check_")).resolve()
     work.mkdir(parents=True, exist_ok=True)
     for left in work.glob("*.jsonl"):
@@ -131,21 +146,23 @@ def main(given: list[str]) -> int:
         gpu=_TINY_PLAN if options.tiny else known.name if known else "",
     )
     out = Path(options.out or ROOT / "benchmarks/results" / file_name(found["device"], options.tiny))
+
+    def keep(results: list[StageResult], complete: bool = False) -> None:
+        content = report(options, results, found, time.time() - began, complete)
+        write_atomic(out, without_paths(json.dumps(content, indent=1), work) + "\n")
+
     supervisor = Supervisor(
         settings,
         options.minutes * 60 - (time.time() - began),
         say=lambda line: print(line, flush=True),
+        keep=keep,
     )
     # Who ends the check ends the stage's processes too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    results = []
-    for result in supervisor.run(options.stages):
-        results.append(result)
-        everything = report(options, results, found, time.time() - began)
-        # After each stage: a machine that is taken away takes one stage with it.
-        write_atomic(out, json.dumps(everything, indent=1) + "\n")
+    results = supervisor.run(options.stages)
+    keep(results, complete=True)
     print(table(results))
-    print(f"\n{'passed' if passed(results) else 'FAILED'} in {everything['seconds']:.0f} s; {out}")
+    print(f"\n{'passed' if passed(results) else 'FAILED'} in {time.time() - began:.0f} s; {out}")
     if options.work:
         print(f"runs and logs: {work}")
     elif passed(results):

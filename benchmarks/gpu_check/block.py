@@ -1,7 +1,8 @@
 """Stage: one decoder block, forward and backward at the longest bucket, in each mode.
 
 The block is the model's own: a model of one block runs once, and what its block was given is kept and
-given to it again. FLOPs are the exact ones of `model/flops.py`, without recomputation.
+given to it again. Every sample has full length, nothing is padded or dropped. FLOPs are the exact ones of
+`model/flops.py`, without recomputation.
 """
 
 from dataclasses import replace
@@ -10,7 +11,7 @@ from functools import cache, partial
 import torch
 
 from benchmarks.gpu_check.items import Item, Values
-from benchmarks.gpu_check.measuring import peak_gib, tflops, timed
+from benchmarks.gpu_check.measuring import GIB, peak_gib, tflops, timed
 from benchmarks.gpu_check.models import (
     ATTENTION_BACKENDS,
     CHECKPOINTING,
@@ -21,9 +22,10 @@ from benchmarks.gpu_check.models import (
     built,
     random_weights,
 )
-from benchmarks.gpu_check.numerics import make_batch
+from benchmarks.gpu_check.numerics import Batch, make_batch
 from benchmarks.gpu_check.settings import Settings
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
 
@@ -44,45 +46,106 @@ def _one_block(flavor: str) -> tuple[DiTTTSModelArgs, dict[str, torch.Tensor]]:
     return args, random_weights(args, seed=0)
 
 
-def measure(flavor: str, mode: Mode, settings: Settings) -> Values:
-    """Milliseconds, TFLOP/s and memory of the block in this mode."""
-    samples, frames, text, speaker = (2, 48, 16, 32) if settings.tiny else (32, 768, 192, 384)
-    device = settings.device
-    one, weights = _one_block(flavor)
-    batch = make_batch((samples, frames, text, speaker), one).to(device, torch.float32)
-    with built(one, mode, device, weights) as model:
-        block, given = model.layers[0], {}
+class _Recorder(torch.nn.Module):
+    """Stands in the block's place, and keeps what it is given."""
 
-        def keep(module, positional, named) -> None:
-            given["positional"], given["named"] = positional, named
+    def forward(self, x: torch.Tensor, *positional, **named) -> torch.Tensor:
+        self.positional, self.named = (x, *positional), named
+        return x
 
-        hook = block.register_forward_pre_hook(keep, with_kwargs=True)
+
+def _batch(shape: tuple[int, int, int, int], args: DiTTTSModelArgs, useful: float) -> Batch:
+    """Nothing dropped, and lengths that are spread evenly around `useful` of each stream's longest."""
+    batch = make_batch(shape, args)
+    share = torch.linspace(2 * useful - 1, 1.0, shape[0])[:, None]
+    for name, mask in batch.arguments.items():
+        if name.startswith("keep_"):
+            batch.arguments[name] = torch.ones_like(mask)
+        elif name.endswith("_mask"):
+            longest = mask.shape[1]
+            batch.arguments[name] = torch.arange(longest) < (share * longest).round()
+    return batch
+
+
+def _given(model: torch.nn.Module, batch: Batch, mode: Mode, device: str) -> tuple[tuple, dict]:
+    """Positional and named arguments of the model's first block, each a leaf of its own."""
+    block, recorder = model.layers[0], _Recorder()
+    model.layers[0] = recorder
+    try:
         with autocast(mode, device):
-            output = model(**batch.arguments)
-        hook.remove()
-        del output
-        positional = tuple(_detached(x) for x in given.pop("positional"))
-        named = {name: _detached(x) for name, x in given.pop("named").items()}
-
-        def forward_backward() -> None:
-            with autocast(mode, device):
-                out = block(*positional, **named)
-            out.backward(out.detach())
-            for parameter in block.parameters():
-                parameter.grad = None
-
-        took = timed(forward_backward, device, 0.02 if settings.tiny else 0.4)
-        memory = peak_gib(forward_backward, device)
-    flops = samples * block_flops(one, Lengths(frames, text, speaker))
-    values: Values = {**took, "tflops": tflops(flops, took["ms_median"]), "samples": samples}
-    return values if memory is None else {**values, "peak_gib": memory}
+            model(**batch.arguments)
+    finally:
+        model.layers[0] = block
+    named = {name: _detached(x) for name, x in recorder.named.items()}
+    return tuple(_detached(x) for x in recorder.positional), named
 
 
 def _detached(given):
-    """The same input, as a leaf of its own that takes a gradient where it had one."""
+    """The same input, as a leaf that takes a gradient where it had one."""
     if isinstance(given, torch.Tensor):
         return given.detach().requires_grad_(given.requires_grad)
     return given
+
+
+class _Work:
+    """The block's passes on inputs of its own."""
+
+    def __init__(self, model: torch.nn.Module, batch: Batch, mode: Mode, device: str):
+        self.block, self.mode, self.device = model.layers[0], mode, device
+        self.positional, self.named = _given(model, batch, mode, device)
+        inputs = (*self.positional, *self.named.values(), *self.block.parameters())
+        self.differentiated = [
+            x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad
+        ]
+
+    def forward(self) -> torch.Tensor:
+        with autocast(self.mode, self.device):
+            return self.block(*self.positional, **self.named)
+
+    def both(self) -> None:
+        out = self.forward()
+        # Not backward(): gradients that stay with the inputs are added to, which is traffic of its own,
+        # and lie in memory that the next replay of a CUDA graph writes to.
+        torch.autograd.grad(out, self.differentiated, out.detach())
+
+    def kept_gib(self) -> float:
+        """What the forward pass leaves for the backward pass, its output included."""
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        out = self.forward()
+        kept = torch.cuda.memory_allocated() - before
+        del out
+        return kept / GIB
+
+
+def measure(flavor: str, mode: Mode, settings: Settings) -> Values:
+    """Milliseconds, TFLOP/s and memory of the block in this mode, on samples of full length.
+
+    Backends that leave padding out are also timed at 90 % useful lengths; FLOPs are those of the padded
+    sizes in either case.
+    """
+    shape = samples, frames, text, speaker = (2, 48, 16, 32) if settings.tiny else (32, 768, 192, 384)
+    device, seconds = settings.device, 0.02 if settings.tiny else 0.4
+    one, weights = _one_block(flavor)
+    flops = samples * block_flops(one, Lengths(frames, text, speaker))
+    with built(one, mode, device, weights) as model:
+
+        def work(useful: float) -> _Work:
+            return _Work(model, _batch(shape, one, useful).to(device, torch.float32), mode, device)
+
+        full = work(1.0)
+        took = timed(full.both, device, seconds)
+        values: Values = {**took, "tflops": tflops(flops, took["ms_median"]), "samples": samples}
+        memory = peak_gib(full.both, device)
+        if memory is not None:
+            values["peak_gib"] = memory
+            if mode.compile not in CUDA_GRAPH_MODES:  # whose memory is a pool's
+                values["kept_gib"] = full.kept_gib()
+        if mode.attention != "sdpa":
+            milliseconds = timed(work(0.9).both, device, seconds)["ms_median"]
+            values["ms_at_90_percent_useful"] = milliseconds
+            values["tflops_at_90_percent_useful"] = tflops(flops, milliseconds)
+    return values
 
 
 def modes(settings: Settings) -> list[Mode]:
@@ -97,6 +160,7 @@ def modes(settings: Settings) -> list[Mode]:
         ]
     chosen = [Mode(precision="bfloat16")]
     chosen += [compiled(name) for name in ATTENTION_BACKENDS]
+    chosen += [compiled(checkpointing=CHECKPOINTING[-1])]
     chosen += [compiled(fp8=recipe) for recipe in FP8_RECIPES[::-1]]
     chosen += [compiled(checkpointing=kind) for kind in CHECKPOINTING if kind in ("full", "op")]
     chosen += [Mode(precision="bfloat16", compile=mode) for mode in COMPILE_MODES[1:]]

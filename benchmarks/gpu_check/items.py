@@ -1,10 +1,11 @@
 """What a stage is made of: items that are measured one after another, and the lines they leave.
 
 A stage's process appends one JSON line an item, so that whatever ends the process, what was measured
-before stands. Standard library only: the process that watches the stages needs nothing else.
+before stands. At import the standard library only: the process that watches the stages needs nothing else.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,17 @@ Values = dict[str, Any]
 
 class NotMeasured(Exception):
     """This item cannot be measured here, and why."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the device or the host."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if "torch" not in sys.modules:  # stages that only start other processes
+        return False
+    from torchtitan.models.dit_tts.main import failure_state
+
+    return failure_state(error) == "oom"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from torchtitan.protocols.model_converter import build_model_converters
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
-CHECKPOINTING = ("none", "full", "every 2", "op", "memory budget")
+_BUDGET = 0.9
+CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
 FP8_RECIPES = ("tensorwise", "rowwise")
 
 
@@ -37,12 +38,17 @@ class Mode:
     """mode of torch.compile; empty: eager"""
 
     checkpointing: str = "none"
+    encoders: bool = False
+    """compiles the encoders' blocks too"""
+
     fp8: str = ""
     """recipe of the large products; empty: none"""
 
     @property
     def name(self) -> str:
         parts = [self.attention, self.precision, f"compiled {self.compile}" if self.compile else "eager"]
+        if self.encoders:
+            parts.append("encoders too")
         if self.checkpointing != "none":
             parts.append(f"checkpointing {self.checkpointing}")
         if self.fp8:
@@ -66,7 +72,7 @@ def job_config(mode: Mode, device: str) -> JobConfig:
         config.attention.backend = mode.attention
     if mode.compile:
         config.compile.enable = True
-        config.compile.components = ["model"]
+        config.compile.components = ["model", "encoders"] if mode.encoders else ["model"]
         if mode.compile != "default":
             _require(mode.compile in _allowed("compile", "mode"), "[compile] mode", mode.compile)
             config.compile.mode = mode.compile
@@ -85,11 +91,13 @@ def _require(known: bool, key: str, value: str) -> None:
 
 def _set_checkpointing(config: JobConfig, mode: Mode) -> None:
     section = config.activation_checkpoint
-    section.mode = {"every 2": "selective", "op": "selective", "memory budget": "memory_budget"}.get(
-        mode.checkpointing, mode.checkpointing
-    )
-    if section.mode == "selective":
-        section.selective_ac_option = "2" if mode.checkpointing == "every 2" else "op"
+    if mode.checkpointing.startswith("memory budget"):
+        section.mode, section.memory_budget = "memory_budget", _BUDGET
+    elif mode.checkpointing in ("every 2", "op"):
+        section.mode = "selective"
+        section.selective_ac_option = mode.checkpointing.removeprefix("every ")
+    else:
+        section.mode = mode.checkpointing
 
 
 def sizes(args: DiTTTSModelArgs, mode: Mode) -> DiTTTSModelArgs:

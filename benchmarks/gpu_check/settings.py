@@ -21,8 +21,8 @@ STAGES = (
     Stage("numerics", 115, "outputs and gradients against float64 on the CPU"),
     Stage("ceilings", 45, "rates of products, attention and memory"),
     Stage("block", 70, "one decoder block forward and backward in each mode"),
-    Stage("steps", 190, "whole training steps over micro-batches, memory beside the plan"),
-    Stage("goodput", 70, "mixed lengths in buckets against the longest only"),
+    Stage("steps", 175, "whole training steps over micro-batches, memory beside the plan"),
+    Stage("goodput", 125, "mixed lengths in buckets against the longest only"),
     Stage("speech", 35, "text encoder and codec throughput"),
     Stage("resume", 40, "a killed and resumed run against an unbroken one"),
 )

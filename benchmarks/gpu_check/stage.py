@@ -20,6 +20,7 @@ from benchmarks.gpu_check.items import (
     Item,
     NotMeasured,
     Row,
+    is_out_of_memory,
     read_stage,
     write_line,
     write_row,
@@ -53,11 +54,6 @@ def measure(item: Item, deadline: float) -> Row:
     return Row(item.name, status, time.perf_counter() - began, values, why)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    # By name: stages that only start other processes do not import torch.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
 def device_answers() -> bool:
     """False after an error that the device does not recover from within this process."""
     torch = sys.modules.get("torch")
@@ -83,7 +79,7 @@ def main(name: str, settings_file: str, lines_file: str) -> int:
             continue
         row = measure(item, settings.deadline)
         write_row(lines, row)
-        if row.status in (FAILED, OOM) and not device_answers():
+        if row.status not in (MEASURED, PASSED) and not device_answers():
             return AGAIN
     return 0
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2
 class StageResult:
     name: str
     state: str
-    """completed; timeout, where it was killed; failed, where it could not even list its items"""
+    """running; completed; timeout, where it was killed; failed, where it could not even list its items"""
 
     seconds: float = 0.0
     budget_seconds: float = 0.0
@@ -47,15 +47,24 @@ class Supervisor:
     settings: for every stage.
     budget_seconds: for all stages together.
     say: takes a line of progress.
+    keep: takes the stages so far, after every row: a machine that is taken away takes one item with it.
     """
 
-    def __init__(self, settings: Settings, budget_seconds: float, say: Callable[[str], None] = print):
+    def __init__(
+        self,
+        settings: Settings,
+        budget_seconds: float,
+        say: Callable[[str], None] = print,
+        keep: Callable[[list[StageResult]], None] = lambda results: None,
+    ):
         self.settings = settings
+        self.keep = keep
+        self.results: list[StageResult] = []
         self.end = time.time() + budget_seconds
         self.began = time.time()
         self.say = say
 
-    def run(self, chosen: list[str]) -> Iterator[StageResult]:
+    def run(self, chosen: list[str]) -> list[StageResult]:
         stages = [stage for stage in STAGES if stage.name in chosen]
         for number, stage in enumerate(stages):
             # What earlier stages left is shared by all that are still to come.
@@ -66,11 +75,14 @@ class Supervisor:
                 f"{place}: {stage.summary}; {minutes(budget)} for it, {minutes(self.end - time.time())} "
                 f"for all that is left"
             )
-            yield self._run_stage(stage, budget, place)
+            self._run_stage(stage, budget, place)
+        return self.results
 
-    def _run_stage(self, stage: Stage, budget: float, place: str) -> StageResult:
+    def _run_stage(self, stage: Stage, budget: float, place: str) -> None:
         began = time.time()
-        result = StageResult(stage.name, "completed", budget_seconds=budget)
+        result = StageResult(stage.name, "running", budget_seconds=budget)
+        self.results.append(result)
+        state = "completed"
         lines = self.settings.folder / f"{stage.name}.jsonl"
         log = self.settings.folder / f"{stage.name}.log"
         deadline = began + budget
@@ -80,13 +92,13 @@ class Supervisor:
             try:
                 while process.poll() is None and time.time() < deadline + _GRACE_SECONDS:
                     time.sleep(_POLL_SECONDS)
-                    told = self._tell(place, lines, told, began, deadline)
+                    told = self._tell(place, lines, told, began, deadline, result)
                 timed_out = process.poll() is None
             finally:
                 _end(process)
             names, rows = read_stage(lines)
             if names is None:
-                result.state = "timeout" if timed_out else "failed"
+                state = "timeout" if timed_out else "failed"
                 why = (
                     f"the stage's {budget:.0f} s were over before its first item"
                     if timed_out
@@ -98,7 +110,7 @@ class Supervisor:
             if not missing:
                 break
             if timed_out:
-                result.state = "timeout"
+                state = "timeout"
                 why = f"time: the stage's {budget:.0f} s and {_GRACE_SECONDS:.0f} s of grace were over"
                 for name in missing:
                     write_row(lines, Row(name, NOT_MEASURED, why=why))
@@ -106,10 +118,9 @@ class Supervisor:
             if process.returncode != AGAIN:
                 why = f"its process ended with status {process.returncode}: {_last_words(log)}"
                 write_row(lines, Row(missing[0], FAILED, why=why))
-        self._tell(place, lines, told, began, deadline)
-        result.rows = read_stage(lines)[1]
-        result.seconds = time.time() - began
-        return result
+        result.state = state
+        self._tell(place, lines, told, began, deadline, result)
+        self.keep(self.results)
 
     def _start(self, stage: Stage, lines: Path, log: Path, deadline: float) -> subprocess.Popen:
         settings_file = self.settings.folder / f"{stage.name}.settings.json"
@@ -132,9 +143,18 @@ class Supervisor:
                 start_new_session=True,  # killed together with the runs it starts
             )
 
-    def _tell(self, place: str, lines: Path, told: int, began: float, deadline: float) -> int:
-        """Says what has come in since `told` rows; returns how many there are now."""
+    def _tell(
+        self,
+        place: str,
+        lines: Path,
+        told: int,
+        began: float,
+        deadline: float,
+        result: StageResult,
+    ) -> int:
+        """Says, and keeps, what has come in since `told` rows; returns how many there are now."""
         names, rows = read_stage(lines)
+        result.rows, result.seconds = rows, time.time() - began
         for number, row in enumerate(rows[told:], start=told + 1):
             left = max(0.0, deadline - time.time())
             if names:
@@ -145,6 +165,8 @@ class Supervisor:
                 f"{place} {number}/{len(names or rows)} {row.item}: {describe(row)} "
                 f"({minutes(time.time() - self.began)} gone, at most {minutes(left + later)} to go)"
             )
+        if len(rows) > told:
+            self.keep(self.results)
         return len(rows)
 
 

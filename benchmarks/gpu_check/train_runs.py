@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -58,10 +57,7 @@ def wait(
         NotMeasured: the stage's time was over first; the run is killed.
     """
     try:
-        while process.poll() is None:
-            if until is not None and until():
-                process.send_signal(signal.SIGKILL)
-                break
+        while process.poll() is None and not (until is not None and until()):
             if time.time() > settings.deadline:
                 raise NotMeasured("time: the stage's time was over before the run had ended")
             time.sleep(0.05)
@@ -73,22 +69,28 @@ def wait(
 def finished(settings: Settings, flavor: str, name: str, arguments: list[str]) -> Path:
     """Folder of a run that has ended well; one that an earlier stage made is not made again.
 
+    A run is finished as soon as its state is completed: what it does after that, a plan beside what was
+    measured, nobody reads here.
+
     Raises:
         OutOfMemoryError: it ended in the state oom.
         RuntimeError: it failed, with the run's own words.
     """
     folder = settings.folder / "runs" / name
-    if _state(folder).get("state") != "completed":
-        process = start(settings, flavor, name, arguments)
-        wait(settings, process)
-        state = _state(folder)
-        if state.get("state") == "oom":
-            raise OutOfMemoryError(state.get("error", "")[:200])
-        if process.returncode:
-            raise RuntimeError(
-                f"run {name} ended with status {process.returncode}: {_last_words(folder)}"
-            )
-    return folder
+
+    def completed() -> bool:
+        return _state(folder).get("state") == "completed"
+
+    if completed():
+        return folder
+    process = start(settings, flavor, name, arguments)
+    wait(settings, process, until=completed)
+    if completed():
+        return folder
+    state = _state(folder)
+    if state.get("state") == "oom":
+        raise OutOfMemoryError(state.get("error", "")[:200])
+    raise RuntimeError(f"run {name} ended with status {process.returncode}: {_last_words(folder)}")
 
 
 def sizes(micro_batch: int) -> list[str]:
@@ -109,6 +111,9 @@ def benchmark(
     Args:
         micro_batch: samples of the longest bucket; the global batch is one micro-batch.
         lengths: of [benchmark].
+
+    Returns:
+        Its benchmark.json, and the most memory it had allocated at once.
     """
     name = f"{flavor}_{lengths}_{micro_batch}"
     if arguments:
@@ -125,16 +130,22 @@ def benchmark(
         *arguments,
     ]
     folder = finished(settings, flavor, name, sized)
-    return json.loads((folder / "benchmark.json").read_text())
+    report = json.loads((folder / "benchmark.json").read_text())
+    allocated = [row["peak_allocated_gib"] for row in _metrics(folder)]
+    return {**report, "peak_allocated_gib": max(allocated)}
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Of each logged step; a line that a kill cut short is left out."""
+    """Of each logged step."""
+    return {row["step"]: row["loss"] for row in _metrics(folder)}
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    """A row a logged step; a line that a kill cut short is left out."""
     file = folder / "metrics.jsonl"
     if not file.exists():
-        return {}
-    rows = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-    return {row["step"]: row["loss"] for row in rows}
+        return []
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
 
 
 def _state(folder: Path) -> dict[str, Any]:

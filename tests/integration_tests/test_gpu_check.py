@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,10 +74,13 @@ def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, sta
 def items(settings):
     return [Item("good", lambda: {"tflops": 1.5})]
 """)  # fmt: skip
-    said = []
-    results = list(
-        Supervisor(settings(tmp_path), 9.0, said.append).run(["faulty", "broken", "fine"])
-    )
+    said, kept = [], []
+
+    def keep(results: list[StageResult]) -> None:
+        kept.append([(result.name, result.state, len(result.rows)) for result in results])
+
+    supervisor = Supervisor(settings(tmp_path), 9.0, said.append, keep)
+    results = supervisor.run(["faulty", "broken", "fine"])
     faulty, broken, fine = results
     rows = {row.item: row for row in faulty.rows}
     assert {name: row.status for name, row in rows.items()} == {
@@ -98,6 +103,8 @@ def items(settings):
     assert not passed(results) and passed([fine])
     shown = table(results)
     assert all(row.item in shown for result in results for row in result.rows)
+    assert [("faulty", "running", 8)] in kept  # while the ninth item does not end
+    assert kept[-1] == [("faulty", "timeout", 10), ("broken", "failed", 1), ("fine", "completed", 1)]
     assert any("faulty 7/10 within its bar: passed" in line and "to go" in line for line in said)
 
 
@@ -114,6 +121,58 @@ def no_memory_of_errors():
     numerics.measured_errors.cache_clear()
     yield
     numerics.measured_errors.cache_clear()
+
+
+def test_a_nan_in_any_bucket_is_no_pass(tmp_path, monkeypatch, no_memory_of_errors):
+    torch.set_num_threads(1)
+    buckets = [(2, 16, 8, 8), (2, 24, 8, 8)]
+    monkeypatch.setattr(numerics, "_BUCKETS", tuple(buckets))
+    for bucket in buckets:
+        numerics.reference(bucket)  # before the fault
+    outcome = numerics.outcome
+
+    def faulty(model, batch, mode, device):
+        found = outcome(model, batch, mode, device)
+        if mode.attention == "flex" and found.output.shape[0] == expected_rows:
+            return numerics.Found(found.output * nan, {k: g * nan for k, g in found.gradients.items()})
+        return found
+
+    monkeypatch.setattr(numerics, "outcome", faulty)
+    nan = float("nan")
+    for bucket in buckets:
+        expected_rows = len(numerics.reference(bucket).output)
+        for precision in ("float32", "bfloat16"):
+            numerics.measured_errors.cache_clear()
+            values = numerics.check(Mode("flex", precision), settings(tmp_path))
+            assert not values["passed"] and values["gradient_error"] == float("inf")
+            assert values.get("times_eager_sdpa", float("inf")) == float("inf")
+
+
+def test_modes_that_replay_are_compared_at_their_third_batch(
+    tmp_path, monkeypatch, no_memory_of_errors
+):
+    torch.set_num_threads(1)
+    bucket = (2, 16, 8, 8)
+    monkeypatch.setattr(numerics, "_BUCKETS", (bucket,))
+    outcome, latents = numerics.outcome, []
+
+    def on_the_second_batchs_latents(model, batch, mode, device):
+        latents.append(batch.arguments["latents"])
+        stale = {**batch.arguments, "latents": latents[:2][-1]}
+        return outcome(model, numerics.Batch(stale, batch.weight), mode, device)
+
+    numerics.reference(bucket)
+    monkeypatch.setattr(numerics, "outcome", on_the_second_batchs_latents)
+    monkeypatch.setattr(numerics, "built", partial(built_eagerly, numerics.built))
+    assert not numerics.check(Mode(compile="reduce-overhead"), settings(tmp_path))["passed"]
+    assert len(latents) == 3
+    latents.clear()
+    assert numerics.check(Mode(compile="max-autotune-no-cudagraphs"), settings(tmp_path))["passed"]
+    assert len(latents) == 1
+
+
+def built_eagerly(built, args, mode, device, weights):
+    return built(args, replace(mode, compile=""), device, weights)
 
 
 def test_numerics_pass_and_see_one_key_too_many(tmp_path, monkeypatch, no_memory_of_errors):
@@ -149,8 +208,9 @@ def test_the_command_writes_its_json_and_table(tmp_path):
     began = time.time()
     done = script("--tiny", "--stages", "environment,ceilings", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{ROOT}/" not in out.read_text()
     report = json.loads(out.read_text())
-    assert report["passed"] and report["tiny"] and 0 < report["seconds"] <= time.time() - began
+    assert report["passed"] and report["complete"] and report["tiny"] and 0 < report["seconds"] <= time.time() - began
     assert report["environment"]["versions"]["torch"] == torch.__version__
     assert report["command"][0] == "scripts/gpu_check.sh" and "--tiny" in report["command"]
     stages = {stage["name"]: {row["item"]: row for row in stage["rows"]} for stage in report["stages"]}
