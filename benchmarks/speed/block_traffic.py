@@ -26,6 +26,7 @@ from benchmarks.speed import echo_style
 from benchmarks.speed.cases import FULL_LENGTH, Outcome, random_batch, randomize
 from benchmarks.speed.traffic import CompiledTraffic, OneKernelNorms, PointwiseTraffic
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.infra.compile import compile_options
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
@@ -151,7 +152,9 @@ def _compiled(call: Call, budget: float) -> dict[str, Any]:
     torch._dynamo.reset()
     traffic = CompiledTraffic()
     with traffic.watch(), torch._functorch.config.patch(activation_memory_budget=budget):
-        kept, out = _kept_bytes(call, torch.compile(call[0], fullgraph=True, dynamic=False))
+        options = compile_options("default")
+        run = torch.compile(call[0], options=options, fullgraph=True, dynamic=False)
+        kept, out = _kept_bytes(call, run)
         out.sum().backward()
     torch._dynamo.reset()
     given, options = _fresh(call)

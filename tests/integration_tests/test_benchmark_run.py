@@ -48,6 +48,8 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     exact = report["conventions"][0]
     assert exact["mfu"] == report["mfu"] == pytest.approx(exact["tflops_per_device"] / 0.1)
     assert report["config"]["benchmark"]["steps"] == 6 and report["environment"]["command"]
+    assert report["gpus_per_node"] == 2
+    assert report["config"]["job"]["dump_folder"] == str(tmp_path)  # a repeat lands beside this run
     again = runs.start(tmp_path, "bench", [*BENCHMARK, "--benchmark.steps=1"])
     assert again.wait() == 2  # what was measured is not overwritten
     assert "already holds a run's metrics" in again.log.read_text()

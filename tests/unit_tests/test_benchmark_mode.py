@@ -19,7 +19,12 @@ from torchtitan.models.dit_tts.benchmarking.loader import (
 )
 from torchtitan.models.dit_tts.benchmarking.recorder import BenchmarkRecorder, summary
 from torchtitan.models.dit_tts.benchmarking.synthetic import LATENT_STD, utterance_frames
-from torchtitan.models.dit_tts.config import load_config, upstream_view
+from torchtitan.models.dit_tts.config import (
+    config_from_dict,
+    load_config,
+    run_folder_path,
+    upstream_view,
+)
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import Benchmark, Data, JobConfig
@@ -179,7 +184,8 @@ def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkR
     job = config(tmp_path, *arguments)
     loader = loader_of(job)
     warm_up = len(loader.order.warm_up)
-    return BenchmarkRecorder(job, model_flavors()["debug"], 1000, warm_up, peak)
+    args = replace(model_flavors()["debug"], attention=job.attention.backend)
+    return BenchmarkRecorder(job, args, 1000, warm_up, peak)
 
 
 def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> int:
@@ -209,6 +215,38 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
     assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
     assert any("6N T" in line for line in summary(report))
+
+
+def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    folder = tmp_path / "bm"
+    made = recorder(tmp_path, "--job.experiment=bm")
+    made.job_config = upstream_view(made.job_config, folder, 1)
+    run_steps(made, clock, [1.0])
+    report = made.finish(folder, 0.0)
+    assert run_folder_path(config_from_dict(report["config"], "bm")) == folder  # not bm/bm
+    assert report["gpus_per_node"] == report["environment"]["gpus_per_node"] == 4
+    assert {"cuda", "cudnn", "nccl", "driver"} <= report["environment"].keys()
+    variables = report["environment"]["variables"]
+    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert not {"PATH", "HOME"} & variables.keys()
+
+
+@pytest.mark.parametrize(
+    "backend, ran, words",
+    [
+        ("auto", "sdpa", "are what was executed"),
+        ("varlen", "varlen", "leaves padded keys and frames out"),
+        ("flex", "flex", "leaves blocks of 128 keys in which none counts out"),
+    ],
+)
+def test_the_attention_backend_stands_beside_the_mfu(tmp_path, clock, backend, ran, words):
+    made = recorder(tmp_path, f"--attention.backend={backend}")
+    run_steps(made, clock, [1.0])
+    report = made.finish(tmp_path, 0.0)
+    assert report["attention"] == ran and words in report["attention_note"]
+    assert any(words in line for line in summary(report))
 
 
 def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):

@@ -328,7 +328,7 @@ def test_the_report(tmp_path, capsys, monkeypatch):
         "FSDP2, replicas x shards = 1 x 2",
         "trained                      3,855,872",
         "activation checkpointing 'full'",
-        "only a measurement on the GPU tells",
+        "titan-tts plan computes how many fewer",
         "2 ranks x 6 samples x 1 accumulation steps = 12 samples",
         "768 frames",
         "12,783,452,160 training FLOPs",
@@ -347,6 +347,30 @@ def test_offloaded_states_are_not_the_gpus():
     assert {"gathered weights", "saved activations"} <= names
     # Weights, gradients, two moments and EMA of one half: 5 x 4 x 3,855,872 / 2 bytes.
     assert any("machine's memory for each GPU: 36.77" in line for line in report(plan, ""))
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flex"])
+def test_every_attention_backend_keeps_the_same(backend):
+    """A stand-in on the CPU would keep the scores of all queries and keys."""
+    kept = [
+        make_plan(debug_config("--data.max_frames=64", f"--attention.backend={name}"), 1).activations
+        for name in ("sdpa", backend)
+    ]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"state_dtype": "8bit"}, "AdamW: two moments in 8 bits, small parameters' in float32"),
+        ({"state_dtype": "bfloat16"}, "AdamW: two moments, bfloat16"),
+        ({"name": "Muon"}, "Muon: one moment of the blocks' matrices, two of all else, float32"),
+    ],
+)
+def test_moments_are_named_as_they_are(options, words):
+    plan = make_plan(debug_config(optimizer=options, checkpoint={"async_mode": "disabled"}), 1)
+    [optimizer] = [line for line in memory_lines(plan) if line.what == "optimizer"]
+    assert optimizer.how == words
 
 
 @pytest.mark.parametrize(

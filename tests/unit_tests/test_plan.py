@@ -1,47 +1,37 @@
-"""titan-tts plan: its FLOPs are the formula's, its passes tell other shapes, and it fits constants."""
+"""titan-tts plan: its FLOPs are the formula's, its passes tell other shapes, and what it says is so."""
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.plan_cases import DEBUG, H200, SMALL, debug_config, forecaster
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
 from torchtitan.models.dit_tts.planning.activations import measure
 from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
-from torchtitan.models.dit_tts.planning.calibrate import Observation, fit
-from torchtitan.models.dit_tts.planning.communication import communication
 from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler
-from torchtitan.models.dit_tts.planning.constants import NAMES, guesses, load, save
-from torchtitan.models.dit_tts.planning.devices import DEVICES, cluster_of, device_of, find_device
+from torchtitan.models.dit_tts.planning.constants import guesses, load
+from torchtitan.models.dit_tts.planning.devices import (
+    DEVICES,
+    check_device,
+    cluster_of,
+    device_of,
+    find_device,
+    with_peak,
+)
 from torchtitan.models.dit_tts.planning.flops_split import split_flops
-from torchtitan.models.dit_tts.planning.forecast import Forecaster, layout_of
-from torchtitan.models.dit_tts.planning.forecast_report import as_json, grid_lines
-from torchtitan.models.dit_tts.planning.grid import grid
+from torchtitan.models.dit_tts.planning.forecast import forecast, layout_of
+from torchtitan.models.dit_tts.planning.forecast_report import forecast_lines
 from torchtitan.models.dit_tts.planning.operations import ATTENTION, PRODUCT, OperationRecorder
 from torchtitan.models.dit_tts.planning.parameters import model_sizes
 from torchtitan.models.dit_tts.planning.profile import Profiler, Shape
 from torchtitan.models.dit_tts.planning.states import Layout, state_memory
-from torchtitan.models.dit_tts.planning.step_time import step_time, with_error
-
-ROOT = Path(__file__).resolve().parents[2]
-DEBUG = ROOT / "train_configs/debug.toml"
-H200 = find_device("H200")
-SMALL = ["--data.max_frames=64", "--data.num_buckets=2", "--training.mixed_precision_param=bfloat16"]
-
-
-def debug_config(*arguments: str):
-    return load_config([f"--job.config_file={DEBUG}", *SMALL, *arguments])
-
-
-def forecaster(config, gpus: int = 1, device=H200, *, shorter: bool = False) -> Forecaster:
-    return Forecaster(config, cluster_of(device, gpus, gpus), guesses(), shorter=shorter)
 
 
 # FLOPs
@@ -88,15 +78,16 @@ def test_passes_tell_what_other_shapes_take(compiled):
     config = debug_config(*["--compile.enable"] * compiled)
     args = replace(model_sizes(config).args, n_layers=4, speaker_n_layers=3)
     longest = Lengths(64, 40, 64)
-    profile = Profiler(args, longest).profile(config, sharded=True, shorter=True)
+    profile = Profiler(args, longest, 5).profile(config, sharded=True, shorter=True)
     recorder = OperationRecorder()
     real = measure(
         config, args, 5, Lengths(40, 24, 64), "none", sharded=True, recorder=recorder,
-        compiler=BlockCompiler(False) if compiled else None,
+        compiler=BlockCompiler() if compiled else None,
     )  # fmt: skip
     predicted = profile.memory(Shape(5, 40, 24))
     assert predicted.batch == real.batch
-    assert predicted.saved == pytest.approx(real.saved, rel=2e-3)
+    # Tables of angles grow with the frames and not with the samples: two thousandths of so small a model.
+    assert predicted.saved == pytest.approx(real.saved, rel=4e-3)
     rows = recorder.operations()
     work = profile.work(H200, Shape(5, 40, 24))
     assert work.kernels.sum() == len(rows.kind)
@@ -127,6 +118,25 @@ def test_what_the_compiler_does_to_a_block():
         assert found[kind, True][2] < 0.6 * found[kind, False][2]  # fewer kernels, the same products
         assert found[kind, True][1] == pytest.approx(found[kind, False][1], rel=0.01)
     assert found["full", True][1] > found["selective", True][1] > found["none", True][1]
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_memory_budget_is_the_compilers(sharded):
+    """What it keeps is decided at each shape: a profile must tell what passes of that shape hold."""
+    budget = ["--compile.enable", "--activation_checkpoint.mode=memory_budget"]
+    config = debug_config(*budget, "--activation_checkpoint.memory_budget=0.5")
+    args = replace(model_sizes(config).args, n_layers=3, speaker_n_layers=1)
+    longest, shape = Lengths(64, 40, 64), Shape(8, 32, 24)
+    lengths = Lengths(shape.frames, shape.text_tokens, 64)
+
+    def kept(compiler: BlockCompiler) -> int:
+        memory = measure(
+            config, args, shape.samples, lengths, "memory_budget", sharded=sharded, compiler=compiler
+        )
+        return memory.saved
+
+    profile = Profiler(args, longest, 4).profile(config, sharded=sharded, shorter=True)
+    assert profile.memory(shape).saved == kept(BlockCompiler(budget=0.5)) < kept(BlockCompiler())
 
 
 # Memory
@@ -174,120 +184,29 @@ def test_the_largest_micro_batch_is_the_last_that_fits():
     assert planner.largest(config, layout, lengths) == 0
 
 
-# Communication
+def test_every_bucket_has_to_fit():
+    """Short utterances with long references need more than long ones: they decide."""
+    arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
+    arguments += ["--training.global_batch_size=16", "--compile.enable", "--compile.components=loss"]
+    config = debug_config(*arguments)
+    generous = forecast(config, cluster_of(H200, 1, 1), guesses())
+    short, long = (each.step.memory for each in generous.buckets)
+    assert generous.neediest.lengths.frames == 32 and short.total > long.total
+    between = long.total + short.total
+    needed = between / 2 + 1.5 * 2**30
+    small = replace(H200, memory_gib=needed / 0.96 / 2**30)
+    plan = forecast(config, cluster_of(small, 1, 1), guesses())
+    said = "\n".join(forecast_lines(plan))
+    assert plan.longest.memory.fits and not plan.neediest.memory.fits
+    assert "together" in said and "GiB  DOES NOT FIT" in said
+    samples = plan.buckets[0].bucket.micro_batch
+    assert 0 < plan.largest < 16 and plan.buckets[0].largest < samples
+    assert plan.largest == plan.buckets[0].largest * 16 // samples
+    # What the loss alone compiles leaves the blocks eager.
+    assert "; eager, activation checkpointing 'none'" in said
 
 
-def test_volumes_are_those_of_ring_collectives():
-    """3B at 64 ranks: all-gather 3.88 and reduce-scatter 4.01 bytes a parameter were measured, with the
-    units that stay whole and the padding of shards; HSDP reduces 4 / shards over replicas."""
-    config = debug_config("--training.mixed_precision_param=bfloat16")
-    args = model_sizes(config).args
-    n = 10**9
-    cluster = cluster_of(H200, 64, 8)
-    found = {}
-    for layout in (Layout(1, 64), Layout(8, 8), Layout(64, 1)):
-        states = state_memory(config, args, None, layout)
-        kept = states.gathered.kept if layout.sharded else 0
-        each = communication(config, n, states, layout, cluster, 10, 2)
-        found[layout.name] = {c.name: c.volume / n for c in each.collectives}
-        if layout.sharded:
-            gathered = sum(v for name, v in found[layout.name].items() if "gather" in name)
-            share = (layout.shards - 1) / layout.shards
-            assert gathered == pytest.approx(2 * share * (4 - kept / n))
-            assert found[layout.name]["reduce-scatter"] == pytest.approx(2 * share * 4)
-    assert found["HSDP"]["all-reduce"] == pytest.approx(2 * 2 * 7 / 8 * 4 / 8)
-    # DDP exchanges once a step, whatever the accumulation: 8 N / B a node for many nodes.
-    assert found["DDP"]["all-reduce"] == pytest.approx(2 * 63 / 64 * 4)
-    layout = Layout(64, 1)
-    states = state_memory(config, args, None, layout)
-    ddp = communication(config, n, states, layout, cluster, 10, 2)
-    assert ddp.seconds("backward") == pytest.approx(8 * n / cluster.inter_node * 7 / 8)
-    assert ddp.overlaps(0.0, ddp.seconds("backward") / 0.9, 1.0)
-    assert not ddp.overlaps(0.0, ddp.seconds("backward"), 1.0)
-
-
-# Time
-
-
-def test_an_error_bar_is_as_wide_as_the_constants_are_unsure():
-    config = debug_config()
-    work = forecaster(config).work(config, Layout(1, 1), Lengths(64, 40, 64), 12, 1)
-    wide = with_error(lambda c: step_time(work, c).seconds, guesses())
-    sure = guesses()
-    sure = type(sure)(sure.values, sure.covariance * 0, 0.0, "known")
-    narrow = with_error(lambda c: step_time(work, c).seconds, sure)
-    assert narrow.low == narrow.middle == narrow.high == wide.middle
-    assert wide.high / wide.middle == pytest.approx(wide.middle / wide.low)
-    assert wide.high > 1.1 * wide.middle
-
-
-def observations(truth, noise: float = 0.0) -> list[Observation]:
-    """Steps at sizes where each constant matters somewhere, timed by known constants."""
-    config = debug_config("--model.flavor=800M")
-    planner = forecaster(config)
-    generator = np.random.default_rng(0)
-    found = []
-    for samples in (1, 8, 64, 256):
-        work = planner.work(config, Layout(1, 1), Lengths(64, 40, 64), samples, 1)
-        each = work.micro_batch
-        # Kinds of work in other shares, as other sizes of the model would have them: in steps that are
-        # alike, products and pointwise operations could not be told apart.
-        for products, attention in ((1, 1), (10, 1), (1, 100), (0.2, 5)):
-            other = replace(
-                each,
-                product_seconds=products * each.product_seconds,
-                attention_seconds=attention * each.attention_seconds,
-            )
-            step = replace(work, micro_batch=other)
-            seconds = step_time(step, truth).seconds * np.exp(noise * generator.normal())
-            found.append(Observation(f"{samples} samples", seconds, step))
-    return found
-
-
-def test_calibration_finds_the_constants_that_made_the_times():
-    truth = guesses()
-    changed = {
-        "gemm_efficiency": 0.62, "attention_efficiency": 0.55, "memory_efficiency": 0.88,
-        "kernel_seconds": 3.5e-6,
-    }  # fmt: skip
-    truth = type(truth)({**truth.values, **changed}, truth.covariance, 0.0, "truth")
-    fitted, residuals = fit(observations(truth), "test")
-    for name, value in changed.items():
-        assert fitted[name] == pytest.approx(value, rel=0.02), name
-    assert max(abs(each.relative) for each in residuals) < 0.01
-    # What nothing measured stays a guess, as unsure as before.
-    free = NAMES.index("network_efficiency")
-    assert fitted["network_efficiency"] == pytest.approx(guesses()["network_efficiency"])
-    assert fitted.covariance[free, free] == pytest.approx(guesses().covariance[free, free])
-
-    noisy, residuals = fit(observations(truth, noise=0.05), "test")
-    assert 0.02 < noisy.unexplained < 0.1
-    for name, value in changed.items():
-        deviation = np.sqrt(noisy.covariance[NAMES.index(name)][NAMES.index(name)])
-        assert abs(np.log(noisy[name] / value)) < 4 * deviation, name
-
-
-def test_one_run_narrows_little():
-    fitted, _ = fit(observations(guesses())[:1], "test")
-    assert fitted.unexplained == guesses().unexplained
-    narrower = np.diag(fitted.covariance) <= np.diag(guesses().covariance) * (1 + 1e-9)
-    assert narrower.all()
-
-
-def test_constants_are_kept(tmp_path):
-    path = tmp_path / "constants.json"
-    save(path, "H100", guesses())
-    save(path, "H200", guesses().moved(0, 0.1))
-    assert load(path, "H200").values == guesses().moved(0, 0.1).values
-    assert load(path, "H100").values == guesses().values
-    (tmp_path / "bad.json").write_text('{"H100": {"values": {}}}')
-    for file, device, words in (
-        (path, "A100", "no constants of A100"),
-        (tmp_path / "none.json", "H100", "cannot be read"),
-        (tmp_path / "bad.json", "H100", "calibrate again"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            load(file, device)
+# Devices
 
 
 def test_devices_are_known_by_what_drivers_call_them():
@@ -297,42 +216,34 @@ def test_devices_are_known_by_what_drivers_call_them():
         ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA GH200 144G HBM3e", None),
         ("NVIDIA RTX A1000", None),
         ("cpu", None),
     ):
         device = device_of(reported)
         assert (device and device.name) == name
     assert all(device.peak_flops > 3e14 for device in DEVICES)
+    assert find_device("H100 NVL").peak_flops == 835e12
+    assert with_peak(H200, debug_config("--metrics.peak_tflops=500")).peak_flops == 500e12
 
 
-# Grid and command
+def test_what_a_device_cannot_train():
+    check_device(debug_config(), H200)
+    with pytest.raises(InputError, match="mixed_precision_param = 'float32'"):
+        check_device(debug_config("--training.mixed_precision_param=float32"), H200)
+    fp8 = debug_config("--model.converters=float8")
+    check_device(fp8, H200)
+    with pytest.raises(InputError, match="the A100 has none"):
+        check_device(fp8, find_device("A100"))
 
 
-def test_the_grid_drops_nothing():
-    config = debug_config("--training.global_batch_size=16")
-    small = replace(H200, memory_gib=1.68)
-    choices = grid(config, cluster_of(small, 1, 1), guesses())
-    assert len(choices) == 4 * 2 * 5  # checkpointing x compile x 1, 2, 4, 8, 16
-    fits = [choice.fits for choice in choices]
-    assert any(fits) and not all(fits)
-    assert fits == sorted(fits, reverse=True)
-    speeds = [choice.step.samples_per_second.middle for choice in choices if choice.fits]
-    assert speeds == sorted(speeds, reverse=True)
-    assert all(choice.micro_batch * choice.accumulation == 16 for choice in choices)
-    assert len(grid_lines(choices, cluster_of(small, 1, 1), guesses())) >= len(choices)
-    first, *_, last = json.loads(json.dumps(as_json(choices)))
-    assert first["fits"] and not last["fits"]
-    assert first["step"]["seconds"]["low"] < first["step"]["seconds"]["high"]
-
-
-def test_what_cannot_fit_is_shown():
-    config = debug_config("--model.flavor=800M", "--training.global_batch_size=16")
-    cluster = cluster_of(replace(H200, memory_gib=1.6), 16, 8)
-    choices = grid(config, cluster, guesses())
-    assert {choice.layout.name for choice in choices} == {"DDP", "FSDP2", "HSDP"}
-    assert len(choices) == 3 * 4 * 2 and not any(choice.fits for choice in choices)
-    said = "\n".join(grid_lines(choices, cluster, guesses()))
-    assert said.count("states alone") == len(choices)
+# Command
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
@@ -367,6 +278,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         (["plan", str(DEBUG), "--gpu", "H300"], "allowed are A100"),
         (["plan", str(DEBUG), "--model.flavour=3B"], "did you mean"),
         (["plan", str(DEBUG), "--nodes", "0"], "at least 1"),
+        (["plan", str(DEBUG), "--gpus-per-node", "1"], "mixed_precision_param = 'float32'"),
+        (["plan", str(DEBUG), "--gpus-per-node", "1", *SMALL, "--attention.backend=flex"], "'flex' needs"),
         (["plan", "--calibrate", "nowhere.json"], "cannot be read"),
     ],
 )

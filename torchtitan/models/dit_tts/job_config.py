@@ -56,13 +56,19 @@ class Checkpoint(TitanCheckpoint):
 @dataclass
 class Compile(TitanCompile):
     enable: bool = False
-    """Compiles each block of the decoder, one graph for each static shape"""
+    """Compiles the components, one graph for each static shape"""
+
+    components: list[Literal["model", "encoders", "loss"]] = field(
+        default_factory=lambda: ["model", "encoders"]
+    )
+    """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
+    learned text encoder (encoders), the drawing of times and noise and the loss (loss)"""
 
     mode: Literal[
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
     ] = "default"
     """What torch.compile's inductor tries; reduce-overhead and max-autotune replay CUDA graphs, on one
-    GPU only"""
+    GPU and without accumulation only"""
 
 
 @dataclass
@@ -71,7 +77,7 @@ class Optimizer(TitanOptimizer):
     """AdamW, Adam, or Muon: Muon for the large matrices of the decoder's blocks and AdamW for the rest"""
 
     state_dtype: Literal["float32", "bfloat16", "8bit"] = "float32"
-    """Precision of AdamW's two moments; float32 means that of the weights, 8bit needs torchao"""
+    """Precision of AdamW's two moments; 8bit needs torchao and leaves embeddings in float32"""
 
     muon_lr: float = 0.0
     """Learning rate of Muon, whose updates are scaled to AdamW's root mean square; 0: lr"""
@@ -299,7 +305,8 @@ class Benchmark:
     decides"""
 
     warmup_steps: int = 3
-    """Steps in each bucket's shape before timing starts; compiling happens in these"""
+    """Steps in each bucket's shape before timing starts; compiling happens in these, and the recording
+    of CUDA graphs, for which at least 3 are needed"""
 
     lengths: Literal["mixed", "longest"] = "mixed"
     """Utterances of log-normal lengths in the buckets that data of these lengths would have, or all of

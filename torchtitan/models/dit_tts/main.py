@@ -15,6 +15,9 @@ from torchtitan.models.dit_tts.planning.dry_run import run_dry, take_options
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+_NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
+"""how libraries below torch say, in small letters, that memory is at its end"""
+
 
 def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
     """Turns an InputError into its sentence on stderr and exit status 2, an interrupt into 130.
@@ -52,7 +55,11 @@ def failure_state(error: BaseException) -> str:
     import torch
 
     said = str(error).lower()
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in said:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom"
+    # What torch's allocator did not ask for: "CUDA error: out of memory", "Triton Error [CUDA]: out of
+    # memory", CUBLAS_STATUS_ALLOC_FAILED; and its allocator on a CPU.
+    if isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY):
         return "oom"
     # gloo says "Timed out", NCCL "timeout"; both raise kinds of RuntimeError.
     if isinstance(error, RuntimeError) and ("timed out" in said or "timeout" in said):
@@ -98,7 +105,7 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.benchmarking.loader import as_benchmark
     from torchtitan.models.dit_tts.config import load_config, run_folder_path, upstream_view
     from torchtitan.models.dit_tts.planning.after_run import ran_shapes, write_plan
-    from torchtitan.models.dit_tts.run_folder import RunFolder
+    from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
     from torchtitan.models.dit_tts.validate import (
         data_parallel_degree,
         validate_config,
@@ -148,7 +155,7 @@ def train(args: list[str]) -> int:
             folder.path,
             config,
             world_size,
-            int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            gpus_per_node(),
             device_module.get_device_name(),
             ran_shapes(trainer.metrics_processor.shapes),
             folder.started,

@@ -234,6 +234,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "seconds_per_step": seconds / steps,
             "data_loading_fraction": sum(self.data_loading_times) / seconds,
             "peak_memory_gib": memory.max_reserved_gib,
+            "peak_allocated_gib": memory.max_active_gib,
             "progress": step / total,
             "eta_seconds": remaining,
             # None on a device whose peak is not known: an MFU against a guessed peak is no figure.

@@ -20,6 +20,9 @@ import torch
 from torchtitan.config import JobConfig
 from torchtitan.tools import utils
 
+_VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
+"""How names of environment variables begin that change what a run computes or how fast"""
+
 STATES = ("init", "running", "completed", "oom", "failed", "timeout")
 
 
@@ -65,8 +68,31 @@ def _git_commit() -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
+def gpus_per_node() -> int:
+    """Processes of this run on this machine, as torchrun says it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+
+
+def _driver() -> str | None:
+    """The NVIDIA kernel module's own words, its version among them."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().split("\n")[0]
+    except OSError:
+        return None
+
+
+def _cuda() -> dict[str, str | None]:
+    """Versions of the libraries that torch was built with, and of the driver; None: not here."""
+    nccl = cudnn = None
+    if torch.cuda.is_available():
+        cudnn = str(torch.backends.cudnn.version())
+        if torch.distributed.is_nccl_available():
+            nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"cuda": torch.version.cuda, "cudnn": cudnn, "nccl": nccl, "driver": _driver()}
+
+
 def environment() -> dict[str, Any]:
-    """Versions, device and git commit of this process."""
+    """Versions, device, settings of torch's by variables, and git commit of this process."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions: dict[str, str | None] = {}
@@ -77,12 +103,17 @@ def environment() -> dict[str, Any]:
             versions[package] = None
     return {
         "versions": versions,
+        **_cuda(),
+        "variables": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)
+        },
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": utils.device_module.get_device_name(),
         "device_type": utils.device_type,
         "cpu_threads": torch.get_num_threads(),
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "gpus_per_node": gpus_per_node(),
         "git_commit": _git_commit(),
         "command": sys.argv,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

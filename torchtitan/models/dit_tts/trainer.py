@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.distributed import utils as dist_utils
 from torchtitan.models.dit_tts.benchmarking.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmarking.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.conditioning.encoder_source import find_source, is_pretrained
@@ -18,7 +19,11 @@ from torchtitan.models.dit_tts.conditioning.run_tokenizer import origin_of_weigh
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
-from torchtitan.models.dit_tts.infra.compile import CompileWatch
+from torchtitan.models.dit_tts.infra.compile import (
+    CompileWatch,
+    compile_function,
+    static_shapes,
+)
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.frozen_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.infra.optimizer import same_optimizer_as_saved
@@ -32,8 +37,9 @@ from torchtitan.train import Trainer
 class DiTTTSTrainer(Trainer):
     """Trains `DiTTTSModel`. `job_config.job.dump_folder` is the run's own folder, `run_folder`.
 
-    Upstream's `train_step` is used as it is: it counts the valid frames of all micro-batches by
-    their labels, accumulates, clips and steps. What diffusion adds is `forward_backward_step`.
+    `train_step` does what upstream's does, which waits for the device at every micro-batch: it counts
+    the valid frames of all micro-batches, accumulates, clips and steps. What diffusion adds is
+    `forward_backward_step`.
     """
 
     job_config: JobConfig
@@ -50,13 +56,13 @@ class DiTTTSTrainer(Trainer):
             self.text_encoder = build_frozen_encoder(
                 job_config, self.parallel_dims, self.dataloader.features, self.device
             )
-        self.objective = build_objective(job_config)
+        self._build_objective()
         self.ema = (
             EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
         )
         if self.ema is not None and self.checkpointer.enable:
             self.checkpointer.states["ema"] = self.ema
-        self.compile_watch = CompileWatch(self.model_parts[0])
+        self.compile_watch = CompileWatch(self.model_parts[0], job_config.compile.components)
         self.run_folder = run_folder
         self.step_ids: list[str] = []
         self.micro_batch = 0
@@ -73,6 +79,14 @@ class DiTTTSTrainer(Trainer):
             len(self.dataloader.order.warm_up),
             self.metrics_processor.peak,
         )
+
+    def _build_objective(self) -> None:
+        config = self.job_config
+        self.corrupt = build_objective(config).corrupt
+        if config.compile.enable and "loss" in config.compile.components:
+            backend, shapes = config.compile.backend, static_shapes(config.data)
+            self.corrupt = compile_function(self.corrupt, backend, shapes)
+            self.loss_fn = compile_function(self.loss_fn, backend, shapes)
 
     def _leave_text_encoder_out_of_loading(self) -> None:
         """Where a run that trains its text encoder starts from the weights of one that did not, the
@@ -144,10 +158,13 @@ class DiTTTSTrainer(Trainer):
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """Upstream's, and takes note of each micro-batch while it is still on the CPU."""
+        """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
+        it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
+        on_padding = self.job_config.objective.loss_on_padding
         for batch, labels in super().batch_generator(data_iterable):
-            if self.job_config.objective.loss_on_padding:
-                labels = torch.zeros_like(labels)
+            batch["valid_frames"] = (
+                labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
+            )
             rows = self._text_rows(batch)
             sizes = (
                 (*batch["latents"].shape[:2], batch["text_ids"].shape[1], batch["speaker"].shape[1]),
@@ -161,12 +178,12 @@ class DiTTTSTrainer(Trainer):
                 self.benchmark.count(*sizes, text_rows)
             batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
-            # Labels stay on the CPU, where upstream counts them. The copy from pinned memory runs
-            # beside the step before.
+            # The host does not wait for the copies, which are from pinned memory.
             for name, value in batch.items():
                 if isinstance(value, torch.Tensor):
                     batch[name] = value.to(self.device, non_blocking=True)
-            yield batch, labels
+            labels = labels.to(self.device, non_blocking=True)
+            yield batch, torch.zeros_like(labels) if on_padding else labels
 
     def _text_rows(self, batch: dict[str, Any]) -> TextRows | None:
         """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
@@ -191,40 +208,40 @@ class DiTTTSTrainer(Trainer):
             self.parallel_dims,
             now=self.micro_batch == self.gradient_accumulation_steps,
         )
+        with self.train_context():
+            with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
+                loss = self._loss_sum(input_dict, labels) / global_valid_tokens
+            self.metrics_processor.compiles = self.compile_watch.graphs
+            loss.backward()
+        return loss
+
+    def _loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a micro-batch, summed over its valid frames."""
         frame_mask = labels != IGNORE_INDEX
-        features = input_dict.get("text_features")
+        features = batch.get("text_features")
         with torch.no_grad():
             if self.text_encoder is not None:
                 features = self.text_encoder(
-                    input_dict["text_ids"], input_dict["text_mask"], input_dict["text_rows"]
+                    batch["text_ids"], batch["text_mask"], batch["text_rows"]
                 )
-            noisy = self.objective.corrupt(
-                input_dict["latents"],
-                input_dict["batch_number"],
-                input_dict["batch_row"],
-                input_dict["batch_rows"],
+            noisy = self.corrupt(
+                batch["latents"], batch["batch_number"], batch["batch_row"], batch["batch_rows"]
             )
-        with self.train_context():
-            with self.maybe_enable_amp:
-                with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                    prediction = self.model_parts[0](
-                        noisy.latents,
-                        noisy.t,
-                        frame_mask,
-                        input_dict["text_ids"],
-                        input_dict["text_mask"],
-                        input_dict["speaker"],
-                        input_dict["speaker_mask"],
-                        noisy.keep_text,
-                        noisy.keep_speaker,
-                        features,
-                        input_dict["text_rows"],
-                    )
-                self.metrics_processor.compiles = self.compile_watch.graphs
-                loss = self.loss_fn(prediction, noisy.target, frame_mask) / global_valid_tokens
-            del prediction
-            loss.backward()
-        return loss
+        with self.maybe_enable_amp:
+            prediction = self.model_parts[0](
+                noisy.latents,
+                noisy.t,
+                frame_mask,
+                batch["text_ids"],
+                batch["text_mask"],
+                batch["speaker"],
+                batch["speaker_mask"],
+                noisy.keep_text,
+                noisy.keep_speaker,
+                features,
+                batch["text_rows"],
+            )
+            return self.loss_fn(prediction, noisy.target, frame_mask)
 
     def should_continue_training(self) -> bool:
         if self.benchmark is not None:
@@ -237,16 +254,76 @@ class DiTTTSTrainer(Trainer):
         super().close()
 
     def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
+        """One step of the optimizer.
+
+        Only where it is logged is a value read from the device, and nothing is copied to it from memory
+        that is not pinned: so the host stays ahead, and the device does not wait for it.
+        """
         self.step_ids = []
         self.micro_batch = 0
+        should_log = self.metrics_processor.should_log(self.step)
         with self.benchmark.step(self.step) if self.benchmark is not None else nullcontext():
-            super().train_step(data_iterator)
+            lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
+            self.optimizers.zero_grad()
+            micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
+            here, everywhere = self._valid_frames(micro_batches)
+            losses = [
+                self.forward_backward_step(
+                    input_dict=batch, labels=labels, global_valid_tokens=everywhere
+                ).detach()
+                for batch, labels in micro_batches
+            ]
+            grad_norm = dist_utils.clip_grad_norm_(
+                self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
+            )
+            self.checkpointer.maybe_wait_for_staging()
+            self.optimizers.step()
+            self.lr_schedulers.step()
+            if should_log:
+                self._log(torch.stack(losses).sum(), here, everywhere, grad_norm, lr)
             if self.ema is not None:
                 self.ema.update()
         if self.job_config.data.audit:
             self.run_folder.audit.append({"step": self.step, "ids": self.step_ids})
-        if self.metrics_processor.should_log(self.step):
+        if should_log:
             self.run_folder.set_state("running", self.step)
+
+    def _valid_frames(
+        self, micro_batches: list[tuple[dict[str, Any], torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Valid frames of a step's micro-batches on this rank, and on all: int64 on the device, where
+        the sum over ranks stays, since the host would have to wait for it."""
+        count = sum(batch["valid_frames"] for batch, _ in micro_batches)
+        here = torch.full((), count, dtype=torch.int64, device=self.device)
+        everywhere = here.clone()
+        if self.parallel_dims.dp_enabled:
+            group = self.parallel_dims.get_mesh("batch").get_group()
+            torch.distributed.all_reduce(everywhere, group=group)
+        return here, everywhere
+
+    def _log(
+        self,
+        loss: torch.Tensor,
+        here: torch.Tensor,
+        everywhere: torch.Tensor,
+        grad_norm: torch.Tensor,
+        lr: float | torch.Tensor,
+    ) -> None:
+        """Logs a step, for which the host waits.
+
+        Args:
+            loss: this rank's part of it.
+            here, everywhere: valid frames on this rank and on all.
+            grad_norm: before clipping.
+        """
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        self.metrics_processor.log(
+            self.step,
+            dist_utils.dist_sum(loss, mesh),
+            dist_utils.dist_max(loss * everywhere / here, mesh),
+            grad_norm.item(),
+            extra_metrics={"lr": lr},
+        )
 
 
 def set_single_process_defaults() -> None:

@@ -95,8 +95,17 @@ def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
     return t.global_batch_size // per_pass
 
 
-def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> None:
-    """Raises InputError at the first setting that cannot work, in one sentence."""
+def validate_config(
+    config: JobConfig, world_size: int, flavors: list[str], accelerator: str | None = None
+) -> None:
+    """Raises InputError at the first setting that cannot work, in one sentence.
+
+    Args:
+        config: the run's.
+        world_size: its processes.
+        flavors: names of the model's.
+        accelerator: torch's name of the kind that it runs on; None: this machine's.
+    """
     _require(
         config.model.name == "dit_tts",
         f"[model] name = {config.model.name!r}: train.py trains only 'dit_tts'",
@@ -123,10 +132,10 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         config.data, t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree
     )
     _validate_tokens(config)
-    _validate_attention(config)
+    _validate_attention(config, accelerator or device_type)
     _validate_benchmark(config)
     check_kind(config.sampling.codec, config.data.path)
-    _validate_unsupported(config)
+    _validate_unsupported(config, dp_degree)
     checkpoint = config.checkpoint
     _require(
         not checkpoint.create_seed_checkpoint or (checkpoint.enable and world_size == 1),
@@ -156,7 +165,7 @@ def validate_config(config: JobConfig, world_size: int, flavors: list[str]) -> N
         f"[activation_checkpoint] selective_ac_option = {ac.selective_ac_option!r}; allowed are "
         f"'op' or N, for every Nth block",
     )
-    validate_speed(config, dp_degree)
+    validate_speed(config, dp_degree, steps)
 
 
 def _validate_tokens(config: JobConfig) -> None:
@@ -205,10 +214,10 @@ def _validate_tokens(config: JobConfig) -> None:
     )
 
 
-def _validate_attention(config: JobConfig) -> None:
+def _validate_attention(config: JobConfig, accelerator: str) -> None:
     """What an accelerator's kernels cannot do; the CPU has stand-ins for them."""
     backend, precision = config.attention.backend, config.training.mixed_precision_param
-    if device_type == "cpu":
+    if accelerator == "cpu":
         return
     _require(
         backend != "flex" or (config.compile.enable and "model" in config.compile.components),
@@ -244,9 +253,9 @@ def _validate_benchmark(config: JobConfig) -> None:
     )
 
 
-def _validate_unsupported(config: JobConfig) -> None:
+def _validate_unsupported(config: JobConfig, dp_degree: int) -> None:
     """Settings of upstream's that this family would ignore or break on."""
-    c, sharded = config.checkpoint, config.parallelism.data_parallel_shard_degree != 1
+    c, sharded = config.checkpoint, dp_degree > config.parallelism.data_parallel_replicate_degree
     for key, wrong, allowed in (
         ("[optimizer] early_step_in_backward", config.optimizer.early_step_in_backward, "false"),
         ("[metrics] save_for_all_ranks", config.metrics.save_for_all_ranks, "false"),
@@ -257,7 +266,7 @@ def _validate_unsupported(config: JobConfig) -> None:
         (
             "[training] enable_cpu_offload",
             config.training.enable_cpu_offload and not sharded,
-            "false unless data_parallel_shard_degree is over 1",
+            "false unless weights are sharded over several GPUs (data_parallel_shard_degree)",
         ),
     ):
         _require(not wrong, f"{key} = true is not supported by this model family; set it to {allowed}")

@@ -8,25 +8,34 @@ from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.infra.float8 import CONVERTER
 from torchtitan.models.dit_tts.job_config import JobConfig
 
+_LEAST_GRAPH_WARMUP = 3
+"""Steps of a shape before its CUDA graphs are known to replay: the first compiles and runs without
+them, the second records, and one more is for what was recorded late"""
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise InputError(message)
 
 
-def validate_speed(config: JobConfig, dp_degree: int) -> None:
+def validate_speed(config: JobConfig, dp_degree: int, accumulation_steps: int) -> None:
     """Raises InputError at the first setting that cannot work, in one sentence."""
-    _validate_compile(config, dp_degree)
+    _validate_compile(config, dp_degree, accumulation_steps)
     _validate_optimizer(config)
     _validate_float8(config)
 
 
-def _validate_compile(config: JobConfig, dp_degree: int) -> None:
-    compile_config = config.compile
-    blocks = compile_config.enable and "model" in compile_config.components
+def _validate_compile(config: JobConfig, dp_degree: int, accumulation_steps: int) -> None:
+    compile_config, checkpointing = config.compile, config.activation_checkpoint
+    compiled = compile_config.components if compile_config.enable else []
     _require(
-        config.activation_checkpoint.mode != "memory_budget" or blocks,
+        checkpointing.mode != "memory_budget" or "model" in compiled,
         "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
+    )
+    _require(
+        0 <= checkpointing.memory_budget <= 1,
+        f"[activation_checkpoint] memory_budget = {checkpointing.memory_budget} must lie between 0 and "
+        f"1: it is the share of the activations that is kept",
     )
     mode = compile_config.mode
     _require(
@@ -34,11 +43,28 @@ def _validate_compile(config: JobConfig, dp_degree: int) -> None:
         f"[compile] mode = {mode!r} with backend = {compile_config.backend!r}; only the backend "
         f"'inductor' has modes: set mode to 'default'",
     )
+    # The component "loss" has no mode.
+    if mode not in CUDA_GRAPH_MODES or not {"model", "encoders"}.intersection(compiled):
+        return
     # A CUDA graph replays fixed addresses, and gathered weights are at others each time.
     _require(
-        not blocks or mode not in CUDA_GRAPH_MODES or dp_degree == 1,
+        dp_degree == 1,
         f"[compile] mode = {mode!r} replays CUDA graphs, which the gathered weights of {dp_degree} "
         f"data-parallel ranks do not allow; set it to 'default' or 'max-autotune-no-cudagraphs'",
+    )
+    # Gradients that a graph has returned lie in its own memory, which the next replay overwrites
+    # while they are still to be summed (pytorch issues 169545, 96693).
+    _require(
+        accumulation_steps == 1,
+        f"[compile] mode = {mode!r} replays CUDA graphs, which {accumulation_steps} accumulation steps "
+        f"do not allow; set it to 'default' or 'max-autotune-no-cudagraphs', or raise [training] "
+        f"local_batch_size to the global batch",
+    )
+    benchmark = config.benchmark
+    _require(
+        not benchmark.enable or benchmark.warmup_steps >= _LEAST_GRAPH_WARMUP,
+        f"[benchmark] warmup_steps = {benchmark.warmup_steps} with [compile] mode = {mode!r} would time "
+        f"the recording of CUDA graphs; set it to at least {_LEAST_GRAPH_WARMUP}",
     )
 
 
@@ -47,6 +73,11 @@ def _validate_optimizer(config: JobConfig) -> None:
     _require(
         o.name in ("Adam", "AdamW", "Muon"),
         f"[optimizer] name = {o.name!r} is not known; allowed are Adam, AdamW and Muon",
+    )
+    _require(
+        config.training.dtype == "float32",
+        f"[training] dtype = {config.training.dtype!r} is not supported: rounding would lose most updates "
+        f"of such weights; set it to 'float32', and mixed_precision_param to 'bfloat16' for speed",
     )
     _require(o.muon_lr >= 0, f"[optimizer] muon_lr = {o.muon_lr} must not be negative")
     _require(

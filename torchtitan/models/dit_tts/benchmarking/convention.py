@@ -14,6 +14,12 @@ from typing import Any
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
 
+_LEFT_OUT = {
+    "varlen": "padded keys and frames",
+    "flex": "blocks of 128 keys in which none counts",
+}
+"""What of the padded shapes a backend of attention does not compute"""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -57,17 +63,28 @@ def conventions(
         all_keys += samples * _language_model(args, parameters, T + Lt + Ls)
     with_encoder = ", with the text encoder" if sizes is not None else ""
     return [
-        Convention("exact", f"executed shapes, as PyTorch's counter{with_encoder}", executed + encoder),
+        Convention("exact", f"padded shapes, as PyTorch's counter{with_encoder}", executed + encoder),
         Convention(
             "exact goodput", f"real lengths only{with_encoder}", useful + encoder_useful
         ),
-        Convention("6N T", "6·N·T + 12·L·D·T² over all parameters, executed shapes", frames_only),
+        Convention("6N T", "6·N·T + 12·L·D·T² over all parameters, padded shapes", frames_only),
         Convention(
             "6N (T+Lt+Ls)",
-            "6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, executed shapes",
+            "6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes",
             all_keys,
         ),
     ]
+
+
+def attention_note(backend: str) -> str:
+    """What the figures mean under the attention backend that ran."""
+    left_out = _LEFT_OUT.get(backend)
+    if left_out is None:
+        return f"attention {backend}: the padded shapes are what was executed"
+    return (
+        f"attention {backend}: leaves {left_out} out, so less was executed than the padded shapes that "
+        f"mfu counts"
+    )
 
 
 def _language_model(args: DiTTTSModelArgs, parameters: int, length: int) -> int:

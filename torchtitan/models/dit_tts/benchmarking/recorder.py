@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.benchmarking.convention import (
     Convention,
     MicroBatch,
+    attention_note,
     conventions,
     table,
 )
@@ -23,7 +25,8 @@ from torchtitan.models.dit_tts.conditioning.encoder_source import is_pretrained
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.run_folder import environment, write_atomic
+from torchtitan.models.dit_tts.model.attention_backends import choose_backend
+from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node, write_atomic
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
@@ -65,6 +68,11 @@ class BenchmarkRecorder:
         self.parameters = parameters
         self.warm_up_steps = warm_up_steps
         self.peak = peak
+        self.attention = choose_backend(
+            model_args.attention,
+            torch.device(utils.device_type),
+            TORCH_DTYPE_MAP[job_config.training.mixed_precision_param],
+        )
         self.seconds: list[float] = []
         self.steps: list[list[MicroBatch]] = []
         self._last_step = job_config.training.steps
@@ -139,7 +147,7 @@ class BenchmarkRecorder:
             dist.all_gather_object(ranks, mine)
             if dist.get_rank() != 0:
                 return None
-        report = self._report(counted, ranks)
+        report = self._report(counted, ranks, folder)
         write_atomic(folder / FILE_NAME, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         for line in summary(report):
             logger.info(line)
@@ -149,7 +157,9 @@ class BenchmarkRecorder:
         for batches in self.steps:
             yield from batches
 
-    def _report(self, counted: list[Convention], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    def _report(
+        self, counted: list[Convention], ranks: list[dict[str, Any]], folder: Path
+    ) -> dict[str, Any]:
         # A step is as long as its slowest rank's.
         seconds = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
         total = sum(seconds)
@@ -162,7 +172,9 @@ class BenchmarkRecorder:
             for i, each in enumerate(counted)
         ]
         rows = table(summed, total, len(ranks), self.peak)
-        encoder = self.job_config.encoder
+        config, encoder = self.job_config, self.job_config.encoder
+        # As it was given: with the run's folder in dump_folder a repeat would nest its own in there.
+        given = replace(config, job=replace(config.job, dump_folder=str(folder.parent)))
         return {
             "seconds_per_step": spread(seconds),
             "steps": len(seconds),
@@ -179,16 +191,19 @@ class BenchmarkRecorder:
             "conventions": rows,
             "conventions_note": "recomputation by activation checkpointing is not counted; mfu is over "
             "the dense bf16 peak, null where the device's is not known",
+            "attention": self.attention,
+            "attention_note": attention_note(self.attention),
             "peak_tflops": self.peak and self.peak / 1e12,
             "peak_memory_gib": max(rank["peak_memory_gib"] for rank in ranks),
             "compiles_while_timed": max(rank["compiles"] for rank in ranks),
             "gpus": len(ranks),
+            "gpus_per_node": gpus_per_node(),
             "parameters": self.parameters,
             "shapes": self._shapes(seconds),
             "text_encoder": _text_encoder_said(encoder.model, encoder.cache),
             "step_seconds": seconds,
             "environment": environment(),
-            "config": asdict(self.job_config),
+            "config": asdict(given),
         }
 
     def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:
@@ -237,6 +252,7 @@ def summary(report: dict[str, Any]) -> list[str]:
             f"benchmark: {row['convention']:<18} {row['tflops_per_device']:9.3f} {mfu} "
             f"{row['times_exact']:8.3f}  {row['counts']}"
         )
+    lines.append(f"benchmark: {report['attention_note']}")
     if report["compiles_while_timed"]:
         lines.append(
             f"benchmark: {report['compiles_while_timed']} graphs were compiled while timed; raise "

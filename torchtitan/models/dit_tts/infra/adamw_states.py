@@ -1,6 +1,7 @@
 """AdamW whose moments take less memory: in bfloat16, or in 8 bits by torchao."""
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,9 +13,34 @@ from torch.optim.adamw import adamw
 _CHUNK = 2**26
 """Parameters whose moments are in float32 at a time"""
 
-MOST_BETA2_BFLOAT16 = 0.995
-"""Highest beta2 with moments in bfloat16, which has 8 significant bits: a second moment falls by at
-most (1 - beta2) of itself a step, and less than 1/256 of it can be lost to rounding every time"""
+_TILE = 2**16
+"""As many places as there are numbers of 16 bits: each has one of its own to round with"""
+
+_ALIGNED = 64
+"""Numbers, of whose multiples the parameters' parts of a buffer start, for the kernels' wide loads"""
+
+_ODD = 40503
+"""2^16 over the golden ratio: multiples of it fill the 16 bits evenly, however many are taken"""
+
+MOST_BETA2_BFLOAT16 = 0.999
+"""Highest beta2 with moments in bfloat16, which has 8 significant bits: rounding leaves a second moment
+right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
+
+
+def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
+    """Rounds in place to what bfloat16 holds, up or down so that over the steps the mean is kept.
+
+    To the nearest, a second moment that moves by less than half of its last bit a step stands still.
+    What decides is added to the 16 bits that bfloat16 lacks: a multiple of the golden ratio, by place
+    and step alone, so a resumed run and another replica round alike, without a generator's state.
+
+    Args:
+        numbers: (n · _TILE,) float32, not negative.
+        step: () the step's number, on the device of `numbers` or on the CPU.
+    """
+    places = torch.arange(_TILE, device=numbers.device)
+    added = ((places + step.long()) * _ODD) & 0xFFFF
+    numbers.view(torch.int32).view(-1, _TILE).add_(added.int()).bitwise_and_(-(1 << 16))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -25,8 +51,8 @@ class BFloat16AdamW(AdamW):
     """torch's AdamW (fused, foreach or plain) with both moments kept in bfloat16.
 
     A step reads them into float32, a part of the parameters at a time, calls torch's own update, and
-    rounds them to the nearest. The weights are updated from the unrounded moments. Everything is
-    elementwise, so shards are updated as plain tensors.
+    rounds them: the first to the nearest, the second by `round_to_bfloat16_`. The weights are updated
+    from the unrounded moments. Everything is elementwise, so shards are updated as plain tensors.
     """
 
     @torch.no_grad()
@@ -43,7 +69,8 @@ class BFloat16AdamW(AdamW):
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         states = [self._state(parameter, group) for parameter in parameters]
         kept = [[_local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq")]
-        first, second = ([moment.float() for moment in moments] for moments in kept)
+        first = [moment.float() for moment in kept[0]]
+        buffer, second = _in_one_buffer(kept[1])
         adamw(
             [_local(parameter) for parameter in parameters],
             [_local(parameter.grad) for parameter in parameters],
@@ -61,6 +88,7 @@ class BFloat16AdamW(AdamW):
             eps=group["eps"],
             maximize=False,
         )
+        round_to_bfloat16_(buffer, states[0]["step"])
         torch._foreach_copy_(kept[0], first)
         torch._foreach_copy_(kept[1], second)
 
@@ -79,6 +107,15 @@ class BFloat16AdamW(AdamW):
         for state in self.state.values():  # torch gives them the weights' dtype
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = state[name].to(torch.bfloat16)
+
+
+def _in_one_buffer(moments: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(the buffer, (n · _TILE,) float32; each moment as a part of it)."""
+    starts = list(accumulate((-(-m.numel() // _ALIGNED) * _ALIGNED for m in moments), initial=0))
+    buffer = moments[0].new_empty(-(-starts[-1] // _TILE) * _TILE, dtype=torch.float32)
+    parts = [buffer[at : at + m.numel()].view(m.shape) for at, m in zip(starts, moments)]
+    torch._foreach_copy_(parts, moments)
+    return buffer, parts
 
 
 def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

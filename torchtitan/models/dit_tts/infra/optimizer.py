@@ -86,13 +86,20 @@ def _is_state(name: str) -> bool:
     return name.startswith("state.")
 
 
+def embeddings(model: nn.Module) -> set[nn.Parameter]:
+    """Tables of which a step uses some rows. In 8 bits the second moment of a row that is not used
+    falls to 0 before the first one does, and its update is then no longer limited; Dettmers et al.
+    2022 keep them in float32."""
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    return {parameter for table in tables for parameter in table.parameters(recurse=False)}
+
+
 def without_decay(model: nn.Module) -> set[nn.Parameter]:
     """Norms, biases and embeddings: everything but the matrices of products."""
-    kept = set()
+    kept = embeddings(model)
     for module in model.modules():
-        is_matrix = not isinstance(module, (HeadRMSNorm, nn.Embedding))
         for parameter in module.parameters(recurse=False):
-            if parameter.ndim < 2 or not is_matrix:
+            if parameter.ndim < 2 or isinstance(module, HeadRMSNorm):
                 kept.add(parameter)
     return kept
 
@@ -136,18 +143,23 @@ def build_tts_optimizers(
         parameters = [parameter for parameter in parameters if parameter not in fused]
         lr = config.muon_lr or config.lr
         optimizers.append(Muon(fused, lr=lr, weight_decay=config.weight_decay, fused=fused))
-    adam = _adam(config)(
-        _groups(parameters, undecayed, slow, config),
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-    )
+
+    def adam(some: list[nn.Parameter], kind: Callable[..., Optimizer]) -> Optimizer:
+        groups = _groups(some, undecayed, slow, config)
+        return kind(groups, betas=(config.beta1, config.beta2), eps=config.eps)
+
+    if config.state_dtype == "8bit":
+        tables = embeddings(model).intersection(parameters)
+        if tables:
+            optimizers.append(adam([p for p in parameters if p in tables], _adam(config)))
+        first = adam([p for p in parameters if p not in tables], build_8bit_adamw)
+    else:
+        first = adam(parameters, _adam(config))
     # First, since its first group's learning rate is what is logged.
-    return TTSOptimizers(model, [adam, *optimizers])
+    return TTSOptimizers(model, [first, *optimizers])
 
 
 def _adam(config: OptimizerConfig) -> Callable[..., Optimizer]:
-    if config.state_dtype == "8bit":
-        return build_8bit_adamw
     kind = Adam if config.name == "Adam" else AdamW
     if config.state_dtype == "bfloat16":
         kind = BFloat16AdamW

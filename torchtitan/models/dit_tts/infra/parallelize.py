@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.attention.varlen  # registers torch_attn._varlen_attn
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,14 +21,14 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.conditioning.encoder_source import blocks_of
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.infra.compile import apply_compile
+from torchtitan.models.dit_tts.infra.compile import apply_compile, static_shapes
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
-# What per-op checkpointing keeps: the products, which cost most to compute again, and the maxima
-# that fp8 scales by.
-_SAVED_OPERATIONS = {
+# What per-op checkpointing keeps: of the products, which cost most to compute again, upstream's policy
+# takes every second one; fp8's, the maxima that these scale by, and attention by every backend.
+SAVED_OPERATIONS = {
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten.max.default,
@@ -35,6 +36,8 @@ _SAVED_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.torch_attn._varlen_attn.default,
+    torch._higher_order_ops.flex_attention,
 }
 
 
@@ -61,10 +64,14 @@ def _sum_gradients(model: nn.Module) -> None:
 def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -> None:
     """Says whether the coming backward pass ends an accumulation (`now`).
 
-    DDP then exchanges gradients once a step, not once a micro-batch. Shards reduce each time: whole
-    gradients kept between would undo the sharding.
+    Replicas then exchange gradients once a step, not once a micro-batch. Shards are reduced each time:
+    whole gradients kept between would undo the sharding.
     """
-    if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
+    if not parallel_dims.dp_replicate_enabled:
+        return
+    if parallel_dims.fsdp_enabled:
+        model.set_requires_all_reduce(now)
+    else:
         model.set_requires_gradient_sync(now)
 
 
@@ -102,19 +109,18 @@ def parallelize_dit_tts(
     model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig
 ) -> nn.Module:
     """Applies activation checkpointing, then compile, then FSDP2, HSDP or DDP."""
-    compile_model = job_config.compile.enable and "model" in job_config.compile.components
+    components = job_config.compile.components if job_config.compile.enable else []
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(
             model,
             job_config.activation_checkpoint,
-            model_compile_enabled=compile_model,
-            op_sac_save_list=_SAVED_OPERATIONS,
+            model_compile_enabled="model" in components,
+            op_sac_save_list=SAVED_OPERATIONS,
             base_folder=job_config.job.dump_folder,
         )
-    if compile_model:
-        data, compile_config = job_config.data, job_config.compile
-        shapes = len(data.bucket_frames) or data.num_buckets
-        apply_compile(model, compile_config.backend, shapes, compile_config.mode)
+    if components:
+        config, shapes = job_config.compile, static_shapes(job_config.data)
+        apply_compile(model, config.backend, shapes, config.mode, components)
 
     training = job_config.training
     if parallel_dims.fsdp_enabled:

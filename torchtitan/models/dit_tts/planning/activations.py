@@ -69,7 +69,8 @@ def activation_memory(
         sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
     """
     fixed = blocks = working = batch = 0
-    for kind, layers in blocks_by_checkpointing(config.activation_checkpoint, args.n_layers).items():
+    options = config.activation_checkpoint
+    for kind, layers in blocks_by_checkpointing(options, args.n_layers, compiled=False).items():
         two, three = (
             measure(config, replace(args, n_layers=n), samples, lengths, kind, sharded=sharded)
             for n in (2, 3)
@@ -83,13 +84,18 @@ def activation_memory(
     return ActivationMemory(batch, fixed + blocks, working)
 
 
-def blocks_by_checkpointing(options: ActivationCheckpoint, n_layers: int) -> dict[str, int]:
-    """How many blocks are checkpointed in which way, as upstream does it."""
+def blocks_by_checkpointing(
+    options: ActivationCheckpoint, n_layers: int, *, compiled: bool
+) -> dict[str, int]:
+    """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective",
+    which is by operation, or "memory_budget"."""
     if options.mode == "selective" and options.selective_ac_option != "op":
         whole = n_layers // int(options.selective_ac_option)
         blocks = {"full": whole, "none": n_layers - whole}
     elif options.mode in ("full", "selective"):
         blocks = {options.mode: n_layers}
+    elif options.mode == "memory_budget" and compiled:
+        blocks = {"memory_budget": n_layers}
     else:  # a memory budget is the compiler's: without it nothing is computed again
         blocks = {"none": n_layers}
     return {kind: count for kind, count in blocks.items() if count}
@@ -114,7 +120,7 @@ def measure(
         args: the model's sizes.
         samples: in the micro-batch.
         lengths: padded lengths of its samples.
-        checkpointing: of every block: "none", "full" or "selective", which is by operation.
+        checkpointing: of every block, as `blocks_by_checkpointing` names it.
         sharded: as in `activation_memory`.
         fake: false computes with data, on the CPU.
         compiler: the decoder's blocks run as it compiles them.
@@ -130,7 +136,7 @@ def measure(
         with set_default_dtype(own_dtype):
             model = get_train_spec().model_cls(args)
         made = compiler is None or compiler.install(model.layers)
-        by_partition = compiler is not None and checkpointing == "selective"
+        by_partition = compiler is not None and checkpointing in ("selective", "memory_budget")
         model = _checkpointed(model, config, "none" if by_partition else checkpointing)
         batch = _micro_batch(config, args, samples, lengths)
         inputs = list(batch.values())

@@ -17,6 +17,7 @@ from torchtitan.models.dit_tts.planning.devices import Device, cluster_of, devic
 from torchtitan.models.dit_tts.planning.forecast import Forecaster, layout_of
 from torchtitan.models.dit_tts.run_folder import LineFile, write_atomic
 from torchtitan.models.dit_tts.validate import accumulation_steps
+from torchtitan.tools.logging import logger
 
 FILE_NAME = "plan.json"
 
@@ -44,7 +45,8 @@ def write_plan(
     shapes: list[RanShape],
     since: float,
 ) -> None:
-    """Never raises for what a prediction meets: the run has succeeded.
+    """Never raises, not even for an interrupt: the run has succeeded. For one process, when the others
+    have nothing more to exchange with it.
 
     Args:
         folder: the run's.
@@ -53,22 +55,39 @@ def write_plan(
         shapes: that this rank ran.
         since: time of the start of this life of the run; what was logged before is left out.
     """
-    measured = _measured(LineFile(folder / "metrics.jsonl").read(), since)
-    predicted: dict[str, Any] | None = None
-    device = device_of(reported_device)
-    if device is None:
-        why = f"no plan is made for {reported_device!r}"
-    elif measured is None or not shapes:
-        why = "nothing was logged"
-    else:
-        try:
-            began = time.perf_counter()
-            predicted = _predicted(config, device, gpus, gpus_per_node, shapes)
-            why = f"predicted in {time.perf_counter() - began:.1f} s after the run"
-        except Exception as error:
-            why = f"the prediction failed: {type(error).__name__}: {error}"
-    content = {"predicted": predicted, "measured": measured, "note": why}
-    write_atomic(folder / FILE_NAME, json.dumps(content, indent=1) + "\n")
+    try:
+        measured = _measured(LineFile(folder / "metrics.jsonl").read(), since)
+        device = device_of(reported_device)
+        predicted: dict[str, Any] | None = None
+        if device is None:
+            why = f"no plan is made for {reported_device!r}"
+        elif measured is None or not shapes:
+            why = "nothing was logged"
+        else:
+            logger.info(
+                f"The run has completed. What was to be expected of it is predicted for {FILE_NAME}, up "
+                f"to half a minute on the CPU"
+            )
+            predicted, why = _predicted_or_why(config, device, gpus, gpus_per_node, shapes)
+        content = {"predicted": predicted, "measured": measured, "note": why}
+        write_atomic(folder / FILE_NAME, json.dumps(content, indent=1) + "\n")
+    except (Exception, KeyboardInterrupt) as error:
+        logger.warning(
+            f"The run has completed, but its {FILE_NAME} was not written: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+def _predicted_or_why(
+    config: JobConfig, device: Device, gpus: int, gpus_per_node: int, shapes: list[RanShape]
+) -> tuple[dict[str, Any] | None, str]:
+    """(the prediction, if it could be made; a note on it)."""
+    began = time.perf_counter()
+    try:
+        predicted = _predicted(config, device, gpus, gpus_per_node, shapes)
+    except Exception as error:
+        return None, f"the prediction failed: {type(error).__name__}: {error}"
+    return predicted, f"predicted in {time.perf_counter() - began:.1f} s after the run"
 
 
 def _measured(rows: list[dict[str, Any]], since: float) -> dict[str, Any] | None:

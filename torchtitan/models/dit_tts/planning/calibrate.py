@@ -1,47 +1,42 @@
 """`--calibrate results.json`: fits the constants of the time to measured runs, by least squares.
 
-The file holds one measured run, a list of them, or {"runs": [...]}. A run is what benchmark mode writes
-(benchmark.json); of it these keys are read:
+Each shape of each run is an observation, and `measured_runs` says how a file holds them. What the model
+of time does not know is much the same in all shapes of a run, and in runs of the same kind: a model on
+some GPUs, checkpointed and compiled in one way. So the errors of a kind's observations are taken to have
+one part in common, `unexplained`, and a small one each; many shapes of one kind tell the constants hardly
+better than one. The logarithms of the constants are found that make least
 
-    config          the resolved config, section by section
-    gpus            number of ranks
-    environment     {"device": name as the driver reports it}; or "gpu": a name of `--gpu`
-    gpus_per_node   optional; all in one node up to 8, else 8
-    peak_memory_gib optional; compared with the prediction, fits nothing
-    shapes          list of {samples, frames, text_tokens, speaker_frames, steps, micro_batches,
-                    seconds_per_step}: padded sizes of a micro-batch, how many steps and micro-batches
-                    had them, and seconds of a step, a number or {"median": ...}
+    errors · (their covariance)⁻¹ · errors + ((log constant - log guess) / its deviation)²
 
-Each shape of each run is an observation. The logarithms of the constants are found that make the sum of
-
-    ((log measured - log predicted) / unexplained)² + ((log constant - log guess) / its deviation)²
-
-least, so that constants which the runs do not tell keep their guesses; `unexplained` is then set to
-what the residuals show, and both are repeated.
+with errors = log measured - log predicted, so that constants which the runs do not tell keep their
+guesses; `unexplained` is then set to what is left between kinds, and both are repeated.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.config import config_from_dict, run_folder_path, upstream_view
+from torchtitan.models.dit_tts.config import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.planning.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.planning.constants import NAMES, UNEXPLAINED, Constants, guesses
-from torchtitan.models.dit_tts.planning.devices import (
-    Device,
-    cluster_of,
-    device_of,
-    find_device,
-)
+from torchtitan.models.dit_tts.planning.devices import cluster_of
 from torchtitan.models.dit_tts.planning.forecast import Forecaster, layout_of
+from torchtitan.models.dit_tts.planning.grid import checkpointing_name
+from torchtitan.models.dit_tts.planning.measured_runs import MeasuredRun, read_runs
 from torchtitan.models.dit_tts.planning.step_time import StepWork, log_slopes, step_time
 
-_LEAST_UNEXPLAINED = 0.002
+_OWN_ERROR = 0.02
+"""relative error of a shape's predicted step that others of its kind of run do not have; a guess"""
+
+_LEAST_UNEXPLAINED = 0.03
+"""however well the runs agree: those of other models need not"""
+
+_SEVERAL = 3
+"""kinds of runs beyond what the constants take up, from which on less than the guess is believed"""
+
 _ROUNDS = 20
 
 
@@ -50,6 +45,9 @@ class Observation:
     """A shape of a measured run."""
 
     what: str
+    kind: str
+    """of run; observations of one kind have an error in common"""
+
     seconds: float
     """of a step, measured"""
 
@@ -76,27 +74,43 @@ class Calibration:
 
 
 def fit(observations: list[Observation], origin: str) -> tuple[Constants, list[Residual]]:
-    """Constants that fit best, and what is left."""
+    """Constants that fit best, and what is left.
+
+    Raises:
+        InputError: times that no finite constants come near.
+    """
     prior = guesses()
     inverse_prior = np.linalg.inv(prior.covariance)
     start = np.log([prior[name] for name in NAMES])
     at, unexplained = start.copy(), UNEXPLAINED
     covariance = prior.covariance
+    kinds = sorted({o.kind for o in observations})
+    member = np.array([[o.kind == kind for o in observations] for kind in kinds], float)
+    mean = member / member.sum(1, keepdims=True)  # over the observations of each kind
     for _ in range(_ROUNDS):
         constants = _constants(at, covariance, unexplained, origin)
         slopes = np.array([log_slopes(_seconds(o.work), constants) for o in observations])
         errors = np.log(
             [o.seconds / step_time(o.work, constants).seconds for o in observations]
         )
+        own = _OWN_ERROR**2 * np.eye(len(observations))
+        weight = np.linalg.inv(unexplained**2 * member.T @ member + own)
         # Gauss-Newton: each round solves the problem made linear at the last one's answer.
-        covariance = np.linalg.inv(slopes.T @ slopes / unexplained**2 + inverse_prior)
-        at = at + covariance @ (slopes.T @ errors / unexplained**2 - inverse_prior @ (at - start))
-        left = errors - slopes @ (covariance @ (slopes.T @ errors / unexplained**2))
-        told = np.trace(slopes @ covariance @ slopes.T) / unexplained**2  # constants that runs tell
-        freedom = len(observations) - told
-        if freedom >= 1:
-            unexplained = max(_LEAST_UNEXPLAINED, float(np.sqrt(left @ left / freedom)))
+        covariance = np.linalg.inv(slopes.T @ weight @ slopes + inverse_prior)
+        step = covariance @ (slopes.T @ weight @ errors - inverse_prior @ (at - start))
+        at, left = at + step, mean @ (errors - slopes @ step)
+        between = mean @ slopes
+        told = np.trace(between @ covariance @ between.T) / unexplained**2  # constants that runs tell
+        freedom = len(kinds) - told
+        least = _LEAST_UNEXPLAINED if freedom >= _SEVERAL else UNEXPLAINED
+        found = float(np.sqrt(left @ left / freedom)) if freedom >= 1 else 0.0
+        unexplained = max(least, found)
     constants = _constants(at, covariance, unexplained, origin)
+    if not constants.finite:
+        raise InputError(
+            f"the constants {origin} are not finite: the measured times are far from any that these runs "
+            f"can have; look at seconds_per_step"
+        )
     residuals = [
         Residual(o.what, o.seconds, step_time(o.work, constants).seconds) for o in observations
     ]
@@ -120,79 +134,41 @@ def calibrate(path: Path) -> dict[str, Calibration]:
     Raises:
         InputError: a file without runs, or a run that cannot be predicted.
     """
-    runs = _read_runs(path)
-    by_device: dict[str, list[tuple[str, dict[str, Any], Device]]] = {}
-    for number, run in enumerate(runs, 1):
-        what = f"{path}, run {number}"
-        device = _device(run, what)
-        by_device.setdefault(device.name, []).append((what, run, device))
-    return {name: _calibration(group) for name, group in by_device.items()}
+    by_device: dict[str, list[MeasuredRun]] = {}
+    for run in read_runs(path):
+        by_device.setdefault(run.device.name, []).append(run)
+    return {name: _calibration(runs) for name, runs in by_device.items()}
 
 
-def _calibration(group: list[tuple[str, dict[str, Any], Device]]) -> Calibration:
+def _calibration(runs: list[MeasuredRun]) -> Calibration:
     observations, memory = [], []
-    for what, run, device in group:
-        try:
-            own, need = _observations(what, run, device)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{what}: {error} is missing or is not as benchmark mode writes it; give a run's "
-                f"benchmark.json"
-            ) from error
+    for run in runs:
+        own, need = _observations(run)
         observations += own
-        if run.get("peak_memory_gib"):
-            memory.append((what, float(run["peak_memory_gib"]), need / 2**30))
-    constants, residuals = fit(observations, f"fitted to {len(observations)} measured steps")
+        if run.peak_memory_gib is not None:
+            memory.append((run.what, run.peak_memory_gib, need / 2**30))
+    kinds = len({o.kind for o in observations})
+    origin = f"fitted to {len(observations)} measured steps of {kinds} kinds of runs"
+    constants, residuals = fit(observations, origin)
     return Calibration(constants, residuals, memory)
 
 
-def _observations(
-    what: str, run: dict[str, Any], device: Device
-) -> tuple[list[Observation], int]:
+def _observations(run: MeasuredRun) -> tuple[list[Observation], int]:
     """(observations, most bytes predicted)."""
-    config = config_from_dict(run["config"], what)
-    gpus = int(run["gpus"])
-    cluster = cluster_of(device, gpus, int(run.get("gpus_per_node") or min(gpus, 8)))
+    config, gpus = run.config, run.gpus
+    cluster = cluster_of(run.device, gpus, run.gpus_per_node)
     layout = layout_of(config, gpus)
     forecaster = Forecaster(config, cluster, guesses(), shorter=True)
     config = upstream_view(config, run_folder_path(config), gpus)
+    kind = (
+        f"{config.model.flavor}, {layout.replicas} x {layout.shards}, "
+        f"{checkpointing_name(config.activation_checkpoint)}, compiled: {blocks_compiled(config)}"
+    )
     found, most = [], 0
-    for shape in run["shapes"]:
-        lengths = Lengths(shape["frames"], shape["text_tokens"], shape["speaker_frames"])
-        seconds = shape["seconds_per_step"]
-        seconds = float(seconds["median"] if isinstance(seconds, dict) else seconds)
-        accumulation = round(shape["micro_batches"] / shape["steps"])
-        arguments = config, layout, lengths, int(shape["samples"]), accumulation
-        words = f"{what}: {shape['samples']} x {lengths.frames} frames"
-        found.append(Observation(words, seconds, forecaster.work(*arguments)))
-        most = max(most, forecaster.memory(*arguments[:-1]).total)
+    for shape in run.shapes:
+        arguments = config, layout, shape.lengths, shape.samples
+        work = forecaster.work(*arguments, shape.accumulation)
+        words = f"{run.what}: {shape.samples} x {shape.lengths.frames} frames"
+        found.append(Observation(words, kind, shape.seconds, work))
+        most = max(most, forecaster.memory(*arguments).total)
     return found, most
-
-
-def _read_runs(path: Path) -> list[dict[str, Any]]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"--calibrate {path} cannot be read ({error}); give a benchmark.json, or a list of them"
-        ) from error
-    if isinstance(content, dict):
-        content = content.get("runs", [content])
-    runs = [run for run in content if isinstance(run, dict) and run.get("shapes")]
-    if not runs:
-        raise InputError(
-            f"--calibrate {path} holds no run with shapes; give a benchmark.json, or a list of them"
-        )
-    return runs
-
-
-def _device(run: dict[str, Any], what: str) -> Device:
-    if "gpu" in run:
-        return find_device(run["gpu"])
-    reported = str((run.get("environment") or {}).get("device"))
-    device = device_of(reported)
-    if device is None:
-        raise InputError(
-            f"{what} was measured on {reported!r}, a device that plans do not know; leave it out"
-        )
-    return device

@@ -64,7 +64,12 @@ def _plan(options: argparse.Namespace) -> int:
     from torchtitan.models.dit_tts import model_flavors
     from torchtitan.models.dit_tts.config import load_config
     from torchtitan.models.dit_tts.planning.constants import load
-    from torchtitan.models.dit_tts.planning.devices import cluster_of, find_device
+    from torchtitan.models.dit_tts.planning.devices import (
+        ACCELERATOR,
+        cluster_of,
+        find_device,
+        with_peak,
+    )
     from torchtitan.models.dit_tts.planning.forecast import forecast
     from torchtitan.models.dit_tts.planning.forecast_report import (
         as_json,
@@ -81,9 +86,14 @@ def _plan(options: argparse.Namespace) -> int:
         raise InputError(f"--inter-node-gbps {options.inter_node_gbps} must be greater than 0")
     device = find_device(options.gpu)
     between = options.inter_node_gbps and options.inter_node_gbps * 1e9
-    cluster = cluster_of(device, options.gpus_per_node * options.nodes, options.gpus_per_node, between)
     config = load_config([f"--job.config_file={options.config}", *options.config_args])
-    validate_config(config, cluster.gpus, list(model_flavors()))
+    cluster = cluster_of(
+        with_peak(device, config),
+        options.gpus_per_node * options.nodes,
+        options.gpus_per_node,
+        between,
+    )
+    validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
     constants = load(options.constants, device.name)
     if options.grid:
         choices = grid(config, cluster, constants)

@@ -1,19 +1,25 @@
 """Bytes that data parallelism exchanges, how long that takes, and whether computation hides it.
 
-Volumes are ring volumes: of W bytes among S ranks an all-gather or a reduce-scatter moves W (S - 1) / S
-through each rank, an all-reduce twice that. Inside a node they pass the GPU's own link; between nodes
-all groups of a node share the node's.
+Volumes are those of flat rings, an assumption: of W bytes among S ranks an all-gather or a
+reduce-scatter moves W (S - 1) / S through each rank in S - 1 steps, an all-reduce twice that. Inside a
+node they pass the GPU's own link; between nodes all groups of a node share the node's. Collectives of
+one phase share these two links and are otherwise side by side, as FSDP2's streams are.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.planning.constants import Constants
 from torchtitan.models.dit_tts.planning.devices import Cluster
 from torchtitan.models.dit_tts.planning.states import Layout, StateMemory
 
+FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
+"""phases of a step whose computation can hide an exchange"""
+
 # The last part of the backward pass has nothing after it to hide behind.
-_HIDING_SHARE_OF_BACKWARD = 0.9
+_HIDING_SHARE = {FORWARD: 1.0, BACKWARD: 0.9, TEXT_ENCODER: 1.0}
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,32 @@ class Collective:
     volume: float
     """bytes through one rank a step"""
 
-    seconds: float
-    """at the links' full bandwidth, all of a step's together"""
+    link_seconds: float
+    """a step's, on the links inside nodes at full bandwidth"""
+
+    network_seconds: float
+    """a step's, on the links between nodes at full bandwidth"""
+
+    ring_steps: int
+    """a step's, one after another"""
 
     beside: str
-    """"forward" or "backward": what can hide it"""
+    """the phase that can hide it"""
 
-    first: float
-    """seconds of the part that nothing hides: the first unit's or the last one's"""
+    units: int
+    """gathered or reduced one after another; a micro-batch waits for the first or the last one"""
+
+    @property
+    def seconds(self) -> float:
+        """At full bandwidth: both kinds of links are busy at once."""
+        return max(self.link_seconds, self.network_seconds)
+
+    def alone(self, constants: Constants) -> float:
+        """Seconds of a step's, with nothing else on the links."""
+        return (
+            self.seconds / constants["network_efficiency"]
+            + self.ring_steps * constants["ring_step_seconds"]
+        )
 
 
 @dataclass(frozen=True)
@@ -42,29 +66,32 @@ class Communication:
     def volume(self) -> float:
         return sum(each.volume for each in self.collectives)
 
-    def seconds(self, beside: str) -> float:
-        return sum(each.seconds for each in self.collectives if each.beside == beside)
-
-    def exposed(self, forward: float, backward: float, efficiency: float) -> float:
-        """Seconds that computation does not hide.
-
-        Args:
-            forward, backward: seconds of computation in a step.
-            efficiency: share of the links' bandwidth that is reached.
-        """
-        ends = sum(each.first for each in self.collectives) / efficiency
-        over = max(0.0, self.seconds("forward") / efficiency - forward)
-        over += max(
-            0.0, self.seconds("backward") / efficiency - _HIDING_SHARE_OF_BACKWARD * backward
+    def busy(self, phase: str, constants: Constants) -> float:
+        """Seconds of all exchanges of a phase: the busier link's, or the longest stream's."""
+        found = [each for each in self.collectives if each.beside == phase]
+        if not found:
+            return 0.0
+        efficiency = constants["network_efficiency"]
+        return max(
+            sum(each.link_seconds for each in found) / efficiency,
+            sum(each.network_seconds for each in found) / efficiency,
+            max(each.alone(constants) for each in found),
         )
-        return ends + over
 
-    def overlaps(self, forward: float, backward: float, efficiency: float) -> bool:
+    def _uncovered(self, computing: Mapping[str, float], constants: Constants) -> float:
+        return sum(
+            max(0.0, self.busy(phase, constants) - _HIDING_SHARE[phase] * seconds)
+            for phase, seconds in computing.items()
+        )
+
+    def exposed(self, computing: Mapping[str, float], constants: Constants) -> float:
+        """Seconds that computation does not hide; computing: phase -> its seconds in a step."""
+        ends = sum(each.alone(constants) / each.units for each in self.collectives)
+        return ends + self._uncovered(computing, constants)
+
+    def overlaps(self, computing: Mapping[str, float], constants: Constants) -> bool:
         """Whether all but the ends are hidden."""
-        return (
-            self.seconds("forward") / efficiency <= forward
-            and self.seconds("backward") / efficiency <= _HIDING_SHARE_OF_BACKWARD * backward
-        )
+        return self._uncovered(computing, constants) == 0.0
 
 
 def communication(
@@ -88,36 +115,39 @@ def communication(
     training = config.training
     whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
     reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * parameters
+    shards, in_node = layout.shards, min(layout.shards, cluster.gpus_per_node)
     found = []
 
-    def add(name: str, beside: str, size: float, ranks: int, in_node: int, times: int, rounds: int = 1):
-        volume = rounds * size * (ranks - 1) / ranks
-        once = rounds * _seconds(size, ranks, in_node, cluster)
-        found.append(Collective(name, times * volume, times * once, beside, once / units))
+    def add(
+        name: str, beside: str, size: float, ranks: int, in_node: int, times: int,
+        units: int = units, rounds: int = 1,
+    ) -> None:  # fmt: skip
+        moved = times * rounds * size * (ranks - 1) / ranks
+        groups = max(1, cluster.gpus_per_node // in_node)
+        found.append(
+            Collective(
+                name=name,
+                volume=moved,
+                link_seconds=moved / cluster.device.link if in_node > 1 else 0.0,
+                network_seconds=groups * moved / cluster.inter_node if ranks > in_node else 0.0,
+                ring_steps=times * rounds * units * (ranks - 1),
+                beside=beside,
+                units=units,
+            )
+        )
 
+    if states.encoder_sharded:
+        # A frozen encoder has no backward pass and keeps nothing whole between micro-batches.
+        add("all-gather, text encoder", TEXT_ENCODER, shards * states.encoder, shards, in_node,
+            accumulation, states.encoder_units)  # fmt: skip
     if layout.sharded:
-        in_node = min(layout.shards, cluster.gpus_per_node)
         again = whole - states.gathered.kept
-        add("all-gather, forward", "forward", whole, layout.shards, in_node, accumulation)
-        add("all-gather, backward", "backward", again, layout.shards, in_node, accumulation)
-        add("reduce-scatter", "backward", reduced, layout.shards, in_node, accumulation)
+        add("all-gather, forward", FORWARD, whole, shards, in_node, accumulation)
+        add("all-gather, backward", BACKWARD, again, shards, in_node, accumulation)
+        add("reduce-scatter", BACKWARD, reduced, shards, in_node, accumulation)
     if layout.replicas > 1:
-        in_node = max(1, cluster.gpus_per_node // layout.shards)
-        in_node = min(in_node, layout.replicas)
-        # Replicas of shards reduce with every micro-batch's reduce-scatter, DDP once a step.
-        times = accumulation if layout.sharded else 1
+        in_node = min(max(1, cluster.gpus_per_node // shards), layout.replicas)
         kept = TORCH_DTYPE_MAP[training.dtype].itemsize * parameters
-        size = reduced / layout.shards if layout.sharded else kept
-        add("all-reduce", "backward", size, layout.replicas, in_node, times, rounds=2)
+        size = reduced / shards if layout.sharded else kept
+        add("all-reduce", BACKWARD, size, layout.replicas, in_node, times=1, rounds=2)
     return Communication(tuple(found))
-
-
-def _seconds(size: float, ranks: int, in_node: int, cluster: Cluster) -> float:
-    """Of an all-gather or reduce-scatter of `size` bytes at full bandwidth."""
-    if ranks == 1:
-        return 0.0
-    nodes = -(-ranks // in_node)
-    inside = size * (ranks - 1) / ranks / cluster.device.link if in_node > 1 else 0.0
-    groups = max(1, cluster.gpus_per_node // in_node)
-    between = groups * size * (nodes - 1) / nodes / cluster.inter_node
-    return max(inside, between)

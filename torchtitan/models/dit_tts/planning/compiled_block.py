@@ -9,14 +9,16 @@ joined and have the same products before them.
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.planning.operations import (
     FUSED,
     POINTWISE,
@@ -28,6 +30,20 @@ from torchtitan.models.dit_tts.planning.operations import (
 from torchtitan.models.dit_tts.planning.storage_ledger import StorageLedger
 
 _aten = torch.ops.aten
+
+
+def blocks_compiled(config: JobConfig) -> bool:
+    """Whether training compiles the decoder's blocks: enable = true can be of the loss alone."""
+    return config.compile.enable and "model" in config.compile.components
+
+
+def with_blocks(config: JobConfig, compiled: bool) -> JobConfig:
+    """The config with the decoder's blocks compiled, or with nothing compiled."""
+    components = list(config.compile.components)
+    if "model" not in components:
+        components.append("model")
+    changed = replace(config.compile, enable=compiled, components=components)
+    return replace(config, compile=changed)
 
 
 class _Plain(nn.Module):
@@ -47,12 +63,17 @@ class BlockCompiler:
     What runs is told to `ledger` and `recorder`, where they are set.
     """
 
-    def __init__(self, keep_products: bool):
-        """keep_products: every second product and attention are kept and all else is computed again,
-        as selective activation checkpointing by operation has it."""
+    def __init__(self, keep_products: bool = False, budget: float = 1.0):
+        """
+        Args:
+            keep_products: every second product and attention are kept and all else is computed again,
+                as selective activation checkpointing by operation has it.
+            budget: share of what the compiler would keep, as [activation_checkpoint] memory_budget.
+        """
         self.ledger: StorageLedger | None = None
         self.recorder: OperationRecorder | None = None
         self._keep_products = keep_products
+        self._budget = budget
         self._compiled: Callable | None = None
 
     def install(self, blocks: Iterable[nn.Module]) -> bool:
@@ -98,7 +119,10 @@ class BlockCompiler:
         def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, ...]:
             if self._keep_products:
                 _tag_products(joint.graph)
-            return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
+            with functorch_config.patch(activation_memory_budget=self._budget):
+                return min_cut_rematerialization_partition(
+                    joint, *args, compiler="inductor", **kwargs
+                )
 
         return aot_function(
             function,

@@ -60,11 +60,16 @@ CONSTANTS = (
         "network_efficiency", 0.75, 0.5, 0.92,
         "share of the links' bandwidth that collectives reach beside the computation",
     ),
+    Constant(
+        "ring_step_seconds", 3e-6, 1e-6, 9e-6,
+        "seconds that each step of a ring takes beside its bytes, inside and between nodes; an assumption",
+    ),
 )  # fmt: skip
 
 NAMES = tuple(constant.name for constant in CONSTANTS)
 UNEXPLAINED = 0.06
-"""relative error of a predicted step with right constants, as a standard deviation; a guess"""
+"""relative error of a predicted step with right constants, as a standard deviation; a guess. It is taken
+to be the same in all shapes of a run"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,12 @@ class Constants:
 
     origin: str
     """in words"""
+
+    @property
+    def finite(self) -> bool:
+        """Whether a prediction can be made with them."""
+        numbers = np.array([*self.values.values(), self.unexplained])
+        return bool(np.isfinite(self.covariance).all() and np.isfinite(numbers).all() and (numbers > 0).all())
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
@@ -106,6 +117,7 @@ def user_file() -> Path:
 
 def save(path: Path, device: str, constants: Constants) -> None:
     """Writes one device's constants, beside those of others that the file has."""
+    assert constants.finite
     content = _read(path) if path.exists() else {}
     content[device] = {
         "values": constants.values,
@@ -137,7 +149,11 @@ def load(path: Path | None, device: str) -> Constants:
         covariance = np.array(row["covariance_of_logarithms"], float)
         if covariance.shape != (len(NAMES), len(NAMES)):
             raise ValueError(f"covariance {covariance.shape}")
-        return Constants(values, covariance, float(row["unexplained"]), f"{path}: {row['origin']}")
+        origin = f"{path}: {row['origin']}"
+        constants = Constants(values, covariance, float(row["unexplained"]), origin)
+        if not constants.finite:
+            raise ValueError("some are not finite or not greater than 0")
+        return constants
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: the constants of {device} are not those that this version has ({error}); calibrate "

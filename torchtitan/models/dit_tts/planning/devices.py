@@ -4,9 +4,10 @@ Rates here are the vendors' peaks; what a run reaches of them is in `constants`.
 are those of `metrics`, which divides by them for MFU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import peak_flops
 
 _GB = 1e9
@@ -17,7 +18,7 @@ class Device:
     """One GPU."""
 
     name: str
-    """as `--gpu` names it; the start of it is what the driver calls the device"""
+    """as `--gpu` names it; the driver's name of the device has all of its words"""
 
     memory_gib: float
     """what a process can have, in GiB: the datasheet's decimal GB less what driver and ECC take"""
@@ -34,10 +35,13 @@ class Device:
     source: str
     """where the figures are from, and which of them are guesses"""
 
+    peak_tflops: float = 0.0
+    """dense bf16 as [metrics] peak_tflops gives it; 0: by name"""
+
     @property
     def peak_flops(self) -> float:
         """Dense bf16, FLOP/s."""
-        peak = peak_flops(self.name, 0.0)
+        peak = peak_flops(self.name, self.peak_tflops)
         assert peak is not None, f"{self.name} has no peak in metrics"
         return peak
 
@@ -46,6 +50,15 @@ DEVICES = (
     Device(
         "A100", 79.0, 2039 * _GB, 300 * _GB, False,
         "NVIDIA A100 80GB SXM datasheet: 80 GB, 2039 GB/s, NVLink 600 GB/s both ways; usable GiB a guess",
+    ),
+    Device(
+        "A100 40GB", 39.0, 1555 * _GB, 300 * _GB, False,
+        "NVIDIA A100 40GB SXM datasheet: 40 GB, 1555 GB/s, NVLink 600 GB/s both ways; usable GiB a guess",
+    ),
+    Device(
+        "H100 NVL", 93.0, 3900 * _GB, 64 * _GB, True,
+        "NVIDIA H100 NVL datasheet: 94 GB, 3.9 TB/s, PCIe 5 128 GB/s both ways (bridged pairs are faster); "
+        "usable GiB a guess",
     ),
     Device(
         "H100 PCIe", 79.0, 2000 * _GB, 64 * _GB, True,
@@ -67,6 +80,11 @@ DEVICES = (
         "one",
     ),
     Device(
+        "H200 NVL", 139.0, 4800 * _GB, 64 * _GB, True,
+        "NVIDIA H200 NVL datasheet: 141 GB, 4.8 TB/s, PCIe 5 128 GB/s both ways (bridged GPUs are faster); "
+        "usable GiB a guess",
+    ),
+    Device(
         "B200", 178.0, 8000 * _GB, 900 * _GB, True,
         "NVIDIA HGX B200 datasheet: 180 GB, 8 TB/s, NVLink 1.8 TB/s both ways; usable GiB a guess",
     ),
@@ -76,9 +94,16 @@ DEVICES = (
     ),
 )  # fmt: skip
 
+ACCELERATOR = "cuda"
+"""torch's name of the kind of device that all of them are"""
+
 INTER_NODE_BYTES_PER_GPU = 50 * _GB
 """between nodes, bytes/s in one direction for each GPU of a node: one 400 Gbit/s port a GPU, a guess
 that `--inter-node-gbps` replaces"""
+
+
+_VARIANTS = {"pcie", "nvl", "40gb", "64gb", "96gb", "144g", "144gb", "mig"}
+"""words of a driver's name that tell another memory, other links or a slice"""
 
 
 def find_device(name: str) -> Device:
@@ -97,12 +122,38 @@ def find_device(name: str) -> Device:
 
 def device_of(reported: str) -> Device | None:
     """By the name that the driver reports, such as "NVIDIA H100 80GB HBM3"; None where it is not known."""
-    # H100 PCIe stands before H100, and a GH200 is no H200: whole words only.
-    words = reported.lower().replace("-", " ").split()
+    # A GH200 is no H200, and an H100 NVL or a slice of an H100 (MIG) is no H100: whole words only.
+    words = set(reported.lower().replace("-", " ").split())
     for device in DEVICES:
-        if all(word in words for word in device.name.lower().split()):
+        own = set(device.name.lower().split())
+        if own <= words and own & _VARIANTS == words & _VARIANTS:
             return device
     return None
+
+
+def check_device(config: JobConfig, device: Device) -> None:
+    """Raises InputError for what a device cannot train, or what nothing is known of."""
+    precision = config.training.mixed_precision_param
+    if precision != "bfloat16":
+        raise InputError(
+            f"[training] mixed_precision_param = {precision!r}: plans know the devices' rates in bfloat16 "
+            f"alone; set it to 'bfloat16'"
+        )
+    if runs_fp8(config) and not device.fp8:
+        raise InputError(
+            f"[model] converters = ['float8'] needs a GPU with fp8, and the {device.name} has none; take it "
+            f"out, or plan for another GPU"
+        )
+
+
+def runs_fp8(config: JobConfig) -> bool:
+    """Whether the blocks' products run in 8 bits, not emulated."""
+    return bool(config.model.converters) and not config.quantize.linear.float8.emulate
+
+
+def with_peak(device: Device, config: JobConfig) -> Device:
+    """The device with the peak that the config gives it, if it gives one."""
+    return replace(device, peak_tflops=config.metrics.peak_tflops)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.planning.arithmetic import StepArithmetic, step_arithmetic
 from torchtitan.models.dit_tts.planning.buckets import Bucket, estimated_buckets
 from torchtitan.models.dit_tts.planning.communication import Communication, communication
+from torchtitan.models.dit_tts.planning.compiled_block import blocks_compiled, with_blocks
 from torchtitan.models.dit_tts.planning.constants import Constants
-from torchtitan.models.dit_tts.planning.devices import Cluster
+from torchtitan.models.dit_tts.planning.devices import Cluster, check_device, runs_fp8
 from torchtitan.models.dit_tts.planning.flops_split import FlopsSplit, split_flops
 from torchtitan.models.dit_tts.planning.memory import MemoryNeed, largest_micro_batch, memory_need
 from torchtitan.models.dit_tts.planning.parameters import build_on_meta, model_sizes
@@ -67,9 +68,17 @@ class Forecast:
     arithmetic: StepArithmetic
     states: StateMemory
     longest: StepForecast
-    longest_largest: int
+    neediest: StepForecast
+    """of all buckets, the one that needs most memory"""
+
+    a_sample: int
+    """bytes that one more sample would keep there"""
+
     other_mode: MemoryNeed
-    """of the longest bucket, compiled where the config is eager and eager where it is compiled"""
+    """there, compiled where the config is eager and eager where it is compiled"""
+
+    largest: int
+    """local_batch_size with which every bucket fits"""
 
     buckets: list[BucketForecast]
     mix_seconds: Range
@@ -93,7 +102,11 @@ class Forecaster:
         Args:
             config: its model and limits hold for all.
             shorter: whether other shapes than the longest bucket's will be asked for.
+
+        Raises:
+            InputError: the device cannot train it, or nothing is known of its rate.
         """
+        check_device(config, cluster.device)
         self.cluster = cluster
         self.constants = constants
         seen = upstream_view(config, run_folder_path(config), cluster.gpus)
@@ -105,7 +118,7 @@ class Forecaster:
         self.parameters = sum(p.numel() for p in model.parameters())
         self._units = self.args.n_layers + 2
         self.lengths = step_arithmetic(seen, self.args, cluster.gpus).lengths
-        self._profiler = Profiler(self.args, self.lengths)
+        self._profiler = Profiler(self.args, self.lengths, seen.training.local_batch_size)
         self._shorter = shorter
         self._states: dict[tuple, StateMemory] = {}
 
@@ -125,13 +138,6 @@ class Forecaster:
         profile, states = self.profile(config, layout), self.states(config, layout)
         return memory_need(profile, states, self.cluster.device, shape)
 
-    def other_mode(self, config: JobConfig, layout: Layout, samples: int) -> MemoryNeed:
-        """Memory in the longest bucket, compiled where the config is eager and the reverse."""
-        other = replace(config, compile=replace(config.compile, enable=not config.compile.enable))
-        profile = self._profiler.profile(other, sharded=layout.sharded, shorter=False)
-        shape = Shape(samples, self.lengths.frames, self.lengths.text_tokens)
-        return memory_need(profile, self.states(config, layout), self.cluster.device, shape)
-
     def work(
         self, config: JobConfig, layout: Layout, lengths: Lengths, samples: int, accumulation: int
     ) -> StepWork:
@@ -145,7 +151,7 @@ class Forecaster:
             device=device,
             micro_batch=self.profile(config, layout).work(device, shape),
             accumulation=accumulation,
-            fp8="float8" in config.model.converters and device.fp8,
+            fp8=runs_fp8(config),
             encoder_flops=0.0 if trained_inside else samples * flops.text_encoder,
             copied_bytes=copied_bytes(config, self.parameters, layout),
             optimizer_bytes=optimizer_bytes(config, states),
@@ -173,9 +179,7 @@ class Forecaster:
             mfu=_rate(at_peak, seconds),
             samples_per_second=_rate(all_samples, seconds),
             communication=work.communication,
-            overlaps=work.communication.overlaps(
-                time.forward, time.backward, self.constants["network_efficiency"]
-            ),
+            overlaps=work.communication.overlaps(time.computing, self.constants),
         )
 
     def largest(self, config: JobConfig, layout: Layout, lengths: Lengths) -> int:
@@ -202,12 +206,20 @@ def forecast(config: JobConfig, cluster: Cluster, constants: Constants) -> Forec
         config, layout, arithmetic.lengths, arithmetic.micro_batch, arithmetic.accumulation
     )
     buckets = []
+    most = arithmetic.micro_batch
+    largest = forecaster.largest(config, layout, arithmetic.lengths)
     for bucket in estimated_buckets(config, cluster.gpus):
         step = forecaster.step(
             config, layout, bucket.lengths, bucket.micro_batch, arithmetic.accumulation
         )
-        largest = forecaster.largest(config, layout, bucket.lengths)
-        buckets.append(BucketForecast(bucket, step, largest))
+        fits = forecaster.largest(config, layout, bucket.lengths)
+        buckets.append(BucketForecast(bucket, step, fits))
+        # Every bucket's micro-batch is as many times larger as the longest's.
+        largest = min(largest, fits * most // bucket.micro_batch)
+    neediest = max([longest, *(each.step for each in buckets)], key=lambda step: step.memory.total)
+    shape = layout, neediest.lengths, neediest.micro_batch
+    one_more = forecaster.memory(config, *shape[:-1], neediest.micro_batch + 1)
+    other = with_blocks(config, not blocks_compiled(config))
     mean = sum(each.bucket.share * each.step.seconds.middle for each in buckets)
     # The buckets' errors have the same causes: relative ones are averaged as they are.
     high = sum(each.bucket.share * each.step.seconds.high for each in buckets)
@@ -222,8 +234,10 @@ def forecast(config: JobConfig, cluster: Cluster, constants: Constants) -> Forec
         arithmetic=arithmetic,
         states=forecaster.states(config, layout),
         longest=longest,
-        longest_largest=forecaster.largest(config, layout, arithmetic.lengths),
-        other_mode=forecaster.other_mode(config, layout, arithmetic.micro_batch),
+        neediest=neediest,
+        a_sample=one_more.activations.saved - neediest.memory.activations.saved,
+        other_mode=forecaster.memory(other, *shape),
+        largest=largest,
         buckets=buckets,
         mix_seconds=mix,
         mix_mfu=_rate(flops / cluster.gpus / cluster.device.peak_flops, mix),

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from torchtitan.models.dit_tts.planning.calibrate import Calibration
+from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
+from torchtitan.models.dit_tts.planning.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.planning.constants import CONSTANTS, Constants
 from torchtitan.models.dit_tts.planning.devices import Cluster
 from torchtitan.models.dit_tts.planning.forecast import BucketForecast, Forecast, StepForecast
-from torchtitan.models.dit_tts.planning.grid import Choice
+from torchtitan.models.dit_tts.planning.grid import Choice, checkpointing_name
 from torchtitan.models.dit_tts.planning.memory import CONTEXT_BYTES, FRAGMENTED_SHARE, MemoryNeed
 from torchtitan.models.dit_tts.planning.step_time import Range
 
@@ -19,17 +21,21 @@ _GIB = 2**30
 def forecast_lines(plan: Forecast) -> list[str]:
     cluster, step = plan.cluster, plan.longest
     config = plan.config
-    mode = "compiled" if config.compile.enable else "eager"
+    mode = "compiled" if blocks_compiled(config) else "eager"
+    checkpointing = checkpointing_name(config.activation_checkpoint)
     lines = [
         f"plan of {config.job.config_file}: flavor {config.model.flavor}, {plan.parameters:,} trained "
         f"parameters",
         *_cluster_lines(cluster, plan.constants),
         f"layout: {plan.layout.name}, replicas x shards = {plan.layout.replicas} x {plan.layout.shards}; "
-        f"{mode}, activation checkpointing '{config.activation_checkpoint.mode}'",
+        f"{mode}, activation checkpointing '{checkpointing}'",
     ]
     sections = (
         ("FLOPs of a step, longest bucket (exact, without recomputation)", _flops(step)),
-        ("Memory of one GPU, longest bucket", _memory(plan, mode)),
+        (
+            f"Memory of one GPU in the bucket that needs most, {plan.neediest.lengths.frames} frames",
+            _memory(plan, mode),
+        ),
         ("Communication of one rank in a step (counted; at full bandwidth)", _exchanges(step)),
         ("Step time, longest bucket (work measured on fake tensors over rates)", _time(plan)),
         (
@@ -40,6 +46,12 @@ def forecast_lines(plan: Forecast) -> list[str]:
     )
     for title, rows in sections:
         lines += ["", title, *(f"  {row}" for row in rows)]
+    if mode == "compiled" and config.compile.mode in CUDA_GRAPH_MODES:
+        lines += [
+            "",
+            f"[compile] mode = '{config.compile.mode}' replays CUDA graphs: gaps between kernels will be "
+            f"shorter than planned, and the graphs' own memory is left out",
+        ]
     if plan.states.offloaded:
         lines += ["", "the time leaves out what enable_cpu_offload transfers and the CPU's optimizer"]
     return lines
@@ -65,15 +77,19 @@ def _flops(step: StepForecast) -> list[str]:
 
 
 def _memory(plan: Forecast, mode: str) -> list[str]:
-    need, step = plan.longest.memory, plan.longest
+    need, step = plan.neediest.memory, plan.neediest
     acts = need.activations
     other = plan.other_mode
     other_name = "eager" if mode == "compiled" else "compiled"
-    how = f"{step.micro_batch} samples, {mode}, measured on fake tensors"
+    whatever = acts.saved - step.micro_batch * plan.a_sample
+    how = (
+        f"{step.micro_batch} samples, {mode}, measured on fake tensors: {plan.a_sample / _GIB:.3f} GiB a "
+        f"sample and {whatever / _GIB:.3f} GiB whatever their number"
+    )
     rows = [
         ("states", need.states, "weights, gradients, optimizer, EMA, frozen encoder, gathered: counted"),
         ("micro-batch", acts.batch, "counted"),
-        ("activations", acts.saved, f"{how}: {acts.saved / step.micro_batch / _GIB:.3f} GiB a sample"),
+        ("activations", acts.saved, how),
         ("working memory", acts.working, "most of the backward pass above that, measured"),
         ("together", need.total, "fits" if need.fits else "DOES NOT FIT"),
         (
@@ -84,22 +100,31 @@ def _memory(plan: Forecast, mode: str) -> list[str]:
         (f"if {other_name}", other.total, f"activations {other.activations.saved / _GIB:.2f} GiB"),
     ]
     lines = [f"{name:16} {size / _GIB:10.3f} GiB  {words}" for name, size, words in rows]
-    return [*lines, f"largest micro-batch that fits: {plan.longest_largest} samples"]
+    return [
+        *lines,
+        f"largest micro-batch that fits: local_batch_size = {plan.largest}, for all buckets below and the "
+        f"longest",
+    ]
 
 
 def _exchanges(step: StepForecast) -> list[str]:
     found = step.communication.collectives
     rows = [
-        f"{each.name:20} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
+        f"{each.name:24} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
         f"{each.beside}"
         for each in found
     ]
     if not rows:
         return ["none"]
-    time = step.time
+    phases = {each.beside for each in found}
+    computing = ", ".join(
+        f"{name} {seconds * 1e3:.1f} ms"
+        for name, seconds in step.time.computing.items()
+        if name in phases
+    )
     rows.append(
-        f"{'hidden' if step.overlaps else 'NOT hidden'} by computation: forward "
-        f"{time.forward * 1e3:.1f} ms, backward {time.backward * 1e3:.1f} ms, at the constants' share of the links"
+        f"{'hidden' if step.overlaps else 'NOT hidden'} by computation: {computing}, at the constants' share "
+        f"of the links and their delay"
     )
     return rows
 
@@ -138,14 +163,22 @@ def grid_lines(choices: list[Choice], cluster: Cluster, constants: Constants) ->
     rows = [
         *_cluster_lines(cluster, constants),
         "",
-        "rank  layout    AC         mode      micro x acc   samples/s (range)           MFU    GiB   fits",
+        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs most; * is the "
+        "config's own",
+        "rank  layout         AC                 mode      micro x acc     samples/s (range)           "
+        "MFU    GiB   fits",
     ]
     for rank, each in enumerate(choices, 1):
         mode = "compiled" if each.compiled else "eager"
+        layout = f"{each.layout.name} {each.layout.replicas} x {each.layout.shards}"
+        number = "-" if each.refused else rank
         head = (
-            f"{rank:4}  {each.layout.name:8}  {each.checkpointing:9}  {mode:8}  "
+            f"{number:>4}{'*' if each.own else ' '} {layout:14} {each.checkpointing:18} {mode:8}  "
             f"{each.micro_batch:5} x {each.accumulation:<5}"
         )
+        if each.refused:
+            rows.append(f"{head}  refused: {each.refused}")
+            continue
         if each.step is None:
             need, room = each.states / _GIB, each.capacity / _GIB
             rows.append(f"{head}  states alone {need:.1f} GiB of {room:.1f}: no")
@@ -153,7 +186,7 @@ def grid_lines(choices: list[Choice], cluster: Cluster, constants: Constants) ->
         speed, step = each.step.samples_per_second, each.step
         rows.append(
             f"{head}  {speed.middle:9.1f} ({speed.low:.1f} to {speed.high:.1f})  "
-            f"{step.mfu.middle:6.1%}  {step.memory.total / _GIB:6.1f}  {'yes' if each.fits else 'no'}"
+            f"{step.mfu.middle:6.1%}  {each.most / _GIB:6.1f}  {'yes' if each.fits else 'no'}"
         )
     return rows
 

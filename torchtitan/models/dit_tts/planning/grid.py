@@ -1,27 +1,29 @@
 """Choices of layout, activation checkpointing, compile and micro-batch, ranked by predicted speed.
 
-Every choice keeps the config's global batch, so all train the same. Those that do not fit are ranked
-behind the others and never left out.
+Every choice keeps the config's global batch, so all train the same; the config's own is among them.
+Those that do not fit are ranked behind the others, those that training would refuse stand last with its
+sentence, and none is left out.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from torchtitan.config.job_config import ActivationCheckpoint
+from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.planning.buckets import estimated_buckets
+from torchtitan.models.dit_tts.planning.compiled_block import blocks_compiled, with_blocks
 from torchtitan.models.dit_tts.planning.constants import Constants
-from torchtitan.models.dit_tts.planning.devices import Cluster
-from torchtitan.models.dit_tts.planning.forecast import Forecaster, StepForecast
+from torchtitan.models.dit_tts.planning.devices import ACCELERATOR, Cluster
+from torchtitan.models.dit_tts.planning.forecast import Forecaster, StepForecast, layout_of
 from torchtitan.models.dit_tts.planning.memory import capacity, states_total
 from torchtitan.models.dit_tts.planning.states import Layout
+from torchtitan.models.dit_tts.validate import validate_config
 
-# Activation checkpointing: name, mode, option.
-_CHECKPOINTING = (
-    ("none", "none", "op"),
-    ("op", "selective", "op"),
-    ("every 2nd", "selective", "2"),
-    ("full", "full", "op"),
-)
+# Activation checkpointing: mode and option.
+_CHECKPOINTING = (("none", "op"), ("selective", "op"), ("selective", "2"), ("full", "op"))
 
 
 @dataclass(frozen=True)
@@ -30,52 +32,112 @@ class Choice:
     checkpointing: str
     compiled: bool
     micro_batch: int
+    """of the longest bucket"""
+
     accumulation: int
+    own: bool
+    """the config's"""
+
+    refused: str
+    """what training would say instead of starting; empty where it starts"""
+
     states: int
     """bytes of a GPU without any batch"""
 
     capacity: int
+    most: int
+    """bytes in the bucket that needs most; the states where not even these fit"""
+
     step: StepForecast | None
-    """None where not even the states fit"""
+    """in the longest bucket; None where it is refused or not even the states fit"""
 
     @property
     def fits(self) -> bool:
-        return self.step is not None and self.step.memory.fits
+        return self.step is not None and self.most <= self.capacity
+
+
+def checkpointing_name(options: ActivationCheckpoint) -> str:
+    """Activation checkpointing in a word or two."""
+    if options.mode == "memory_budget":
+        return f"memory_budget {options.memory_budget:g}"
+    if options.mode != "selective":
+        return options.mode
+    return "op" if options.selective_ac_option == "op" else f"every {options.selective_ac_option}"
 
 
 def grid(config: JobConfig, cluster: Cluster, constants: Constants) -> list[Choice]:
     """All choices, the fastest that fits first."""
+    own_layout = layout_of(config, cluster.gpus)
     config = upstream_view(config, run_folder_path(config), cluster.gpus)
-    forecaster = Forecaster(config, cluster, constants, shorter=False)
+    forecaster = Forecaster(config, cluster, constants, shorter=True)
+    own = own_layout, config.activation_checkpoint, blocks_compiled(config)
+    layouts = dict.fromkeys([own_layout, *_layouts(cluster)])
+    checkpointing = [own[1]]
+    for mode, option in _CHECKPOINTING:
+        other = replace(own[1], mode=mode, selective_ac_option=option)
+        if checkpointing_name(other) != checkpointing_name(own[1]):
+            checkpointing.append(other)
     choices = []
-    for layout in _layouts(cluster):
-        states = states_total(forecaster.states(config, layout))
-        most = capacity(cluster.device)
-        for name, mode, option in _CHECKPOINTING:
+    for layout in layouts:
+        for options in checkpointing:
             for compiled in (True, False):
-                chosen = replace(
-                    config,
-                    compile=replace(config.compile, enable=compiled),
-                    activation_checkpoint=replace(
-                        config.activation_checkpoint, mode=mode, selective_ac_option=option
-                    ),
-                )
+                chosen = with_blocks(_with_layout(config, layout), compiled)
+                chosen = replace(chosen, activation_checkpoint=options)
                 for samples, accumulation in _micro_batches(config, cluster.gpus):
-                    step = None
-                    if states <= most:
-                        step = forecaster.step(
-                            chosen, layout, forecaster.lengths, samples, accumulation
-                        )
-                    choices.append(
-                        Choice(layout, name, compiled, samples, accumulation, states, most, step)
-                    )
+                    training = replace(config.training, local_batch_size=samples)
+                    is_own = (layout, options, compiled) == own
+                    is_own = is_own and samples == config.training.local_batch_size
+                    each = replace(chosen, training=training)
+                    choices.append(_choice(forecaster, each, layout, accumulation, is_own))
     return sorted(choices, key=_rank)
 
 
-def _rank(choice: Choice) -> tuple[bool, bool, float]:
+def _choice(
+    forecaster: Forecaster, config: JobConfig, layout: Layout, accumulation: int, own: bool
+) -> Choice:
+    cluster, samples = forecaster.cluster, config.training.local_batch_size
+    states = most = states_total(forecaster.states(config, layout))
+    room = capacity(cluster.device)
+    refused, step = "", None
+    try:
+        validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
+    except InputError as error:
+        refused = str(error)
+    if not refused and states <= room:
+        step = forecaster.step(config, layout, forecaster.lengths, samples, accumulation)
+        needs = [
+            forecaster.memory(config, layout, bucket.lengths, bucket.micro_batch).total
+            for bucket in estimated_buckets(config, cluster.gpus)
+        ]
+        most = max(step.memory.total, *needs)
+    return Choice(
+        layout=layout,
+        checkpointing=checkpointing_name(config.activation_checkpoint),
+        compiled=blocks_compiled(config),
+        micro_batch=samples,
+        accumulation=accumulation,
+        own=own,
+        refused=refused,
+        states=states,
+        capacity=room,
+        most=most,
+        step=step,
+    )
+
+
+def _rank(choice: Choice) -> tuple[bool, bool, bool, float]:
     step = choice.step
     speed = step.samples_per_second.middle if step is not None else 0.0
-    return not choice.fits, step is None, -speed
+    return bool(choice.refused), not choice.fits, step is None, -speed
+
+
+def _with_layout(config: JobConfig, layout: Layout) -> JobConfig:
+    parallelism = replace(
+        config.parallelism,
+        data_parallel_replicate_degree=layout.replicas,
+        data_parallel_shard_degree=layout.shards,
+    )
+    return replace(config, parallelism=parallelism)
 
 
 def _layouts(cluster: Cluster) -> Iterator[Layout]:

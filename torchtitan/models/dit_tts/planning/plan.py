@@ -1,6 +1,6 @@
 """Everything that can be said of a run before it starts, from its config and a number of GPUs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config import run_folder_path, upstream_view
@@ -81,7 +81,12 @@ def make_plan(config: JobConfig, gpus: int) -> Plan:
         parts=count_parameters(model, config.encoder, sizes.source),
         states=state_memory(config, sizes.args, sizes.source, layout),
         activations=activation_memory(
-            config, sizes.args, step.micro_batch, step.lengths, sharded=layout.sharded
+            config,
+            # Every backend of a GPU keeps the same, and varlen's stand-in on the CPU keeps all scores.
+            replace(sizes.args, attention="sdpa"),
+            step.micro_batch,
+            step.lengths,
+            sharded=layout.sharded,
         ),
         downloads=downloads(config, sizes.source),
         step=step,

@@ -3,7 +3,11 @@
 A pass is affine in the number of decoder blocks and in that of the speaker encoder's, so two and three
 of the one and one and two of the other are run. In samples B, frames T and text tokens L every size in
 it is either a + b T + c L, the same for any B, or a + B (b + c T + d L): passes with two and three
-samples, with half the frames and with half the text, tell the rest.
+samples, with half the frames and with half the text, tell the rest. (Sums of the two kinds are off by
+what the first grows with the lengths, tables of angles: nothing beside a micro-batch of any use.)
+
+Under a memory budget the compiler decides anew at every shape, and its decision leaps: such blocks are
+run at the lengths that are asked for, with the samples of the config's micro-batch and one more.
 """
 
 from collections.abc import Callable
@@ -19,7 +23,7 @@ from torchtitan.models.dit_tts.planning.activations import (
     blocks_by_checkpointing,
     measure,
 )
-from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler
+from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler, blocks_compiled
 from torchtitan.models.dit_tts.planning.devices import Device
 from torchtitan.models.dit_tts.planning.operations import (
     ATTENTION,
@@ -68,14 +72,16 @@ class _Pass:
 class _Passes:
     """Passes of one model with different shapes; tells the sizes in a pass with any other."""
 
-    def __init__(self, longest: Shape, passes: dict[Shape, _Pass]):
-        self.longest = longest
+    def __init__(self, passes: dict[Shape, _Pass]):
+        """passes: first two that differ in samples alone, then those with half of something."""
         self._passes = passes
+        self.longest, more = list(passes)[:2]
+        self._samples = self.longest.samples, more.samples
 
     def _at(self, read: Callable[[_Pass], object], shape: Shape) -> np.ndarray:
         longest = self.longest
         few, more = (
-            np.asarray(read(self._passes[replace(longest, samples=b)]), float) for b in _SAMPLES
+            np.asarray(read(self._passes[replace(longest, samples=b)]), float) for b in self._samples
         )
         shift = np.zeros_like(few)  # of as many samples as the first pass has
         for name in ("frames", "text_tokens"):
@@ -85,8 +91,15 @@ class _Passes:
                 slope = (few - np.asarray(read(self._passes[fewer]), float)) / (most - _half(most))
                 shift += slope * (wanted - most)
         grows = more != few
-        a_sample = np.where(grows, more - few + shift / _SAMPLES[0], 0.0)
-        return few + shift + (shape.samples - _SAMPLES[0]) * a_sample
+        first, second = self._samples
+        a_sample = np.where(grows, (more - few) / (second - first) + shift / first, 0.0)
+        return few + shift + (shape.samples - first) * a_sample
+
+    @property
+    def alike(self) -> bool:
+        """Whether the same operations ran at all shapes."""
+        first, *others = (each.operations for each in self._passes.values())
+        return all(first.matches(other) for other in others)
 
     def memory(self, name: str, shape: Shape) -> float:
         return float(self._at(lambda each: getattr(each.memory, name), shape))
@@ -124,6 +137,10 @@ class BlockProfile:
     another_block: _Passes
     """of one with one more decoder block"""
 
+    @property
+    def alike(self) -> bool:
+        return self.base.alike and self.another_block.alike
+
     def saved(self, shape: Shape) -> tuple[float, float]:
         """(bytes of all but the blocks, bytes of one block) that are kept for the backward pass."""
         base, more = (each.memory("saved", shape) for each in (self.base, self.another_block))
@@ -148,31 +165,32 @@ class Profile:
         self,
         args: DiTTTSModelArgs,
         blocks: dict[str, int],
-        kinds: dict[str, BlockProfile],
+        kind: Callable[[str, Shape], BlockProfile],
         speaker: tuple[_Passes, _Passes],
     ):
         """
         Args:
             args: the model's sizes.
             blocks: checkpointing -> number of decoder blocks.
-            kinds: checkpointing -> its passes, with one block of the speaker encoder.
+            kind: gives a checkpointing's passes, with one block of the speaker encoder, for a shape.
             speaker: passes with one and with two of these.
         """
         self._blocks = blocks
-        self._kinds = kinds
+        self._kind = kind
         self._speaker = speaker
         self._more_speaker_blocks = args.speaker_n_layers - 1
 
     def memory(self, shape: Shape) -> ActivationMemory:
         """Bytes of a micro-batch."""
-        saved = {kind: each.saved(shape) for kind, each in self._kinds.items()}
+        kinds = {kind: self._kind(kind, shape) for kind in self._blocks}
+        saved = {kind: each.saved(shape) for kind, each in kinds.items()}
         # What blocks share is the same in every kind but for what checkpoints hold on to.
         total = max(rest for rest, _ in saved.values())
         total += sum(n * saved[kind][1] for kind, n in self._blocks.items())
         # The speaker encoder's shape has no frames of the utterance and no text.
         one, two = (each.memory("saved", self._speaker_shape(shape)) for each in self._speaker)
         total += self._more_speaker_blocks * (two - one)
-        passes = [each.another_block for each in self._kinds.values()]
+        passes = [each.another_block for each in kinds.values()]
         return ActivationMemory(
             batch=round(max(each.memory("batch", shape) for each in passes)),
             saved=round(total),
@@ -181,7 +199,7 @@ class Profile:
 
     def work(self, device: Device, shape: Shape) -> Work:
         """Time of a micro-batch at full rates."""
-        found = {kind: each.rows(device, shape) for kind, each in self._kinds.items()}
+        found = {kind: self._kind(kind, shape).rows(device, shape) for kind in self._blocks}
         blocks = sum(n * found[kind][1] for kind, n in self._blocks.items())
         one, two = (each.rows(device, self._speaker_shape(shape)) for each in self._speaker)
         rest = next(iter(found.values()))[0] + self._more_speaker_blocks * (two - one)
@@ -202,13 +220,20 @@ class Profile:
 class Profiler:
     """Makes profiles; passes that configs have in common are run once."""
 
-    def __init__(self, args: DiTTTSModelArgs, longest: Lengths):
-        """longest: padded lengths of the longest bucket."""
+    def __init__(self, args: DiTTTSModelArgs, longest: Lengths, micro_batch: int):
+        """
+        Args:
+            args: the model's sizes.
+            longest: padded lengths of the longest bucket.
+            micro_batch: samples of the config's micro-batch in it; shorter ones have as many frames.
+        """
         self._args = replace(args, n_layers=_BLOCKS, speaker_n_layers=1)
         self._blocks = args.n_layers
         self._speaker_blocks = args.speaker_n_layers
         self._lengths = longest
+        self._micro_batch = micro_batch
         self._kinds: dict[tuple, BlockProfile] = {}
+        self._budgets: dict[tuple, BlockProfile] = {}
         self._speakers: dict[bool, tuple[_Passes, _Passes]] = {}
 
     def profile(self, config: JobConfig, *, sharded: bool, shorter: bool) -> Profile:
@@ -218,34 +243,41 @@ class Profiler:
             sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
             shorter: whether it will be asked for other frames and text tokens than the longest.
         """
-        compiled = config.compile.enable and "model" in config.compile.components
-        blocks = blocks_by_checkpointing(config.activation_checkpoint, self._blocks)
-        for kind in blocks:
-            key = kind, sharded, compiled, shorter
-            if key not in self._kinds:
-                self._kinds[key] = self._kind(config, *key)
+        compiled = blocks_compiled(config)
+        options = config.activation_checkpoint
+        blocks = blocks_by_checkpointing(options, self._blocks, compiled=compiled)
         if sharded not in self._speakers:
             two = replace(self._args, speaker_n_layers=2)
             one_block, two_blocks = (
-                self._passes(config, args, "none", sharded, self._samples(), {})
+                self._passes(config, args, "none", sharded, self._at(self._lengths, _SAMPLES), {})
                 for args in (self._args, two)
             )
             self._speakers[sharded] = one_block, two_blocks
-        return Profile(
-            replace(self._args, speaker_n_layers=self._speaker_blocks),
-            blocks,
-            {kind: self._kinds[kind, sharded, compiled, shorter] for kind in blocks},
-            self._speakers[sharded],
-        )
 
-    def _samples(self) -> list[Shape]:
-        lengths = self._lengths
-        return [Shape(b, lengths.frames, lengths.text_tokens) for b in _SAMPLES]
+        def kind(name: str, shape: Shape) -> BlockProfile:
+            if name == "memory_budget":
+                lengths = replace(
+                    self._lengths, frames=shape.frames, text_tokens=shape.text_tokens
+                )
+                key = sharded, options.memory_budget, lengths
+                if key not in self._budgets:
+                    self._budgets[key] = self._budget(config, *key)
+                return self._budgets[key]
+            key = name, sharded, compiled, shorter
+            if key not in self._kinds:
+                self._kinds[key] = self._kind(config, *key)
+            return self._kinds[key]
+
+        args = replace(self._args, speaker_n_layers=self._speaker_blocks)
+        return Profile(args, blocks, kind, self._speakers[sharded])
+
+    def _at(self, lengths: Lengths, samples: tuple[int, ...]) -> list[Shape]:
+        return [Shape(b, lengths.frames, lengths.text_tokens) for b in samples]
 
     def _kind(
         self, config: JobConfig, kind: str, sharded: bool, compiled: bool, shorter: bool
     ) -> BlockProfile:
-        shapes = self._samples()
+        shapes = self._at(self._lengths, _SAMPLES)
         if shorter:
             one = shapes[0]
             shapes.append(replace(one, frames=_half(one.frames)))
@@ -253,6 +285,31 @@ class Profiler:
         compilers = {}
         if compiled:
             compilers = {shape: BlockCompiler(kind == "selective") for shape in shapes}
+        found = self._profile(config, kind, sharded, shapes, compilers)
+        assert found.alike, "shapes changed which operations run"
+        return found
+
+    def _budget(
+        self, config: JobConfig, sharded: bool, budget: float, lengths: Lengths
+    ) -> BlockProfile:
+        samples = max(2, self._micro_batch * self._lengths.frames // lengths.frames)
+        # Where the decision leaps from one number of samples to the next, the two after them tell.
+        for first in range(samples, samples + 3):
+            shapes = self._at(lengths, (first, first + 1))
+            compilers = {shape: BlockCompiler(budget=budget) for shape in shapes}
+            found = self._profile(config, "memory_budget", sharded, shapes, compilers)
+            if found.alike:
+                break
+        return found
+
+    def _profile(
+        self,
+        config: JobConfig,
+        kind: str,
+        sharded: bool,
+        shapes: list[Shape],
+        compilers: dict[Shape, BlockCompiler],
+    ) -> BlockProfile:
         more = replace(self._args, n_layers=_BLOCKS + 1)
         base, another = (
             self._passes(config, args, kind, sharded, shapes, compilers)
@@ -286,6 +343,4 @@ class Profiler:
                 recorder=recorder,
             )
             passes[shape] = _Pass(memory, recorder.operations())
-        first, *others = (each.operations for each in passes.values())
-        assert all(first.matches(other) for other in others), "shapes changed which operations run"
-        return _Passes(shapes[0], passes)
+        return _Passes(passes)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torchtitan.models.dit_tts.job_config import Optimizer
+from torchtitan.models.dit_tts.planning.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.planning.parameters import frozen_total, trained_total
 from torchtitan.models.dit_tts.planning.plan import Plan
 from torchtitan.models.dit_tts.planning.states import Gathered, StateMemory
@@ -99,11 +101,21 @@ def _state_lines(plan: Plan, states: StateMemory) -> list[MemoryLine]:
     lines = [
         MemoryLine("weights", states.weights, how),
         MemoryLine("gradients", states.gradients, f"{dtype}, like the weights"),
-        MemoryLine("optimizer", states.optimizer, f"{plan.config.optimizer.name}: two moments, {dtype}"),
+        MemoryLine("optimizer", states.optimizer, _moments(plan.config.optimizer, dtype)),
     ]
     if states.ema:
         lines.append(MemoryLine("EMA", states.ema, "float32, like the weights"))
     return lines
+
+
+def _moments(options: Optimizer, dtype: str) -> str:
+    """What an optimizer keeps of each parameter; float32 moments are in the weights' precision."""
+    if options.name == "Muon":
+        return f"Muon: one moment of the blocks' matrices, two of all else, {dtype}"
+    if options.state_dtype == "8bit":
+        return f"{options.name}: two moments in 8 bits, small parameters' in {dtype}"
+    own = options.state_dtype
+    return f"{options.name}: two moments, {dtype if own == 'float32' else own}"
 
 
 def _gathered_line(what: str, gathered: Gathered) -> MemoryLine:
@@ -131,13 +143,18 @@ def _memory(plan: Plan) -> list[str]:
         "not in the sum: the device's context, the allocator's unused parts, workspaces of kernels,"
     )
     rows.append("buffers of collectives, a frozen text encoder's own activations")
-    if plan.config.compile.enable:
+    rows.append(
+        "shorter buckets have more samples and can need more: titan-tts plan has a line for each"
+    )
+    if blocks_compiled(plan.config):
         rows.append(
-            "[compile] enable = true keeps fewer activations; how many fewer, only a measurement on the "
-            "GPU tells"
+            "[compile] enable = true keeps fewer activations; titan-tts plan computes how many fewer"
         )
     if plan.config.activation_checkpoint.mode == "memory_budget":
-        rows.append("activation checkpointing 'memory_budget' is the compiler's: counted as 'none'")
+        rows.append(
+            "activation checkpointing 'memory_budget' is the compiler's: counted as 'none' here, and as it "
+            "is by titan-tts plan"
+        )
     return rows
 
 

@@ -88,6 +88,9 @@ class StateMemory:
 
     encoder_gathered: Gathered
     encoder_sharded: bool
+    encoder_units: int
+    """of a sharded one, gathered one after another"""
+
     offloaded: bool
     """weights, gradients, optimizer and EMA are in the machine's memory, not the GPU's"""
 
@@ -135,7 +138,7 @@ def state_memory(
         parameters = [_local(parameter) for parameter in model.parameters()]
         weights = sum(_padded_bytes(parameter) for parameter in model.parameters())
         gathered, largest = _gathered(model)
-        encoder, encoder_gathered, encoder_sharded = _frozen_encoder(config, source, dims)
+        encoder, encoder_gathered, encoder_units = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
     ema = _FLOAT32 * sum(parameter.numel() for parameter in parameters) if config.ema.enable else 0
@@ -153,7 +156,8 @@ def state_memory(
         gradients_in_turn=in_turn,
         encoder=encoder,
         encoder_gathered=encoder_gathered,
-        encoder_sharded=encoder_sharded,
+        encoder_sharded=encoder_units > 0,
+        encoder_units=encoder_units,
         offloaded=training.enable_cpu_offload and layout.sharded,
     )
 
@@ -197,17 +201,18 @@ def _in_8_bits(local: torch.Tensor) -> bool:
 
 def _frozen_encoder(
     config: JobConfig, source: EncoderSource | None, dims: ParallelDims
-) -> tuple[int, Gathered, bool]:
-    """(bytes, whole parts of a sharded one, whether it is sharded) of an encoder beside the model."""
+) -> tuple[int, Gathered, int]:
+    """(bytes, whole parts and units of a sharded one) of an encoder beside the model."""
     encoder = config.encoder
     if source is None or not encoder.frozen or encoder.cache:
-        return 0, Gathered(0, 0), False
+        return 0, Gathered(0, 0), 0
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[encoder.dtype]):
         module = PretrainedTextEncoder(source).requires_grad_(False)
     size = sum(parameter.nbytes for parameter in module.parameters())
     if not shard_if_large(module, encoder, dims):
-        return size, Gathered(0, 0), False
-    return sum(map(_padded_bytes, module.parameters())), _gathered(module)[0], True
+        return size, Gathered(0, 0), 0
+    units = sum(isinstance(each, FSDPModule) for each in module.modules())
+    return sum(map(_padded_bytes, module.parameters())), _gathered(module)[0], units
 
 
 def _gathered(root: nn.Module) -> tuple[Gathered, int]:

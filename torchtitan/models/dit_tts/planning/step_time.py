@@ -12,7 +12,12 @@ import numpy as np
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.job_config import JobConfig
-from torchtitan.models.dit_tts.planning.communication import Communication
+from torchtitan.models.dit_tts.planning.communication import (
+    BACKWARD,
+    FORWARD,
+    TEXT_ENCODER,
+    Communication,
+)
 from torchtitan.models.dit_tts.planning.constants import NAMES, Constants
 from torchtitan.models.dit_tts.planning.devices import Device
 from torchtitan.models.dit_tts.planning.profile import Work
@@ -55,10 +60,8 @@ class StepTime:
     """Seconds of a step, and where they go."""
 
     parts: dict[str, float]
-    forward: float
-    """of computation, all micro-batches together"""
-
-    backward: float
+    computing: dict[str, float]
+    """phase -> its computation, all micro-batches together"""
 
     @property
     def seconds(self) -> float:
@@ -87,7 +90,8 @@ def step_time(work: StepWork, constants: Constants) -> StepTime:
     bandwidth = work.device.bandwidth * constants["memory_efficiency"]
     encoder = work.encoder_flops / work.device.peak_flops / constants["gemm_efficiency"]
     encoder *= work.accumulation * constants["encoder_slowdown"]
-    exposed = work.communication.exposed(forward, backward, constants["network_efficiency"])
+    computing = {FORWARD: float(forward), BACKWARD: float(backward), TEXT_ENCODER: float(encoder)}
+    exposed = work.communication.exposed(computing, constants)
     parts = {
         "products": work.accumulation * products.sum(),
         "attention": work.accumulation * attention.sum(),
@@ -99,7 +103,7 @@ def step_time(work: StepWork, constants: Constants) -> StepTime:
         + _OPTIMIZER_KERNELS * constants["kernel_seconds"],
         "exposed communication": exposed,
     }
-    return StepTime({name: float(value) for name, value in parts.items()}, float(forward), float(backward))
+    return StepTime({name: float(value) for name, value in parts.items()}, computing)
 
 
 def log_slopes(seconds: Callable[[Constants], float], constants: Constants) -> np.ndarray:

@@ -1,0 +1,49 @@
+"""What follows the end of a run cannot make it fail."""
+
+import json
+import logging
+
+import pytest
+
+from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.planning import after_run
+from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
+
+ROW = {"step": 1, "time": 11.0, "seconds_per_step": 0.5, "mfu": None, "goodput_mfu": None,
+       "samples_per_second": 5.0, "peak_memory_gib": 2.0}  # fmt: skip
+
+
+def no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+def terminated(*_):
+    raise KeyboardInterrupt("terminated by SIGTERM")
+
+
+def written(folder) -> None:
+    shapes = [RanShape(4, Lengths(32, 24, 32), 1)]
+    write_plan(folder, load_config([]), 1, 1, "NVIDIA H200", shapes, since=0.0)
+
+
+@pytest.mark.parametrize(
+    "name, replacement, words",
+    [("write_atomic", no_space, "No space left"), ("_predicted", terminated, "terminated by SIGTERM")],
+)
+def test_a_completed_run_outlives_its_plan(tmp_path, monkeypatch, caplog, name, replacement, words):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")
+    monkeypatch.setattr(after_run, "_predicted", lambda *_: {})
+    monkeypatch.setattr(after_run, name, replacement)
+    with caplog.at_level(logging.INFO):
+        written(tmp_path)
+    *_, before, said = caplog.messages
+    assert "up to half a minute" in before
+    assert words in said and "plan.json was not written" in said
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_damaged_line_of_metrics_is_said(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").write_text("{not json}\n")
+    written(tmp_path)
+    assert "plan.json was not written: JSONDecodeError" in caplog.text
