@@ -14,6 +14,9 @@ HSDP = [
     "--parallelism.data_parallel_shard_degree=2",
 ]
 
+# The blocks that cost most to compile; the case "compile" has the encoders' too.
+COMPILE = ["--compile.enable", "--compile.components", "model"]
+
 LAYOUTS = {
     "accumulation": (1, ["--training.local_batch_size=4"]),
     "ddp": (2, ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]),
@@ -43,14 +46,14 @@ LAYOUTS = {
     "compile": (1, ["--compile.enable"]),
     "fsdp_compile_checkpointing": (
         2,
-        ["--training.local_batch_size=4", "--compile.enable", "--activation_checkpoint.mode=full"],
+        ["--training.local_batch_size=4", *COMPILE, "--activation_checkpoint.mode=full"],
     ),
-    "reduce_overhead": (1, ["--compile.enable", "--compile.mode=reduce-overhead"]),
+    "reduce_overhead": (1, [*COMPILE, "--compile.mode=reduce-overhead"]),
     "fsdp_memory_budget": (
         2,
         [
             "--training.local_batch_size=4",
-            "--compile.enable",
+            *COMPILE,
             "--activation_checkpoint.mode=memory_budget",
         ],
     ),
@@ -59,7 +62,7 @@ LAYOUTS = {
         [
             *HSDP,
             "--attention.backend=varlen",
-            "--compile.enable",
+            *COMPILE,
             "--compile.mode=max-autotune-no-cudagraphs",
             "--activation_checkpoint.mode=selective",
             "--activation_checkpoint.selective_ac_option=op",
@@ -71,7 +74,7 @@ LAYOUTS = {
             "--training.local_batch_size=4",
             "--parallelism.data_parallel_replicate_degree=2",
             "--attention.backend=flex",
-            "--compile.enable",
+            *COMPILE,
         ],
     ),
 }

@@ -442,15 +442,12 @@ def test_the_backend_fits_device_and_dtype():
     assert choose("flex", cuda, torch.float32) == "flex"
 
 
-def test_what_an_accelerator_cannot_do_is_refused(monkeypatch):
-    monkeypatch.setattr(validate, "device_type", "cuda")
+def test_what_an_accelerator_cannot_do_is_refused():
     flex, varlen = ["--attention.backend=flex"], ["--attention.backend=varlen"]
     for allowed in ([*flex, "--compile.enable"], varlen, []):
-        validate._validate_attention(load_config(allowed))
+        validate._validate_attention(load_config(allowed), "cuda")
     float32 = [*varlen, "--training.mixed_precision_param=float32"]
     for refused, words in ((flex, r"flex.*\[compile\] enable"), (float32, "mixed_precision_param")):
         with pytest.raises(InputError, match=words):
-            validate._validate_attention(load_config(refused))
-        monkeypatch.setattr(validate, "device_type", "cpu")
-        validate._validate_attention(load_config(refused))
-        monkeypatch.setattr(validate, "device_type", "cuda")
+            validate._validate_attention(load_config(refused), "cuda")
+        validate._validate_attention(load_config(refused), "cpu")

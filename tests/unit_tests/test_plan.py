@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
 from torchtitan.models.dit_tts.planning.activations import measure
 from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
-from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler
+from torchtitan.models.dit_tts.planning.compiled_block import ModelCompiler, compiled_stacks
 from torchtitan.models.dit_tts.planning.constants import guesses, load
 from torchtitan.models.dit_tts.planning.devices import (
     DEVICES,
@@ -72,17 +72,19 @@ def test_recorded_products_are_the_formulas():
 # Passes
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_passes_tell_what_other_shapes_take(compiled):
+@pytest.mark.parametrize("components", [[], ["model", "encoders"]])
+def test_passes_tell_what_other_shapes_take(components):
     """Samples, frames, text, blocks and speaker blocks that were not run, against a pass with them."""
-    config = debug_config(*["--compile.enable"] * compiled)
+    compiled = components and ["--compile.enable", "--compile.components", *components]
+    config = debug_config(*compiled)
+    assert compiled_stacks(config) == tuple(components)
     args = replace(model_sizes(config).args, n_layers=4, speaker_n_layers=3)
     longest = Lengths(64, 40, 64)
     profile = Profiler(args, longest, 5).profile(config, sharded=True, shorter=True)
     recorder = OperationRecorder()
     real = measure(
         config, args, 5, Lengths(40, 24, 64), "none", sharded=True, recorder=recorder,
-        compiler=BlockCompiler() if compiled else None,
+        compiler=ModelCompiler(compiled_stacks(config)),
     )  # fmt: skip
     predicted = profile.memory(Shape(5, 40, 24))
     assert predicted.batch == real.batch
@@ -93,7 +95,7 @@ def test_passes_tell_what_other_shapes_take(compiled):
     assert work.kernels.sum() == len(rows.kind)
     attention = rows.factors.prod(1)[rows.kind == ATTENTION].sum() / H200.peak_flops
     assert work.attention_seconds.sum() == pytest.approx(attention, rel=1e-9)
-    assert (work.fused_seconds.sum() > 0) == compiled
+    assert (work.fused_seconds.sum() > 0) == bool(compiled)
 
 
 def test_what_the_compiler_does_to_a_block():
@@ -103,7 +105,7 @@ def test_what_the_compiler_does_to_a_block():
     for kind in ("none", "selective", "full"):
         for compiled in (False, True):
             recorder = OperationRecorder()
-            compiler = BlockCompiler(kind == "selective") if compiled else None
+            compiler = ModelCompiler(["model"] * compiled, kind == "selective")
             memory = measure(
                 config, args, 2, lengths, kind, sharded=True, compiler=compiler, recorder=recorder
             )
@@ -118,25 +120,33 @@ def test_what_the_compiler_does_to_a_block():
         assert found[kind, True][2] < 0.6 * found[kind, False][2]  # fewer kernels, the same products
         assert found[kind, True][1] == pytest.approx(found[kind, False][1], rel=0.01)
     assert found["full", True][1] > found["selective", True][1] > found["none", True][1]
+    recorder, encoders = OperationRecorder(), ModelCompiler(["encoders"])
+    memory = measure(
+        config, args, 2, lengths, "none", sharded=True, compiler=encoders, recorder=recorder
+    )
+    kernels = found["none", False][2]
+    assert memory.saved < saved["none", False] and len(recorder.operations().kind) < kernels
 
 
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_memory_budget_is_the_compilers(sharded):
     """What it keeps is decided at each shape: a profile must tell what passes of that shape hold."""
-    budget = ["--compile.enable", "--activation_checkpoint.mode=memory_budget"]
+    budget = ["--compile.enable", "--compile.components", "model"]
+    budget += ["--activation_checkpoint.mode=memory_budget"]
     config = debug_config(*budget, "--activation_checkpoint.memory_budget=0.5")
     args = replace(model_sizes(config).args, n_layers=3, speaker_n_layers=1)
     longest, shape = Lengths(64, 40, 64), Shape(8, 32, 24)
     lengths = Lengths(shape.frames, shape.text_tokens, 64)
 
-    def kept(compiler: BlockCompiler) -> int:
+    def kept(budget: float) -> int:
+        compiler = ModelCompiler(compiled_stacks(config), budget=budget)
         memory = measure(
             config, args, shape.samples, lengths, "memory_budget", sharded=sharded, compiler=compiler
         )
         return memory.saved
 
     profile = Profiler(args, longest, 4).profile(config, sharded=sharded, shorter=True)
-    assert profile.memory(shape).saved == kept(BlockCompiler(budget=0.5)) < kept(BlockCompiler())
+    assert profile.memory(shape).saved == kept(0.5) < kept(1.0)
 
 
 # Memory

@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler
+from torchtitan.models.dit_tts.planning.compiled_block import ModelCompiler
 from torchtitan.models.dit_tts.planning.operations import OperationRecorder
 from torchtitan.models.dit_tts.planning.storage_ledger import StorageLedger
 from torchtitan.tools.utils import set_default_dtype
@@ -110,7 +110,7 @@ def measure(
     *,
     sharded: bool,
     fake: bool = True,
-    compiler: BlockCompiler | None = None,
+    compiler: ModelCompiler | None = None,
     recorder: OperationRecorder | None = None,
 ) -> ActivationMemory:
     """One forward and backward pass of a model with these sizes.
@@ -123,7 +123,7 @@ def measure(
         checkpointing: of every block, as `blocks_by_checkpointing` names it.
         sharded: as in `activation_memory`.
         fake: false computes with data, on the CPU.
-        compiler: the decoder's blocks run as it compiles them.
+        compiler: blocks run as it compiles them.
         recorder: takes note of the operations.
     """
     compute_dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
@@ -135,8 +135,9 @@ def measure(
         modes.enter_context(torch.device("cpu"))
         with set_default_dtype(own_dtype):
             model = get_train_spec().model_cls(args)
-        made = compiler is None or compiler.install(model.layers)
-        by_partition = compiler is not None and checkpointing in ("selective", "memory_budget")
+        made = compiler is None or compiler.install(model)
+        decoder_compiled = compiler is not None and compiler.decoder
+        by_partition = decoder_compiled and checkpointing in ("selective", "memory_budget")
         model = _checkpointed(model, config, "none" if by_partition else checkpointing)
         batch = _micro_batch(config, args, samples, lengths)
         inputs = list(batch.values())
@@ -157,14 +158,14 @@ def measure(
         recorder = recorder or OperationRecorder()
         with StorageLedger(known) as ledger, recorder:
             if compiler is not None:
-                compiler.ledger, compiler.recorder = ledger, recorder
+                compiler.watch(ledger, recorder)
             loss = forward()
             saved = ledger.alive()
             recorder.backward = True
             loss.backward()
             del loss
         if compiler is not None:
-            compiler.ledger = compiler.recorder = None
+            compiler.watch(None, None)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         peak = ledger.peak(without=gradients)
     # Clean latents and the target are as large as the noisy ones that the model sees.

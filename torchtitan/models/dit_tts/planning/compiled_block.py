@@ -8,7 +8,7 @@ joined and have the same products before them.
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.job_config import JobConfig
 from torchtitan.models.dit_tts.planning.operations import (
     FUSED,
@@ -34,7 +35,13 @@ _aten = torch.ops.aten
 
 def blocks_compiled(config: JobConfig) -> bool:
     """Whether training compiles the decoder's blocks: enable = true can be of the loss alone."""
-    return config.compile.enable and "model" in config.compile.components
+    return "model" in compiled_stacks(config)
+
+
+def compiled_stacks(config: JobConfig) -> tuple[str, ...]:
+    """Components of [compile] that are stacks of blocks, where training compiles them."""
+    named = ("model", "encoders") if config.compile.enable else ()
+    return tuple(name for name in named if name in config.compile.components)
 
 
 def with_blocks(config: JobConfig, compiled: bool) -> JobConfig:
@@ -148,6 +155,40 @@ class BlockCompiler:
             return out
 
         return run
+
+
+class ModelCompiler:
+    """Compiles a model's stacks of like blocks for one shape, each by a `BlockCompiler` of its own."""
+
+    def __init__(
+        self, components: Sequence[str], keep_products: bool = False, budget: float = 1.0
+    ):
+        """
+        Args:
+            components: as `compiled_stacks` names them.
+            keep_products, budget: of the decoder's blocks. A budget is the encoders' too, in training;
+                what they keep is too little for that to be told here.
+        """
+        self.decoder = "model" in components
+        self._components = components
+        self._options = keep_products, budget
+        self._compilers: list[BlockCompiler] = []
+
+    def install(self, model: nn.Module) -> bool:
+        """As `BlockCompiler.install`."""
+        found = stacks(model, self._components)
+        if not self._compilers:
+            self._compilers = [
+                BlockCompiler(*self._options) if layers is model.layers else BlockCompiler()
+                for layers in found
+            ]
+        pairs = zip(self._compilers, found, strict=True)
+        return all([compiler.install(layers) for compiler, layers in pairs])
+
+    def watch(self, ledger: StorageLedger | None, recorder: OperationRecorder | None) -> None:
+        """Whom to tell what runs from now on."""
+        for compiler in self._compilers:
+            compiler.ledger, compiler.recorder = ledger, recorder
 
 
 def _tag_products(graph: fx.Graph) -> None:

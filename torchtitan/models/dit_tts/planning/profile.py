@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.planning.activations import (
     blocks_by_checkpointing,
     measure,
 )
-from torchtitan.models.dit_tts.planning.compiled_block import BlockCompiler, blocks_compiled
+from torchtitan.models.dit_tts.planning.compiled_block import ModelCompiler, compiled_stacks
 from torchtitan.models.dit_tts.planning.devices import Device
 from torchtitan.models.dit_tts.planning.operations import (
     ATTENTION,
@@ -234,7 +234,7 @@ class Profiler:
         self._micro_batch = micro_batch
         self._kinds: dict[tuple, BlockProfile] = {}
         self._budgets: dict[tuple, BlockProfile] = {}
-        self._speakers: dict[bool, tuple[_Passes, _Passes]] = {}
+        self._speakers: dict[tuple, tuple[_Passes, _Passes]] = {}
 
     def profile(self, config: JobConfig, *, sharded: bool, shorter: bool) -> Profile:
         """
@@ -243,60 +243,78 @@ class Profiler:
             sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
             shorter: whether it will be asked for other frames and text tokens than the longest.
         """
-        compiled = blocks_compiled(config)
+        compiled = compiled_stacks(config)
         options = config.activation_checkpoint
-        blocks = blocks_by_checkpointing(options, self._blocks, compiled=compiled)
-        if sharded not in self._speakers:
+        blocks = blocks_by_checkpointing(options, self._blocks, compiled="model" in compiled)
+        encoders = sharded, tuple(name for name in compiled if name != "model")
+        if encoders not in self._speakers:
             two = replace(self._args, speaker_n_layers=2)
+            shapes = self._at(self._lengths, _SAMPLES)
+            compilers = {shape: ModelCompiler(encoders[1]) for shape in shapes}
             one_block, two_blocks = (
-                self._passes(config, args, "none", sharded, self._at(self._lengths, _SAMPLES), {})
+                self._passes(config, args, "none", sharded, shapes, compilers)
                 for args in (self._args, two)
             )
-            self._speakers[sharded] = one_block, two_blocks
+            self._speakers[encoders] = one_block, two_blocks
 
         def kind(name: str, shape: Shape) -> BlockProfile:
-            if name == "memory_budget":
-                lengths = replace(
-                    self._lengths, frames=shape.frames, text_tokens=shape.text_tokens
-                )
-                key = sharded, options.memory_budget, lengths
-                if key not in self._budgets:
-                    self._budgets[key] = self._budget(config, *key)
-                return self._budgets[key]
-            key = name, sharded, compiled, shorter
+            budget = options.memory_budget if name == "memory_budget" else 1.0
+            key = name, budget, sharded, compiled, shorter
             if key not in self._kinds:
                 self._kinds[key] = self._kind(config, *key)
-            return self._kinds[key]
+            # A budget's decisions leap between shapes where autocast's copies of weights are weighed
+            # against them: each shape has to be run then.
+            if name != "memory_budget" or sharded and self._kinds[key].alike:
+                return self._kinds[key]
+            lengths = replace(self._lengths, frames=shape.frames, text_tokens=shape.text_tokens)
+            key = sharded, compiled, budget, lengths
+            if key not in self._budgets:
+                self._budgets[key] = self._budget(config, *key)
+            return self._budgets[key]
 
         args = replace(self._args, speaker_n_layers=self._speaker_blocks)
-        return Profile(args, blocks, kind, self._speakers[sharded])
+        return Profile(args, blocks, kind, self._speakers[encoders])
 
     def _at(self, lengths: Lengths, samples: tuple[int, ...]) -> list[Shape]:
         return [Shape(b, lengths.frames, lengths.text_tokens) for b in samples]
 
     def _kind(
-        self, config: JobConfig, kind: str, sharded: bool, compiled: bool, shorter: bool
+        self,
+        config: JobConfig,
+        kind: str,
+        budget: float,
+        sharded: bool,
+        compiled: tuple[str, ...],
+        shorter: bool,
     ) -> BlockProfile:
-        shapes = self._at(self._lengths, _SAMPLES)
+        samples = _SAMPLES
+        if kind == "memory_budget":  # decided where the run will be
+            samples = max(2, self._micro_batch), max(2, self._micro_batch) + 1
+        shapes = self._at(self._lengths, samples)
         if shorter:
             one = shapes[0]
             shapes.append(replace(one, frames=_half(one.frames)))
             shapes.append(replace(one, text_tokens=_half(one.text_tokens)))
-        compilers = {}
-        if compiled:
-            compilers = {shape: BlockCompiler(kind == "selective") for shape in shapes}
+        compilers = {
+            shape: ModelCompiler(compiled, kind == "selective", budget) for shape in shapes
+        }
         found = self._profile(config, kind, sharded, shapes, compilers)
-        assert found.alike, "shapes changed which operations run"
+        assert found.alike or kind == "memory_budget", "shapes changed which operations run"
         return found
 
     def _budget(
-        self, config: JobConfig, sharded: bool, budget: float, lengths: Lengths
+        self,
+        config: JobConfig,
+        sharded: bool,
+        compiled: tuple[str, ...],
+        budget: float,
+        lengths: Lengths,
     ) -> BlockProfile:
         samples = max(2, self._micro_batch * self._lengths.frames // lengths.frames)
         # Where the decision leaps from one number of samples to the next, the two after them tell.
         for first in range(samples, samples + 3):
             shapes = self._at(lengths, (first, first + 1))
-            compilers = {shape: BlockCompiler(budget=budget) for shape in shapes}
+            compilers = {shape: ModelCompiler(compiled, budget=budget) for shape in shapes}
             found = self._profile(config, "memory_budget", sharded, shapes, compilers)
             if found.alike:
                 break
@@ -308,7 +326,7 @@ class Profiler:
         kind: str,
         sharded: bool,
         shapes: list[Shape],
-        compilers: dict[Shape, BlockCompiler],
+        compilers: dict[Shape, ModelCompiler],
     ) -> BlockProfile:
         more = replace(self._args, n_layers=_BLOCKS + 1)
         base, another = (
@@ -324,7 +342,7 @@ class Profiler:
         kind: str,
         sharded: bool,
         shapes: list[Shape],
-        compilers: dict[Shape, BlockCompiler],
+        compilers: dict[Shape, ModelCompiler],
     ) -> _Passes:
         passes = {}
         for shape in shapes:
@@ -339,7 +357,7 @@ class Profiler:
                 lengths,
                 kind,
                 sharded=sharded,
-                compiler=compilers.get(shape),
+                compiler=compilers[shape],
                 recorder=recorder,
             )
             passes[shape] = _Pass(memory, recorder.operations())
