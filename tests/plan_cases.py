@@ -9,7 +9,12 @@ from torchtitan.models.dit_tts.planning.forecast import Forecaster
 
 DEBUG = Path(__file__).resolve().parents[1] / "train_configs/debug.toml"
 H200 = find_device("H200")
-SMALL = ["--data.max_frames=64", "--data.num_buckets=2", "--training.mixed_precision_param=bfloat16"]
+SMALL = [
+    "--data.max_frames=64",
+    "--data.num_buckets=2",
+    "--training.mixed_precision_param=bfloat16",
+    "--encoder.n_layers=1",
+]
 
 
 def debug_config(*arguments: str):

@@ -48,7 +48,6 @@ LAYOUTS = {
         2,
         ["--training.local_batch_size=4", *COMPILE, "--activation_checkpoint.mode=full"],
     ),
-    "reduce_overhead": (1, [*COMPILE, "--compile.mode=reduce-overhead"]),
     "fsdp_memory_budget": (
         2,
         [
