@@ -73,7 +73,9 @@ def start(dump_folder: Path, experiment: str, arguments: list[str], processes: i
     command += [str(ROOT / "train.py"), "--job.config_file", str(ROOT / "train_configs/debug.toml")]
     command += ["--job.dump_folder", str(dump_folder), "--job.experiment", experiment, *arguments]
     # The bars are for float32 on the CPU, and a machine may have fewer accelerators than processes.
+    # Each process of a pool of compilers would first import torch.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     with open(log, "wb") as output:

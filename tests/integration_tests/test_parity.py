@@ -81,7 +81,7 @@ LAYOUTS = {
 OPTIMIZERS = {
     "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
-    "muon": (4, ["--optimizer.name=Muon"], HSDP),
+    "muon": (2, ["--optimizer.name=Muon"], FSDP),
 }
 
 
