@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.planning import after_run
 from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
 
 ROW = {"step": 1, "time": 11.0, "seconds_per_step": 0.5, "mfu": None, "goodput_mfu": None,
-       "samples_per_second": 5.0, "peak_memory_gib": 2.0}  # fmt: skip
+       "samples_per_second": 5.0, "peak_allocated_gib": 2.0}  # fmt: skip
 
 
 def no_space(*_):

@@ -306,7 +306,7 @@ def test_a_run_keeps_the_plan_beside_what_was_measured(tmp_path):
     config = debug_config()
     rows = [
         {"step": step, "time": 10.0 + step, "seconds_per_step": seconds, "mfu": 0.3, "goodput_mfu": None,
-         "samples_per_second": 5.0, "peak_memory_gib": 2.0 + step}
+         "samples_per_second": 5.0, "peak_allocated_gib": 2.0 + step}
         for step, seconds in ((0, 99.0), (1, 9.0), (2, 0.5), (3, 0.7))
     ]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
