@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from tests.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
+from tests.helpers.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402

@@ -9,8 +9,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from tests import runs
-from tests.synthetic import make_shards
+from tests.helpers import runs
+from tests.helpers.synthetic import make_shards
 from torchtitan.models.dit_tts import main
 from torchtitan.models.dit_tts.errors import InputError
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests import runs
-from tests.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers import runs
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 
 BENCHMARK = [
     "--benchmark.enable",

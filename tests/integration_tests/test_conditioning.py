@@ -6,8 +6,8 @@ import json
 import pytest
 import soundfile
 
-from tests import runs
-from tests.synthetic import make_samples, make_shards
+from tests.helpers import runs
+from tests.helpers.synthetic import make_samples, make_shards
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference import generate_command

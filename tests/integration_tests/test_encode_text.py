@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
-from tests import speech_corpora as corpora
-from tests.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers import runs
+from tests.helpers import speech_corpora as corpora
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.conditioning import encode_features
 

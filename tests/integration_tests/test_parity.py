@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import runs
-from tests.synthetic import make_shards
+from tests.helpers import runs
+from tests.helpers.synthetic import make_shards
 
 STEPS = 4
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import soundfile
 
-from tests import runs
+from tests.helpers import runs
 
 CORPUS = runs.ROOT / "assets/spoken_digits/spoken_digits.tar"
 COMMAND = [sys.executable, "-c", "import titan_tts; titan_tts.main()"]

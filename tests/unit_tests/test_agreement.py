@@ -4,8 +4,9 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tests.synthetic import make_shards
-from tests.unit_tests.test_dataloader import CHANNELS, byte_tokenizer, config
+from tests.helpers.synthetic import make_shards
+from tests.helpers.loaders import CHANNELS, config
+from torchtitan.models.dit_tts.conditioning.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
 

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.synthetic import make_samples, make_shards
+from tests.helpers.synthetic import make_samples, make_shards
+from tests.helpers.tars import npy, write_tar
 from torchtitan.models.dit_tts.data import archive, index, reading
 from torchtitan.models.dit_tts.data.archive import DamagedSample, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
@@ -24,27 +25,12 @@ CHANNELS = 8
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
-def npy(array) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
 def members_of(sample: Triplet) -> dict[str, bytes]:
     return {
         f"{sample.key}.npy": npy(sample.latents),
         f"{sample.key}.ref.npy": npy(sample.reference),
         f"{sample.key}.json": json.dumps(sample.metadata).encode(),
     }
-
-
-def write_tar(path, members, tar_format=tarfile.GNU_FORMAT):
-    """``members``: (name, bytes) pairs in the order they are written."""
-    with tarfile.open(path, "w", format=tar_format) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def check_equal(dataset, samples, prefix="x:"):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.dac_vae_checkpoints import TINY, Kwargs, write_dac_vae, write_tiny_dac_vae
+from tests.helpers.dac_vae_checkpoints import TINY, Kwargs, write_dac_vae, write_tiny_dac_vae
 from torchtitan.models.dit_tts.codec import Codec, build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae
 from torchtitan.models.dit_tts.codec.dac_vae_chunks import Context, portions

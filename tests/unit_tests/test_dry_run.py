@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from tests.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from torchtitan.distributed import parallel_dims
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
 from torchtitan.models.dit_tts.conditioning.vocabulary import make_vocabulary

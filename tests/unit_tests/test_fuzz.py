@@ -9,9 +9,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from tests.synthetic import make_samples
-from tests.unit_tests.test_archive import npy, write_tar
-from tests.unit_tests.test_dataloader import build, take
+from tests.helpers.loaders import build, take
+from tests.helpers.synthetic import make_samples
+from tests.helpers.tars import npy, write_tar
 from torchtitan.models.dit_tts.data.archive import DamagedSample, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from tests.sound_samples import (
+from tests.helpers.sound_samples import (
     CHANNELS,
     changed,
     raw_members,

@@ -8,7 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from tests.sound_samples import (
+from tests.helpers.sound_samples import (
     CHANNELS,
     changed,
     flip_byte_unnoticed,

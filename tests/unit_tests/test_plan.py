@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.plan_cases import DEBUG, H200, SMALL, debug_config, forecaster
+from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config, forecaster
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.errors import InputError

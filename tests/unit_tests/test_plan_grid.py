@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.plan_cases import H200, debug_config
+from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts.planning import grid as grid_module
 from torchtitan.models.dit_tts.planning.constants import guesses
 from torchtitan.models.dit_tts.planning.devices import cluster_of

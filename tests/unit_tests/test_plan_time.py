@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.plan_cases import H200, debug_config, forecaster
+from tests.helpers.plan_cases import H200, debug_config, forecaster
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.planning.calibrate import Observation, fit

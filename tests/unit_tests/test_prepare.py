@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests import speech_corpora as corpora
-from tests.http_server import FolderServer
+from tests.helpers import speech_corpora as corpora
+from tests.helpers.http_server import FolderServer
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.archive import open_dataset
 from torchtitan.models.dit_tts.errors import InputError

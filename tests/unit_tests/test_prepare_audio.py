@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.speech_corpora import RATE, audio_bytes, speech
+from tests.helpers.speech_corpora import RATE, audio_bytes, speech
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import audio, mp3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests import speech_corpora as corpora
+from tests.helpers import speech_corpora as corpora
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus
 from torchtitan.models.dit_tts.prepare.items import (

@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from tests.http_server import FolderServer
+from tests.helpers.http_server import FolderServer
 from torchtitan.models.dit_tts.data import disk_cache, remote
 from torchtitan.models.dit_tts.data.disk_cache import RECORD
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader

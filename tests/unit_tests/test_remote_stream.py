@@ -4,10 +4,9 @@ import shutil
 
 import pytest
 
-from tests.http_server import FolderServer
-from tests.synthetic import flip_bits, make_shards
-from tests.unit_tests.test_dataloader import CHANNELS, assert_same, build, joined, take
-from tests.unit_tests.test_stream import SKIP
+from tests.helpers.http_server import FolderServer
+from tests.helpers.synthetic import flip_bits, make_shards
+from tests.helpers.loaders import CHANNELS, SKIP, assert_same, build, joined, take
 from torchtitan.models.dit_tts.data.archive import open_dataset
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.pretrained_checkpoints import write_tiny_t5
+from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
 from torchtitan.models.dit_tts.conditioning.run_encoder import (
     check_fingerprint,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tests.http_server import FolderServer
+from tests.helpers.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote, sources
 from torchtitan.models.dit_tts.data.sources import (
     RemoteSource,

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.synthetic import flip_bits, make_samples, make_shards
-from tests.unit_tests.test_dataloader import (
+from tests.helpers.synthetic import flip_bits, make_samples, make_shards
+from tests.helpers.loaders import (
+    SKIP,
     CHANNELS,
     assert_same,
     build,
-    byte_tokenizer,
     config,
     global_batches,
     joined,
     take,
 )
+from torchtitan.models.dit_tts.conditioning.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 
@@ -32,7 +33,6 @@ def damaged(tmp_path):
     return folder
 
 
-SKIP = {"on_error": "skip", "max_skipped_share": 0.1}
 BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
-from tests.synthetic import flip_bits, make_shards
+from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.conditioning import encoder_source
 from torchtitan.models.dit_tts.conditioning.run_tokenizer import (
     FILE_NAME,

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, T5Config
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
 
-from tests.pretrained_checkpoints import write_tiny_bert, write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.pretrained_checkpoints import write_tiny_bert, write_tiny_t5, write_tiny_t5gemma2
 from torchtitan.models.dit_tts.conditioning.encoder_files import contents_digest, fetch_weights
 from torchtitan.models.dit_tts.conditioning.encoder_source import KNOWN_SIZES, find_source
 from torchtitan.models.dit_tts.conditioning.packing import SORTED_GROUPS, pack_rows

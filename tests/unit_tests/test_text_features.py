@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
-from tests.http_server import FolderServer
-from tests.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
-from tests.synthetic import flip_bits, make_shards
+from tests.helpers.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
+from tests.helpers.http_server import FolderServer
+from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.conditioning import encode_features, feature_file
 from torchtitan.models.dit_tts.conditioning.encode_features import feature_kind
 from torchtitan.models.dit_tts.conditioning.encoder_source import find_source

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.encoded_shards import SAMPLES, SHARDS, Made, write_shards
-from tests.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.encoded_shards import SAMPLES, SHARDS, Made, write_shards
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from torchtitan.models.dit_tts.conditioning import encode_features, feature_file
 from torchtitan.models.dit_tts.conditioning.text_features import open_text_features
 from torchtitan.models.dit_tts.data.shard_writer import atomic_file

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tests.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
-from tests.pretrained_checkpoints import write_tiny_t5gemma2
-from tests.unit_tests.test_dataloader import config
+from tests.helpers.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.loaders import config
 from torchtitan.models.dit_tts.conditioning import encode_features, encoder_source
 from torchtitan.models.dit_tts.conditioning.subword_tokenizer import (
     SubwordTokenizer,

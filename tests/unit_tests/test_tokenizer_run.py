@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.synthetic import make_samples
+from tests.helpers.synthetic import make_samples
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.conditioning.run_tokenizer import (
     FILE_NAME,

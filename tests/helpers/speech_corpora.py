@@ -11,7 +11,7 @@ import soxr
 
 from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance, read_audio_corpus
 
-CORPUS = Path(__file__).parents[1] / "assets/spoken_digits/spoken_digits.tar"
+CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
 RATE = 16_000
 CHANNELS = 128
 

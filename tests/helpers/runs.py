@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchtitan.models.dit_tts.run_folder import LineFile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # Small enough that a run's time is its start; float32, so that equal means equal.
 TINY = [

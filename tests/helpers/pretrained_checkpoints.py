@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.models.t5gemma2 import T5Gemma2Config, T5Gemma2ForConditionalGeneration
 
-from tests.synthetic import DIGITS
+from tests.helpers.synthetic import DIGITS
 
 VOCAB_SIZE = 512
 

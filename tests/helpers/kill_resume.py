@@ -16,9 +16,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tests import runs
-from tests.http_server import FolderServer
-from tests.synthetic import flip_bits, make_shards
+from tests.helpers import runs
+from tests.helpers.http_server import FolderServer
+from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.archive import open_dataset
 
 STEPS = 14

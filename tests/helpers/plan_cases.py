@@ -7,7 +7,7 @@ from torchtitan.models.dit_tts.planning.constants import guesses
 from torchtitan.models.dit_tts.planning.devices import cluster_of, find_device
 from torchtitan.models.dit_tts.planning.forecast import Forecaster
 
-DEBUG = Path(__file__).resolve().parents[1] / "train_configs/debug.toml"
+DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
 H200 = find_device("H200")
 SMALL = [
     "--data.max_frames=64",

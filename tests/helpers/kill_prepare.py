@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.runs import ROOT
+from tests.helpers.runs import ROOT
 
 CORPUS = ROOT / "assets/spoken_digits/spoken_digits.tar"
 COMMAND = [sys.executable, "-c", "import titan_tts; titan_tts.main()", "prepare"]
