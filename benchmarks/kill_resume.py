@@ -5,7 +5,7 @@
 
 The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
 balanced speakers, weighted durations, cropped and damaged samples and conditioning tokens. Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
-threads, and is killed in every life but the last. Writes
+threads, started as a user starts it, and is killed in every life but the last. Writes
 benchmarks/results/kill_resume.json or kill_resume_everything.json.
 """
 
@@ -39,11 +39,12 @@ def main() -> int:
     outcomes = []
     with tempfile.TemporaryDirectory() as temporary, DATA[options.data](Path(temporary)) as data:
         folder = Path(temporary)
-        kill_resume.make_seed_checkpoint(folder, data)
-        unbroken = runs.run(folder, "unbroken", kill_resume.common_arguments(folder, data))
+        kill_resume.make_seed_checkpoint(folder, data, launcher=True)
+        arguments = kill_resume.common_arguments(folder, data)
+        unbroken = runs.run(folder, "unbroken", arguments, launcher=True)
         for number in range(options.runs):
             outcome = kill_resume.kill_and_resume(
-                folder, data, f"killed{number}", unbroken, options.seed + number
+                folder, data, f"killed{number}", unbroken, options.seed + number, launcher=True
             )
             outcomes.append(outcome)
             elapsed = time.monotonic() - began

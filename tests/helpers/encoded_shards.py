@@ -5,8 +5,13 @@ from pathlib import Path
 import torch
 
 from tests.helpers.synthetic import make_shards
-from torchtitan.models.dit_tts.conditioning.encode_features import feature_kind, make_text_features
-from torchtitan.models.dit_tts.conditioning.subword_tokenizer import load_subword_tokenizer
+from torchtitan.models.dit_tts.conditioning.encode_features import (
+    feature_kind,
+    make_text_features,
+)
+from torchtitan.models.dit_tts.conditioning.subword_tokenizer import (
+    load_subword_tokenizer,
+)
 from torchtitan.models.dit_tts.conditioning.text_encoder import load_text_encoder
 from torchtitan.models.dit_tts.conditioning.text_features import open_text_features
 from torchtitan.models.dit_tts.data.archive import open_dataset

@@ -6,16 +6,13 @@ Used by the integration test and, many times over, by benchmarks/kill_prepare.py
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.runs import ROOT
+from tests.helpers import forked
+from tests.helpers.speech_corpora import CORPUS
 
-CORPUS = ROOT / "assets/spoken_digits/spoken_digits.tar"
-COMMAND = [sys.executable, "-c", "import titan_tts; titan_tts.main()", "prepare"]
 # Many small chunks and shards: each stage lasts for seconds and has many moments to die in.
 SETTINGS = ["--chunk-items", "8", "--samples-per-shard", "8", "--references", "2"]
 STAGES = {"encode": "chunks/*/*.chunk", "shards": "*/*.tar"}
@@ -38,17 +35,11 @@ class Kill:
         return "before" if not self.chunks else "shards" if self.shards else "encode"
 
 
-def start(output: Path, workers: int) -> subprocess.Popen:
+def start(output: Path, workers: int) -> forked.Child:
     log = output.with_name(output.name + ".log")
-    with open(log, "ab") as file:
-        return subprocess.Popen(
-            [*COMMAND, str(CORPUS), str(output), *SETTINGS, "--workers", str(workers)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    return forked.start_titan_tts(
+        "prepare", CORPUS, output, *SETTINGS, "--workers", workers, log=log
+    )
 
 
 def run(output: Path, workers: int = 1) -> None:

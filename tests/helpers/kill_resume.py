@@ -113,8 +113,9 @@ def common_arguments(folder: Path, data: list[str]) -> list[str]:
     ]
 
 
-def make_seed_checkpoint(folder: Path, data: list[str]) -> None:
-    runs.run(folder, "seed", [*runs.TINY, *data, "--checkpoint.create_seed_checkpoint"])
+def make_seed_checkpoint(folder: Path, data: list[str], launcher: bool = False) -> None:
+    arguments = [*runs.TINY, *data, "--checkpoint.create_seed_checkpoint"]
+    runs.run(folder, "seed", arguments, launcher=launcher)
 
 
 def last_weights(run: runs.Run) -> dict[str, torch.Tensor]:
@@ -138,7 +139,7 @@ def _last_step(run: runs.Run) -> int:
 def _wait_for_step(run: runs.Run, step: int) -> None:
     deadline = time.monotonic() + 240
     while _last_step(run) < step:
-        status = run.process.poll()
+        status = run.poll()
         assert status is None or _last_step(run) >= step, (
             f"ended with {status} before step {step}:\n{run.log.read_text()[-4000:]}"
         )
@@ -147,16 +148,18 @@ def _wait_for_step(run: runs.Run, step: int) -> None:
 
 
 def kill_and_resume(
-    folder: Path, data: list[str], name: str, unbroken: runs.Run, seed: int
+    folder: Path, data: list[str], name: str, unbroken: runs.Run, seed: int, launcher: bool = False
 ) -> Outcome:
-    """One run that is killed in every life but the last, at a random step and a random moment of it."""
+    """One run that is killed in every life but the last, at a random step and a random moment of it.
+
+    launcher: each life is started as a user would, not forked.
+    """
     rng = random.Random(seed)
     common = common_arguments(folder, data)
     kills, step = [], 0
     for number, (processes, threads, arguments) in enumerate(LIVES):
-        life = runs.start(
-            folder, name, [*common, *arguments, f"--data.num_workers={threads}"], processes
-        )
+        arguments = [*common, *arguments, f"--data.num_workers={threads}"]
+        life = runs.start(folder, name, arguments, processes, launcher)
         if number == len(LIVES) - 1:
             status = life.wait()
             assert status == 0, life.log.read_text()[-4000:]

@@ -4,9 +4,20 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
-from transformers.models.t5gemma2 import T5Gemma2Config, T5Gemma2ForConditionalGeneration
+from transformers.models.t5gemma2 import (
+    T5Gemma2Config,
+    T5Gemma2ForConditionalGeneration,
+)
 
 from tests.helpers.synthetic import DIGITS
 

@@ -2,15 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers import forked
 from torchtitan.models.dit_tts.run_folder import LineFile
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = forked.ROOT
 
 # Small enough that a run's time is its start; float32, so that equal means equal.
 TINY = [
@@ -28,26 +30,39 @@ TINY = [
 
 @dataclass
 class Run:
-    """A training process to be waited for or killed; its folder is dump_folder/experiment."""
+    """A training run to be waited for or killed; its folder is dump_folder/experiment."""
 
-    process: subprocess.Popen
+    processes: list[forked.Child] | list[subprocess.Popen]
+    """a child for each rank, or one process, the launcher's"""
+
     folder: Path
     log: Path
 
+    def poll(self) -> int | None:
+        """The exit status, that of the first rank that failed; None while all is well."""
+        states = [process.poll() for process in self.processes]
+        failures = [state for state in states if state]
+        return failures[0] if failures else None if None in states else 0
+
     def wait(self, timeout_seconds: float = 240) -> int:
+        if isinstance(self.processes[0], forked.Child):
+            return forked.wait_for_all(self.processes, timeout_seconds)
         try:
-            return self.process.wait(timeout_seconds)
+            return self.processes[0].wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
 
     def kill(self) -> None:
         """SIGKILL to every process of the run at once, as a machine that dies would."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
     def metrics(self) -> dict[int, dict]:
         rows = LineFile(self.folder / "metrics.jsonl").read()
@@ -63,36 +78,85 @@ class Run:
         return {step: sorted(names) for step, names in ids.items()}
 
 
-def start(dump_folder: Path, experiment: str, arguments: list[str], processes: int = 1) -> Run:
-    """Starts train.py, under torchrun for several processes, in a process group of its own."""
+def _train(arguments: list[str]) -> None:
+    """A rank: what train.py does."""
+    from torchtitan.models.dit_tts.main import train
+
+    sys.argv = [str(ROOT / "train.py"), *arguments]
+    sys.exit(train(arguments))
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def start(
+    dump_folder: Path,
+    experiment: str,
+    arguments: list[str],
+    processes: int = 1,
+    launcher: bool = False,
+) -> Run:
+    """Starts a run on this many ranks.
+
+    Args:
+        dump_folder, experiment: the run's folder is the one in the other.
+        arguments: of the command line, over train_configs/debug.toml.
+        processes: ranks.
+        launcher: as a user starts it: `python train.py`, under the launcher for several ranks. Else the
+            ranks are forked with everything imported.
+    """
     log = dump_folder / f"{experiment}.{time.monotonic_ns()}.log"
+    arguments = [
+        "--job.config_file", str(ROOT / "train_configs/debug.toml"),
+        "--job.dump_folder", str(dump_folder),
+        "--job.experiment", experiment,
+        *arguments,
+    ]  # fmt: skip
+    if launcher:
+        started = [_start_launcher(arguments, processes, log)]
+    else:
+        group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+        group |= {"MASTER_PORT": _free_port(), "LOCAL_WORLD_SIZE": str(processes)}
+        started = [
+            forked.start(
+                _train,
+                arguments,
+                log=log,
+                variables=forked.environment(RANK=str(rank), LOCAL_RANK=str(rank), **group),
+            )
+            for rank in range(processes)
+        ]
+    return Run(started, dump_folder / experiment, log)
+
+
+def _start_launcher(arguments: list[str], processes: int, log: Path) -> subprocess.Popen:
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torchtitan.models.dit_tts.launch", "--nproc_per_node", str(processes)]
         command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    command += [str(ROOT / "train.py"), "--job.config_file", str(ROOT / "train_configs/debug.toml")]
-    command += ["--job.dump_folder", str(dump_folder), "--job.experiment", experiment, *arguments]
-    # The bars are for float32 on the CPU, and a machine may have fewer accelerators than processes.
-    # Each process of a pool of compilers would first import torch.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
     with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
+        return subprocess.Popen(
+            [*command, str(ROOT / "train.py"), *arguments],
             cwd=ROOT,
-            env=environment,
+            env=forked.environment(),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Run(process, dump_folder / experiment, log)
 
 
-def run(dump_folder: Path, experiment: str, arguments: list[str], processes: int = 1) -> Run:
+def run(
+    dump_folder: Path,
+    experiment: str,
+    arguments: list[str],
+    processes: int = 1,
+    launcher: bool = False,
+) -> Run:
     """Starts a run and waits for its success."""
-    started = start(dump_folder, experiment, arguments, processes)
+    started = start(dump_folder, experiment, arguments, processes, launcher)
     status = started.wait()
     assert status == 0, f"exit status {status}:\n{started.log.read_text()[-4000:]}"
     return started

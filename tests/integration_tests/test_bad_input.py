@@ -2,35 +2,30 @@
 
 import io
 import json
-import subprocess
+import os
 import sys
 import tarfile
 
 import numpy as np
 import pytest
+import torch
 
-from tests.helpers import runs
+from tests.helpers import forked, runs
 from tests.helpers.synthetic import make_shards
 from torchtitan.models.dit_tts import main
 from torchtitan.models.dit_tts.errors import InputError
 
-# Several trainings in one process, one after the other: a start costs seconds. Reads a list of
-# argument lists; after each case it writes a line with its number and its exit status.
-DRIVER = """
-import json, os, sys
-import torch
-from torchtitan.models.dit_tts.main import train
 
-for number, arguments in enumerate(json.load(sys.stdin)):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
-    status = train(arguments)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.write(f"case {number} ended with {status}\\n")
-    sys.stderr.flush()
-"""
+def train_each(cases: list[list[str]]) -> None:
+    """Several trainings in one process, one after the other; says how each ended."""
+    for number, arguments in enumerate(cases):
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+        status = main.train(arguments)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        print(f"case {number} ended with {status}", file=sys.stderr, flush=True)
 
 
 def incomplete_tar(path) -> None:
@@ -107,17 +102,10 @@ def outputs(tmp_path_factory):
         [*runs.TINY, "--job.dump_folder", str(folder), f"--job.experiment={name}", *more]
         for name, (more, _) in given.items()
     ]
-    result = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        cwd=runs.ROOT,
-        input=json.dumps(arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stdout
-    rest, found = result.stdout, {}
+    log = folder / "log"
+    status = forked.start(train_each, arguments, log=log).wait(120)
+    assert status == 0, log.read_text()
+    rest, found = log.read_text(), {}
     for number, (name, (_, words)) in enumerate(given.items()):
         output, _, rest = rest.partition(f"case {number} ended with ")
         status, _, rest = rest.partition("\n")
@@ -156,7 +144,7 @@ def test_a_process_of_its_own(tmp_path):
     """`python train.py` as a user starts it."""
     toml = tmp_path / "misspelt.toml"
     toml.write_text("[modell]\nflavor = 'debug'\n")
-    run = runs.start(tmp_path, "own", ["--job.config_file", str(toml)])
+    run = runs.start(tmp_path, "own", ["--job.config_file", str(toml)], launcher=True)
     sentence = check(run.wait(60), run.log.read_text(), [str(toml), "[modell]", "model?"])
     assert run.log.read_text().splitlines() == [sentence]
     assert not run.folder.exists()
@@ -167,7 +155,7 @@ def test_under_the_launcher(tmp_path):
     it waits adds a traceback."""
     nowhere = str(tmp_path / "nowhere")
     arguments = [*runs.TINY, "--training.local_batch_size=4", "--data.path", nowhere]
-    run = runs.start(tmp_path, "launched", arguments, processes=2)
+    run = runs.start(tmp_path, "launched", arguments, processes=2, launcher=True)
     status = run.wait(120)
     sentence = check(status, run.log.read_text(), ["data.path", nowhere, "does not exist"])
     assert status == main.EXIT_INPUT_ERROR

@@ -14,12 +14,21 @@ HSDP = [
     "--parallelism.data_parallel_shard_degree=2",
 ]
 
-# The blocks that cost most to compile; the case "compile" has the encoders' too.
-COMPILE = ["--compile.enable", "--compile.components", "model"]
+# Traces, partitions and runs the graphs; Inductor's kernels take minutes to compile.
+TRACED = ["--compile.enable", "--compile.backend=aot_eager"]
+# The blocks that cost most to compile.
+INDUCTOR = ["--compile.enable", "--compile.components", "model"]
+
+DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
+VARLEN_PER_OP = [
+    "--attention.backend=varlen",
+    "--activation_checkpoint.mode=selective",
+    "--activation_checkpoint.selective_ac_option=op",
+]
 
 LAYOUTS = {
     "accumulation": (1, ["--training.local_batch_size=4"]),
-    "ddp": (2, ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]),
+    "ddp": (2, DDP),
     "fsdp": (2, FSDP),
     "hsdp": (4, HSDP),
     "ddp_accumulation": (
@@ -43,39 +52,26 @@ LAYOUTS = {
         1,
         ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"],
     ),
-    "compile": (1, ["--compile.enable"]),
-    "fsdp_compile_checkpointing": (
+    "compile": (1, TRACED),
+    "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),
+    "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
+    "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
+    "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
+}
+
+# The same with kernels by Inductor, which are also others than eager's.
+SLOW_LAYOUTS = {
+    "inductor": (1, ["--compile.enable"]),
+    "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=full"]),
+    "fsdp_inductor_memory_budget": (
         2,
-        ["--training.local_batch_size=4", *COMPILE, "--activation_checkpoint.mode=full"],
+        [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=memory_budget"],
     ),
-    "fsdp_memory_budget": (
-        2,
-        [
-            "--training.local_batch_size=4",
-            *COMPILE,
-            "--activation_checkpoint.mode=memory_budget",
-        ],
-    ),
-    "hsdp_varlen_tuned_per_op": (
+    "hsdp_inductor_tuned_varlen_per_op": (
         4,
-        [
-            *HSDP,
-            "--attention.backend=varlen",
-            *COMPILE,
-            "--compile.mode=max-autotune-no-cudagraphs",
-            "--activation_checkpoint.mode=selective",
-            "--activation_checkpoint.selective_ac_option=op",
-        ],
+        [*HSDP, *INDUCTOR, *VARLEN_PER_OP, "--compile.mode=max-autotune-no-cudagraphs"],
     ),
-    "ddp_flex_compile": (
-        2,
-        [
-            "--training.local_batch_size=4",
-            "--parallelism.data_parallel_replicate_degree=2",
-            "--attention.backend=flex",
-            *COMPILE,
-        ],
-    ),
+    "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
 }
 
 OPTIMIZERS = {
@@ -111,6 +107,16 @@ def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
 def test_layout_trains_as_one_process_does(seeded, layout):
     folder, common, plain = seeded
     processes, arguments = LAYOUTS[layout]
+    # One of them as a user starts it.
+    run = runs.run(folder, layout, [*common, *arguments], processes, launcher=layout == "fsdp")
+    assert_same(run.metrics(), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", SLOW_LAYOUTS)
+def test_layout_with_inductors_kernels_trains_as_one_process_does(seeded, layout):
+    folder, common, plain = seeded
+    processes, arguments = SLOW_LAYOUTS[layout]
     assert_same(runs.run(folder, layout, [*common, *arguments], processes).metrics(), plain)
 
 

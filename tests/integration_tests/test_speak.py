@@ -1,25 +1,13 @@
 """From the embedded recordings to speech: prepare, train a little, generate, evaluate."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import soundfile
 
 from tests.helpers import runs
-
-CORPUS = runs.ROOT / "assets/spoken_digits/spoken_digits.tar"
-COMMAND = [sys.executable, "-c", "import titan_tts; titan_tts.main()"]
-
-
-def titan_tts(*arguments: object) -> subprocess.CompletedProcess:
-    """Runs the console command from the checkout."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(runs.ROOT)}
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=environment
-    )
+from tests.helpers.forked import titan_tts
+from tests.helpers.speech_corpora import CORPUS
 
 
 @pytest.fixture(scope="module")

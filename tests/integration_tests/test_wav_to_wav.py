@@ -8,9 +8,9 @@ import soundfile
 
 from tests.helpers import runs
 from tests.helpers.dac_vae_checkpoints import write_tiny_dac_vae
-from tests.integration_tests.test_speak import CORPUS, titan_tts
+from tests.helpers.forked import titan_tts
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from tests.helpers.speech_corpora import speech, write_ljspeech
+from tests.helpers.speech_corpora import CORPUS, speech, write_ljspeech
 from torchtitan.models.dit_tts.data.archive import open_dataset
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from tests.helpers.synthetic import make_shards
+from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import CHANNELS, config
 from torchtitan.models.dit_tts.conditioning.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.errors import InputError
@@ -30,4 +30,4 @@ def test_both_ranks_refuse_what_differs(tmp_path, differs):
     two = str(make_shards(tmp_path / "two", 60, seed=2, channels=CHANNELS))
     folders = [one, two if differs == "a shard" else one]
     epochs = [2, 3 if differs == "steps" else 2]
-    mp.spawn(start, (folders, str(tmp_path / "rendezvous"), epochs), nprocs=2)
+    run_ranks(start, 2, folders, str(tmp_path / "rendezvous"), epochs)

@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
 from torchao.float8 import float8_scaling_utils
 from torchao.float8.float8_linear import Float8Linear
 
+from tests.helpers.forked import run_ranks
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -185,7 +185,7 @@ def float8_on_two_ranks(rank: int, folder: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_it_trains_as_whole(tmp_path):
     """Both ranks see the same data: gradients are twice the whole model's, and Adam scales them."""
-    torch.multiprocessing.spawn(float8_on_two_ranks, (str(tmp_path),), nprocs=2)
+    run_ranks(float8_on_two_ranks, 2, str(tmp_path))
     seen, state = torch.load(tmp_path / "found.pt")
     assert torch.allclose(seen, losses(converted(), steps=3), rtol=0.01)
     small_model().load_state_dict(state)  # a bfloat16 run takes an fp8 run's weights

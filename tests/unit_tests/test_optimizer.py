@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from tests.helpers.forked import run_ranks
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler
 from torchtitan.models.dit_tts.errors import InputError
@@ -417,7 +417,7 @@ def train_shards(rank: int, folder: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
-    torch.multiprocessing.spawn(train_shards, (str(tmp_path),), nprocs=RANKS)
+    run_ranks(train_shards, RANKS, str(tmp_path))
     for kind, end in torch.load(tmp_path / "moved.pt").items():
         model = initialized(small_model())
         start = weights(model)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from tests.helpers.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import config
 from torchtitan.models.dit_tts.conditioning import encode_features, encoder_source
 from torchtitan.models.dit_tts.conditioning.subword_tokenizer import (
@@ -289,4 +289,4 @@ def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: st
 def test_two_ranks_make_them_together(shards, gemma, tmp_path):
     own = [str(shutil.copytree(shards, tmp_path / name)) for name in ("one", "two")]
     arguments = (str(shards), own, str(gemma), str(tmp_path / "rendezvous"))
-    mp.spawn(two_ranks, arguments, nprocs=2)
+    run_ranks(two_ranks, 2, *arguments)
