@@ -40,7 +40,9 @@ def lay_overlay() -> None:
     models.__path__ = list(dict.fromkeys([*models.__path__, *families]))
 
     _cpu.use_cpu_without_accelerator()
-    models._supported_models |= {"dit_tts"}
+    # A wheel is without our `models/__init__.py`, which lists our family.
+    if "_supported_models" in vars(models):
+        models._supported_models |= {"dit_tts"}
 
 
 def call_overlaid(target: str, *args: object) -> object:

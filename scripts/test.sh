@@ -1,9 +1,23 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests, a file on each of two processes: scripts/test.sh [pytest arguments]
+# Sets up and runs the tests, a file on each of two processes.
+#   scripts/test.sh [--quick | --slow] [pytest arguments]
+#     --quick  while you work: the unit tests that take less than about two seconds each
+#     --slow   what is left out otherwise: training with Inductor's kernels
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+selection=(-m "not slow")
+case "${1:-}" in
+--quick)
+    shift
+    selection=(tests/unit_tests -m "not slow and not long")
+    ;;
+--slow)
+    shift
+    selection=(-m slow)
+    ;;
+esac
 scripts/setup.sh dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only disturb each other
 # In the order of the folders: the long ones, of whole runs, begin first.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "${selection[@]}" "$@"

@@ -1,4 +1,4 @@
-"""What every unit test gets: one thread, and a cache folder of its own."""
+"""What every unit test gets: one thread, and a cache folder of its own; and fixtures for some."""
 
 import pytest
 import torch
@@ -23,3 +23,19 @@ def one_process_group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def _passes():
+    from tests.helpers.plan_cases import RememberedPasses
+    from torchtitan.models.dit_tts.planning.activations import measure
+
+    return RememberedPasses(measure)
+
+
+@pytest.fixture
+def remembered_passes(_passes, monkeypatch):
+    """Plans measure each pass once for all tests."""
+    from torchtitan.models.dit_tts.planning import profile
+
+    monkeypatch.setattr(profile, "measure", _passes)

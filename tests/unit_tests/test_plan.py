@@ -33,6 +33,8 @@ from torchtitan.models.dit_tts.planning.parameters import model_sizes
 from torchtitan.models.dit_tts.planning.profile import Profiler, Shape
 from torchtitan.models.dit_tts.planning.states import Layout, state_memory
 
+pytestmark = pytest.mark.usefixtures("remembered_passes")
+
 
 # FLOPs
 

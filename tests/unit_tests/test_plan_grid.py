@@ -12,6 +12,8 @@ from torchtitan.models.dit_tts.planning.devices import cluster_of
 from torchtitan.models.dit_tts.planning.forecast_report import as_json, grid_lines
 from torchtitan.models.dit_tts.planning.grid import grid
 
+pytestmark = pytest.mark.usefixtures("remembered_passes")
+
 SHORT = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
 
 

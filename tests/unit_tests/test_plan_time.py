@@ -31,6 +31,8 @@ from torchtitan.models.dit_tts.planning.parameters import model_sizes
 from torchtitan.models.dit_tts.planning.states import Layout, state_memory
 from torchtitan.models.dit_tts.planning.step_time import step_time, with_error
 
+pytestmark = pytest.mark.usefixtures("remembered_passes")
+
 
 def with_values(**values: float) -> Constants:
     known = guesses()

@@ -4,7 +4,7 @@ from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)
 
-_supported_models = frozenset(
+_FAMILIES = frozenset(
     [
         "deepseek_v3",
         "dit_tts",
@@ -16,3 +16,20 @@ _supported_models = frozenset(
         "qwen3",
     ]
 )
+
+
+def __getattr__(name: str) -> frozenset[str]:
+    """`_supported_models`, which upstream's `get_train_spec` reads just before it loads a family.
+
+    Upstream registers its float8 and mx converters in `torchtitan/__init__.py`, which ours stands in for.
+    They are registered here instead: they need triton, and no command should wait for their import that
+    loads no family.
+    """
+    if name != "_supported_models":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import torchtitan.components.quantization  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "triton":
+            raise
+    return _FAMILIES

@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.conditioning.encoder_source import (
 from torchtitan.models.dit_tts.conditioning.run_encoder import write_record
 from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy, Selection
+from torchtitan.models.dit_tts.data.buckets import Selection
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.order import GlobalBatch, GlobalOrder
 from torchtitan.models.dit_tts.data.skipping import DamageCounter
