@@ -11,6 +11,7 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     griffin_lim,
     hann_window,
     integrate_phase,
+    invert_mel,
     istft,
     mel_filters,
     stft,
@@ -117,6 +118,14 @@ def test_latents_of_any_size_decode_to_finite_samples(codec):
 def test_istft_inverts_stft():
     wave, window = vowels()[:16_000], hann_window(640)
     assert torch.allclose(istft(stft(wave, window, 160), window, 160), wave, atol=1e-5)
+
+
+def test_mel_inversion_gives_the_bands_back():
+    filters = mel_filters(80, 321, 16_000)
+    mel = stft(vowels()[:16_000], hann_window(640), 160).abs() @ filters.T + 0.01
+    spectrum = invert_mel(mel, filters, 10)
+    assert (spectrum >= 0).all()
+    assert float((spectrum @ filters.T / mel).log().abs().mean()) < 0.01
 
 
 def test_phase_integration_beats_zero_phase():

@@ -17,7 +17,7 @@ from tests.helpers.dac_vae_checkpoints import (
     write_tiny_dac_vae,
 )
 from torchtitan.models.dit_tts.codec import Codec, build_codec
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae
+from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, export_safetensors, load_dac_vae
 from torchtitan.models.dit_tts.codec.dac_vae_chunks import Context, portions
 
 HOP = 1920
@@ -152,6 +152,9 @@ def test_other_sizes_are_as_defined(tmp_path):
     mean = defined_mean(state, noise(480), kwargs)
     assert difference(codec.encode(noise(480)), mean) < TOLERANCE
     assert difference(codec.decode(mean), defined_waveform(state, mean, kwargs)) < TOLERANCE
+    export_safetensors(codec, tmp_path / "export.safetensors")
+    exported = build_codec(str(tmp_path / "export.safetensors"))
+    assert (exported.fingerprint, exported.sample_rate) == (codec.fingerprint, 600)
 
 
 def test_latents_of_this_fingerprint(tmp_path):

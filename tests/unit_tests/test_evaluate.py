@@ -261,7 +261,7 @@ def test_evaluate_compares_each_kind_of_audio_with_the_text_it_should_say(
     "arguments, speaker, frames, settings",
     [
         # Sample 3 has the longest of bob's references, and 2 of ann's.
-        (["--speaker=bob", "--duration=1.22"], 3, 30, (Guidance(2.0, 3.0, 0.25), 4, 0)),
+        (["--speaker=bob", "--duration=1.23"], 3, 31, (Guidance(2.0, 3.0, 0.25), 4, 0)),
         (
             ["--speaker=ann", "--duration=0.001", "--text-scale=0", "--speaker-scale=5"]
             + ["--sampling-steps=9", "--seed=6"],
