@@ -28,7 +28,7 @@ LAYERS = 2
 
 
 class RowModel:
-    """`DiTTTSModel` as far as `generate_latents` uses it; all sums are over valid, kept positions."""
+    """`DiTTTSModel` as far as `generate_latents` uses it; sums are over what the masks keep."""
 
     args = SimpleNamespace(latent_channels=CHANNELS, condition_base=CONDITION_BASE)
 

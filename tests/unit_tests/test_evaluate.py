@@ -27,9 +27,7 @@ from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance
 
 SPEAKERS = ("ann", "bob")
 TOKENIZER = Tokenizer(
-    make_vocabulary(
-        "bytes", "", ["speaker", "duration"], {"speaker": SPEAKERS}, max_seconds=3.0
-    )
+    make_vocabulary("bytes", "", ["speaker", "duration"], {"speaker": SPEAKERS}, max_seconds=3.0)
 )
 LONG_REFERENCE = 9
 """frames; the run takes at most 6"""
@@ -44,7 +42,7 @@ def latents(frames: int, value: float) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    """Two shards with the same keys; sample n has n + 2 frames of value n and a reference of n + 10."""
+    """Two shards with the same keys; sample n has n + 2 frames of value n, its reference n + 10."""
     folder = tmp_path_factory.mktemp("archives")
     for shard in range(2):
         samples = []
@@ -192,7 +190,7 @@ def parsed(command, *arguments: str) -> argparse.Namespace:
 def test_evaluate_compares_each_kind_of_audio_with_the_text_it_should_say(
     loaded, archives, monkeypatch, capsys
 ):
-    """The trained model reads all texts, the untrained none, the recordings lie in another order."""
+    """The trained model says all texts, the untrained none; the recordings lie in another order."""
     items = read_heldout(open_dataset(str(archives / "s1.tar"), CHANNELS), 6)
     untrained = RowModel()
 

@@ -1,4 +1,4 @@
-"""Each step from a recording to a shard, against figures that are known beforehand; no corpus is read."""
+"""Each step from a recording to a shard, against figures that are known beforehand."""
 
 import cmath
 import hashlib
@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.prepare.audio import decode
 from torchtitan.models.dit_tts.prepare.chunk_file import (
     ChunkHeader,
     EncodedSample,
+    read_digest,
     read_frames,
     read_header,
     write_chunk,
@@ -88,7 +89,7 @@ def test_the_level_after_silence_is_cut_is_the_wanted_one(wanted, level):
     samples = np.concatenate([silence, tone(3, level, 48_000), silence])[:, None]
     done = process(samples, 48_000, 48_000, "x", AudioSettings(loudness=wanted))
     assert isinstance(done, Processed) and not done.peak_limited
-    # 0.25 s of silence on each side: at the gate of -10 LU the blocks of less than a tenth fall out.
+    # The silence that is kept, 0.25 s on each side, is in a few of the blocks.
     middle = done.waveform[48_000:96_000]
     gain = 20 * math.log10(float(np.abs(middle).max()) / level)
     assert gain == pytest.approx(wanted - k_weighted_level(997, level), abs=0.5)
@@ -109,7 +110,13 @@ def test_a_peak_limits_the_gain():
 def test_silence_is_cut_to_the_seconds_that_are_kept():
     """One second before, two behind; a pause and a word 30 dB down belong to the speech, an offset
     of the whole recording does not."""
-    parts = [np.zeros(RATE), tone(1), np.zeros(RATE // 2), tone(1, 0.1 * 10**-1.5), np.zeros(2 * RATE)]
+    parts = [
+        np.zeros(RATE),
+        tone(1),
+        np.zeros(RATE // 2),
+        tone(1, 0.1 * 10**-1.5),
+        np.zeros(2 * RATE),
+    ]
     samples = (np.concatenate(parts) + 0.05).astype(np.float32)[:, None]
     settings = AudioSettings(loudness=None, max_silence=0.25, max_seconds=3.02)
     done = process(samples, RATE, RATE, "x", settings)
@@ -227,7 +234,10 @@ def test_a_chunk_gives_each_samples_frames_back_and_knows_damage(tmp_path):
     latents = np.arange(30, dtype=np.float16).reshape(10, 3)
     samples = [EncodedSample("a", "s", "train", 0, 4, 0, {"text": "é"})]
     samples.append(EncodedSample("b", "s", "heldout", 4, 6, 0, {}))
+    write_chunk(path, ChunkHeader(3, samples, {"silent": 2}), latents + 1)
+    of_others = read_digest(path)
     write_chunk(path, ChunkHeader(3, samples, {"silent": 2}), latents)
+    assert read_digest(path) != of_others
     header, offset = read_header(path)
     assert header.samples == samples and header.dropped == {"silent": 2}
     np.testing.assert_array_equal(read_frames(path, offset, 4, 6, 3), latents[4:])
@@ -297,24 +307,30 @@ def test_a_preparation_tells_what_it_made(tmp_path):
     assert record["summary"]["train"] == expected and frames == 80
 
 
-def test_latents_that_a_table_holds(tmp_path):
-    """The source's duration where it fits the frames, theirs where not; its reference is kept."""
+def test_latents_that_tables_hold(tmp_path):
+    """The source's duration where it fits the frames, theirs where not; its reference is kept. One
+    table has two small row groups, the other one of more rows than are read at once."""
     pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    durations = (0.41, 9.0, None)
+    values = np.arange(41 * 10 * 128).reshape(41, 10, 128) % 1009
     rows = []
-    for number, duration in enumerate((0.41, 9.0, None)):
-        values = np.arange(10 * 128).reshape(10, 128) % 97 + number
-        row = {"id": f"k{number}", "text": "x", "speaker": "s", "latents": values.tolist()}
-        rows.append(row | {"reference": (values[5:9] + 100).tolist(), "target_duration": duration})
-    table = pyarrow.Table.from_pylist(rows)
+    for number, own in enumerate(values):
+        row = {"id": f"k{number}", "text": f"text {number}", "speaker": "s"}
+        row |= {"latents": own.tolist(), "reference": (own[5:9] + 100).tolist()}
+        rows.append(row | {"target_duration": durations[number % 3]})
     (tmp_path / "source").mkdir()
-    with pyarrow.ipc.new_file(tmp_path / "source/t.arrow", table.schema) as writer:
-        writer.write_table(table)
+    for name, part, group in (("a", rows[:20], 10), ("b", rows[20:], 21)):
+        table = pyarrow.Table.from_pylist(part)
+        parquet.write_table(table, tmp_path / f"source/{name}.parquet", row_group_size=group)
     settings = PrepareSettings(max_reference_frames=3)
     prepare_corpus(tmp_path / "source", tmp_path / "out", settings, HERE)
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
-    for number, seconds in enumerate((0.41, 0.4, 0.4)):
+    assert len(dataset) == len(rows)
+    for number, own in enumerate(values):
         loaded = dataset.load(number)
-        values = np.arange(10 * 128).reshape(10, 128) % 97 + number
-        np.testing.assert_array_equal(loaded.latents, values)
-        np.testing.assert_array_equal(loaded.reference, values[5:8] + 100)
-        assert loaded.metadata["target_duration"] == seconds
+        assert loaded.metadata["text"] == f"text {number}"
+        np.testing.assert_array_equal(loaded.latents, own)
+        np.testing.assert_array_equal(loaded.reference, own[5:8] + 100)
+        assert loaded.metadata["target_duration"] == (0.41, 0.4, 0.4)[number % 3]

@@ -127,9 +127,7 @@ def test_no_noise_is_one_that_was_trained_on():
 def test_a_noise_prediction_is_read_as_velocity():
     """Where 1 - t is below a step's width, that width divides."""
     request = SpeechRequest("a", reference(1.0), 3)
-    [found] = generate(
-        [request], model=Constant(2.0), objective=FlowMatching(prediction="noise")
-    )
+    [found] = generate([request], model=Constant(2.0), objective=FlowMatching(prediction="noise"))
     [x] = noise_of([request])
     x = x.double()
     for t in (1.0, 0.75, 0.5, 0.25):
