@@ -11,6 +11,7 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     griffin_lim,
     hann_window,
     integrate_phase,
+    invert_mel,
     istft,
     mel_filters,
     stft,
@@ -65,6 +66,29 @@ def test_deterministic(codec):
     assert torch.equal(codec.decode(latents), build_codec("mel_dct").decode(latents))
 
 
+def test_latents_of_this_fingerprint(codec):
+    """Values of a float64 reference written from the module's docstring. Whoever changes what the
+    latents are changes the fingerprint with them: data and runs are matched by it alone."""
+    time = torch.arange(1600, dtype=torch.float64) / 16_000
+    wave = 0.3 * torch.sin(2 * torch.pi * (200 * time + 2000 * time**2))
+    wave += 0.1 * torch.sin(2 * torch.pi * 1900 * time)
+    latents = codec.encode(wave.float())
+    assert codec.fingerprint == "84db51c559c36c16" and latents.shape == (3, 128)
+    for found, expected in (
+        (latents[0, :4], [-2.855086, 2.214162, 1.087140, 2.499339]),
+        (latents[1, 56:60], [-0.035054, 0.156859, 0.913468, 1.801024]),
+        (latents[2, 124:], [-0.152758, -0.128988, 0.429760, 1.083853]),
+    ):
+        torch.testing.assert_close(found, torch.tensor(expected), atol=3e-3, rtol=0)
+
+
+def test_decode_undoes_the_scale_of_the_latents(codec):
+    """A tone of a known level comes back at that level."""
+    tone = 0.25 * torch.sin(2 * torch.pi * 440 * torch.arange(16_000) / 16_000)
+    decoded = codec.decode(codec.encode(tone))[3200:12_800]
+    assert 0.8 < float(decoded.square().mean().sqrt() / (0.25 / 2**0.5)) < 1.2
+
+
 def test_padding_to_the_frame_grid_changes_nothing(codec):
     wave = vowels()[: 10 * 640 + 77]
     padded = torch.nn.functional.pad(wave, (0, 640 - 77))
@@ -94,6 +118,14 @@ def test_latents_of_any_size_decode_to_finite_samples(codec):
 def test_istft_inverts_stft():
     wave, window = vowels()[:16_000], hann_window(640)
     assert torch.allclose(istft(stft(wave, window, 160), window, 160), wave, atol=1e-5)
+
+
+def test_mel_inversion_gives_the_bands_back():
+    filters = mel_filters(80, 321, 16_000)
+    mel = stft(vowels()[:16_000], hann_window(640), 160).abs() @ filters.T + 0.01
+    spectrum = invert_mel(mel, filters, 10)
+    assert (spectrum >= 0).all()
+    assert float((spectrum @ filters.T / mel).log().abs().mean()) < 0.01
 
 
 def test_phase_integration_beats_zero_phase():

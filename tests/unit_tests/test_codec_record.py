@@ -34,8 +34,10 @@ def test_the_codec_of_the_data_passes_and_another_does_not(prepared):
     record = json.loads((prepared / "prepare.json").read_text())
     record["settings"]["codec_fingerprint"] = "0" * 16
     (prepared / "prepare.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="is not the one that .*prepare.json names"):
-        check_codec(build_codec("mel_dct"), path)
+    # Also where it is the second of several.
+    for data in (path, [str(prepared.parent / "nowhere"), path]):
+        with pytest.raises(InputError, match="is not the one that .*prepare.json names"):
+            check_codec(build_codec("mel_dct"), data)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The DAC-VAE codec against its definition written out: values, edges, portions, precision."""
 
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.helpers.dac_vae_checkpoints import TINY, Kwargs, write_dac_vae, write_tiny_dac_vae
+from tests.helpers.dac_vae_checkpoints import (
+    TINY,
+    Kwargs,
+    layout,
+    write_dac_vae,
+    write_tiny_dac_vae,
+)
 from torchtitan.models.dit_tts.codec import Codec, build_codec
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae
+from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, export_safetensors, load_dac_vae
 from torchtitan.models.dit_tts.codec.dac_vae_chunks import Context, portions
 
 HOP = 1920
@@ -124,12 +131,20 @@ def test_mean_and_waveform_are_as_defined(tmp_path, seed, watermark):
     assert difference(codec.decode(mean), expected) < TOLERANCE
 
 
+OTHER_SIZES = Kwargs(
+    encoder_dim=6,
+    encoder_rates=(4, 6),
+    latent_dim=20,
+    decoder_dim=32,
+    decoder_rates=(6, 4),
+    codebook_dim=5,
+    sample_rate=600,
+)
+
+
 def test_other_sizes_are_as_defined(tmp_path):
     """Another number of strides and features that are not the encoder's last width."""
-    kwargs = Kwargs(
-        encoder_dim=6, encoder_rates=(4, 6), latent_dim=20, decoder_dim=32, decoder_rates=(6, 4),
-        codebook_dim=5, sample_rate=600,
-    )  # fmt: skip
+    kwargs = OTHER_SIZES
     path = write_dac_vae(tmp_path / "weights.pth", kwargs, None)
     state = torch.load(path, weights_only=True)["state_dict"]
     codec = build_codec(str(path))
@@ -137,6 +152,38 @@ def test_other_sizes_are_as_defined(tmp_path):
     mean = defined_mean(state, noise(480), kwargs)
     assert difference(codec.encode(noise(480)), mean) < TOLERANCE
     assert difference(codec.decode(mean), defined_waveform(state, mean, kwargs)) < TOLERANCE
+    export_safetensors(codec, tmp_path / "export.safetensors")
+    exported = build_codec(str(tmp_path / "export.safetensors"))
+    assert (exported.fingerprint, exported.sample_rate) == (codec.fingerprint, 600)
+
+
+def test_latents_of_this_fingerprint(tmp_path):
+    """Of weights that every machine makes to the bit; the latents are those of `defined_mean` in
+    float64. Whoever changes what the latents are changes the fingerprint with them."""
+    state = {}
+    for number, (name, shape) in enumerate(layout(OTHER_SIZES, None).items()):
+        values = ((torch.arange(math.prod(shape)) * 37 + number * 11) % 61 - 30) / 32
+        if name.endswith("alpha"):
+            values = values.abs() + 0.5
+        elif name.endswith("weight_g"):
+            values = values.abs() / 4 + 0.75
+        elif name.endswith("bias"):
+            values = values / 8
+        state[name] = values.view(shape)
+    path = tmp_path / "weights.pth"
+    torch.save({"state_dict": state, "metadata": {"kwargs": asdict(OTHER_SIZES)}}, path)
+    codec = build_codec(str(path))
+    assert codec.fingerprint == "7444cf76658e9d10"
+    # 2.4 frames: the end is mirrored.
+    waveform = 0.3 * torch.sin(torch.arange(58, dtype=torch.float64) ** 2 / 100)
+    expected = torch.tensor(
+        [
+            [0.103875, 0.424800, 0.073183, -0.156753, -0.171756],
+            [0.431238, 0.490036, -0.153150, -0.225068, -0.104624],
+            [0.265252, 0.414353, 0.058610, -0.266678, -0.119036],
+        ]
+    )
+    assert difference(codec.encode(waveform.float()), expected) < TOLERANCE
 
 
 def test_decodes_audio_and_not_features(codec):
