@@ -67,4 +67,3 @@ def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
     )
     report = report_of(run)
     assert report["steps"] >= 1 and report["text_encoder"].endswith("run, frozen, with random weights")
-    assert all(0 < row["loss"] < 10 for row in run.metrics().values())

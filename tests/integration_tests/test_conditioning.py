@@ -45,7 +45,6 @@ def trained(tmp_path_factory):
 def test_it_trains_and_resumes_on_two_ranks(trained):
     _, run = trained
     assert sorted(run.metrics()) == [1, 2, 3, 4]
-    assert all(0 < row["loss"] < 10 for row in run.metrics().values())
     tokens = json.loads((run.folder / "tokenizer.json").read_text())
     assert tokens["conditioning"][0] == {"field": "speaker", "values": ["s0", "s1", "s2", "s3"]}
     loaded = load_run(run.folder)

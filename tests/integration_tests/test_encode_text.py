@@ -64,7 +64,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     moved = tmp_path / "elsewhere" / model.name
     shutil.copytree(model, moved)
     run = runs.run(tmp_path, "cached", arguments(output, moved))
-    assert [0 < row["loss"] < 10 for row in run.metrics().values()] == [True] * 3
+    assert sorted(run.metrics()) == [1, 2, 3]
 
     # Without files the first start needs the encoder, on two ranks, and makes the same.
     shutil.rmtree(output / "train/text_features")

@@ -109,10 +109,8 @@ def test_training_on_all_of_them(prepared, tmp_path):
     paths = [str(prepared[name] / "train") for name in FORMATS]
     arguments = [*runs.TINY, f"--data.path={','.join(paths)}", "--training.steps=3"]
     run = runs.run(tmp_path, "mixed", arguments)
-    losses = [row["loss"] for row in run.metrics().values()]
-    assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
-    log = run.log.read_text()
-    assert "70 samples" in log
+    assert sorted(run.metrics()) == [1, 2, 3]
+    assert "70 samples" in run.log.read_text()
 
 
 def test_workers_and_ray_give_the_same_bytes(tmp_path):
