@@ -44,7 +44,7 @@ class RememberedPasses:
         key = repr(
             (
                 (training.dtype, training.mixed_precision_param),
-                (config.encoder, other, config.job.dump_folder),
+                (config.encoder, other),
                 (args, samples, lengths, checkpointing, options),
                 compiler and (compiler.decoder, compiler._components, compiler._options),
             )

@@ -130,7 +130,7 @@ def test_what_the_compiler_does_to_a_block():
     assert memory.saved < saved["none", False] and len(recorder.operations().kind) < kernels
 
 
-@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("sharded", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_memory_budget_is_the_compilers(sharded):
     """What it keeps is decided at each shape: a profile must tell what passes of that shape hold."""
     budget = ["--compile.enable", "--compile.components", "model"]
@@ -266,7 +266,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     for words in ("H100", "guesses, not calibrated", "all-gather, forward", "largest micro-batch", "MFU"):
         assert words in said
     run = {
-        "config": {"data": {"max_frames": 64}, "training": {"global_batch_size": 8}},
+        "config": {
+            "data": {"max_frames": 64, "num_buckets": 2},
+            "training": {"global_batch_size": 8, "mixed_precision_param": "bfloat16"},
+            "encoder": {"n_layers": 1},
+        },
         "gpus": 1,
         "environment": {"device": "NVIDIA H100 80GB HBM3"},
         "peak_memory_gib": 1.0,
