@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from tests.helpers.loaders import build
 from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models import dit_tts
 from torchtitan.models.dit_tts import main
@@ -70,7 +71,9 @@ class Folder:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    return make_shards(folder, 40, channels=8, frames=lambda generator: int(generator.integers(8, 33)))
+    make_shards(folder, 40, channels=8, frames=lambda generator: int(generator.integers(8, 33)))
+    build(folder)  # indexed once, while all of it is valid
+    return folder
 
 
 @pytest.fixture
@@ -139,14 +142,18 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
     assert (state["state"], state["step"]) == ("oom", 5)
     assert state["error"] == "CUDA error: out of memory"
     assert list(killed.losses()) == [1, 2, 3, 4, 5] and killed.checkpoints() == {"step-2", "step-4"}
+    before = killed.metrics()[:4]
 
     del steps[5]
     assert train("killed", "--training.steps=6") == 0
     assert (killed.state()["state"], killed.state()["step"]) == ("completed", 6)
     assert killed.losses() == unbroken.losses() and len(killed.losses()) == 6
+    assert killed.metrics()[:4] == before  # these steps were not trained again
     assert killed.audit() == unbroken.audit()
-    # The shorter of the two buckets has twice as many samples.
-    assert {len(row["ids"]) for row in killed.audit()} == {8, 16}
+    samples = [len(row["ids"]) for row in killed.audit()]
+    assert set(samples) == {8, 16}  # the shorter of the two buckets has twice as many
+    counted = [row["samples_per_second"] * row["seconds_per_step"] for row in killed.metrics()]
+    assert counted == pytest.approx(samples)
     learning_rates = [row["lr"] for row in killed.metrics()]
     assert learning_rates == [row["lr"] for row in unbroken.metrics()]
     assert learning_rates[:3] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])

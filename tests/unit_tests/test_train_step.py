@@ -25,6 +25,7 @@ from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, b
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks
 from torchtitan.models.dit_tts.run_folder import RunFolder
@@ -119,6 +120,7 @@ BY_HAND = [
     f"--lr_scheduler.warmup_steps={WARMUP}",
     f"--training.max_norm={MAX_NORM}",
     "--metrics.log_freq=1",
+    "--metrics.peak_tflops=1",
     "--data.audit",
     "--activation_checkpoint.mode=none",
 ]
@@ -171,6 +173,15 @@ def loss_and_gradients(model: DiTTTSModel, step: int, on_padding: bool):
     return loss.item(), [gradient.double() for gradient in gradients]
 
 
+def real_lengths(step: int) -> list[Lengths]:
+    return [
+        Lengths(*(int(mask[row].sum()) for mask in masks))
+        for batch, labels in step_data(step)
+        for masks in [(labels != IGNORE_INDEX, batch["text_mask"], batch["speaker_mask"])]
+        for row in range(2)
+    ]
+
+
 @pytest.mark.parametrize("on_padding", [False, True])
 def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     """The mean loss, clipping, AdamW, the schedule and the moving average; AdamW's first step does
@@ -214,9 +225,16 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         # The average has the first weights and then a tenth of its own: min(0.999, n / (9 + n)).
         average = weights if step == 1 else [0.1 * b + 0.9 * w for b, w in zip(before, weights)]
 
-        assert logged[-1]["loss"] == pytest.approx(loss, rel=1e-5)
-        assert logged[-1]["grad_norm"] == pytest.approx(norm, rel=1e-4)
-        assert logged[-1]["lr"] == pytest.approx(lr)
+        row = logged[-1]
+        assert row["loss"] == pytest.approx(loss, rel=1e-5)
+        assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert row["lr"] == pytest.approx(lr)
+        lengths = real_lengths(step)
+        padded = 16 * len(lengths)
+        assert row["padding_waste"] == pytest.approx(1 - sum(each.frames for each in lengths) / padded)
+        useful = sum(training_flops(ARGS, each) for each in lengths)
+        executed = len(lengths) * training_flops(ARGS, Lengths(16, 4, 8))
+        assert row["goodput_mfu"] / row["mfu"] == pytest.approx(useful / executed)
         moved = max((new - old).abs().max().item() for new, old in zip(weights, before))
         assert moved > 0.5 * lr
         found = dict(model.named_parameters())
