@@ -230,7 +230,10 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
         ranks[:] = [mine, {**mine, **other, **slower, "peak_memory_gib": 9.0, "compiles": 3}]
 
     dist = SimpleNamespace(
-        is_initialized=lambda: True, get_world_size=lambda: 2, get_rank=lambda: 0, all_gather_object=gather
+        is_initialized=lambda: True,
+        get_world_size=lambda: 2,
+        get_rank=lambda: 0,
+        all_gather_object=gather,
     )
     monkeypatch.setattr(recorder_module, "dist", dist)
     report = made.finish(tmp_path, peak_memory_gib=1.5)
@@ -243,10 +246,10 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     assert report["timed_seconds"] == 20.0 and report["gpus"] == 2
     assert report["samples_per_second"] == pytest.approx((8 + 4) / 20)
     assert report["audio_seconds_per_second"] == pytest.approx((4 * 114 + 2 * 114) / 25 / 20)
-    flops = 2 * training_flops(model_flavors()["debug"], Lengths(64, 24, 32))
-    assert report["mfu"] == pytest.approx((4 + 2) * flops / 20 / 2 / 1e12)
-    useful = sum(training_flops(model_flavors()["debug"], Lengths(*n)) for n in ((64, 24, 32), (50, 20, 30)))
-    assert report["goodput_mfu"] == pytest.approx((4 + 2) * useful / 20 / 2 / 1e12)
+    args = model_flavors()["debug"]
+    long, short = (training_flops(args, Lengths(*n)) for n in ((64, 24, 32), (50, 20, 30)))
+    assert report["mfu"] == pytest.approx((4 + 2) * 2 * long / 20 / 2 / 1e12)
+    assert report["goodput_mfu"] == pytest.approx((4 + 2) * (long + short) / 20 / 2 / 1e12)
     assert (report["peak_memory_gib"], report["compiles_while_timed"]) == (9.0, 3)
 
 
@@ -264,7 +267,8 @@ def test_conventions_count_the_text_encoder():
     assert differences == [forward(36), forward(24) + forward(10), 0, 0]
     # 30 reference frames are 8 patches of 4.
     length = 64 + 24 + 8
-    assert with_encoder[3].flops == 2 * (6 * 1000 * length + 12 * args.n_layers * args.dim * length**2)
+    attention = 12 * args.n_layers * args.dim * length**2
+    assert with_encoder[3].flops == 2 * (6 * 1000 * length + attention)
 
 
 def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):

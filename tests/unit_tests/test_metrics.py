@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks
 from torchtitan.models.dit_tts.run_folder import LineFile
 
 ARGS = model_flavors()["debug"]
+LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -199,9 +200,10 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
     tensor.mul_(torch.distributed.get_world_size(group))
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2), Layout(2, 2)], ids=lambda each: each.name)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
 def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, layout):
-    config = load_config(["--training.steps=20", "--metrics.peak_tflops=2", "--metrics.no-enable-tensorboard"])
+    arguments = ["--metrics.peak_tflops=2", "--metrics.no-enable-tensorboard"]
+    config = load_config(["--training.steps=20", *arguments])
     with fake_ranks(layout) as dims:
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
@@ -224,14 +226,14 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
 
 
 def test_times_are_of_this_life(tmp_path, one_process_group, clock):
-    """Steps before the resume and time before the start count neither for speed nor for what is left."""
+    """Steps before the resume and time before the start count neither for speed nor for the ETA."""
     metrics = processor()
     clock.now += 1000.0  # compiling, opening the data
     metrics.start(8, "", LineFile(tmp_path / "metrics.jsonl"))
     rows = []
     for step, seconds, loading in ((10, 6.0, [0.5, 1.0]), (14, 20.0, [2.0])):
         clock.now += seconds
-        metrics.data_loading_times[:] = loading
+        metrics.data_loading_times.extend(loading)
         metrics.count((1, 10, 10, 8), [10], [10], [8])
         metrics.log(step, 0.5, 0.5, 1.0)
         rows = LineFile(tmp_path / "metrics.jsonl").read()
@@ -263,7 +265,9 @@ def test_the_memory_peak_is_of_a_line_and_the_most_of_the_life(tmp_path, one_pro
     metrics = started(tmp_path)
     peaks = [2.0]
     metrics.device_memory_monitor = SimpleNamespace(
-        get_peak_stats=lambda: SimpleNamespace(max_reserved_gib=peaks[-1], max_active_gib=peaks[-1] / 2),
+        get_peak_stats=lambda: SimpleNamespace(
+            max_reserved_gib=peaks[-1], max_active_gib=peaks[-1] / 2
+        ),
         reset_peak_stats=lambda: peaks.append(1.0),
     )
     for step in (1, 2):
@@ -279,7 +283,9 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    return {event.step: event.value for event in events.Scalars(name)}
+    scalars = {event.step: event.value for event in events.Scalars(name)}
+    assert len(scalars) == len(events.Scalars(name)), "a step is there twice"
+    return scalars
 
 
 @pytest.mark.parametrize("checkpoint", [0, 2])

@@ -1,5 +1,5 @@
-"""The step of the trainer: what it computes, that the host waits for the device only where a step is
-logged, and that replicas exchange gradients once a step."""
+"""The step of the trainer: what it computes, that the host waits for the device only where a step
+is logged, and that replicas exchange gradients once a step."""
 
 import copy
 import json
@@ -45,6 +45,7 @@ CONFIG = [
     "--training.mixed_precision_param=float32",
 ]
 MICRO_BATCHES = 3
+LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 ONE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 
 
@@ -155,7 +156,8 @@ def loss_and_gradients(model: DiTTTSModel, step: int, on_padding: bool):
     errors = []
     for batch, labels in step_data(step):
         mask = torch.ones_like(labels, dtype=torch.bool) if on_padding else labels != IGNORE_INDEX
-        draw = problem(*(batch[key] for key in ("latents", "batch_number", "batch_row", "batch_rows")))
+        place = (batch[key] for key in ("batch_number", "batch_row", "batch_rows"))
+        draw = problem(batch["latents"], *place)
         prediction = model(
             latents=draw.latents,
             t=draw.t,
@@ -230,8 +232,8 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
         assert row["lr"] == pytest.approx(lr)
         lengths = real_lengths(step)
-        padded = 16 * len(lengths)
-        assert row["padding_waste"] == pytest.approx(1 - sum(each.frames for each in lengths) / padded)
+        valid = sum(each.frames for each in lengths)
+        assert row["padding_waste"] == pytest.approx(1 - valid / (16 * len(lengths)))
         useful = sum(training_flops(ARGS, each) for each in lengths)
         executed = len(lengths) * training_flops(ARGS, Lengths(16, 4, 8))
         assert row["goodput_mfu"] / row["mfu"] == pytest.approx(useful / executed)
@@ -251,7 +253,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     assert (state["state"], state["step"]) == ("running", 2)
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2), Layout(2, 2)], ids=lambda each: each.name)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
 def test_the_loss_is_divided_by_the_frames_of_all_ranks(layout, monkeypatch):
     """Each of the ranks has what this one has."""
     trainer = trainer_on("cpu", ONE)
@@ -297,7 +299,7 @@ def test_upstreams_step_waits():
         Trainer.train_step(trainer, Trainer.batch_generator(trainer, loaded()))
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2), Layout(2, 2)], ids=lambda each: each.name)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
 def test_no_step_on_ranks_reads_a_value(layout):
     """A fake tensor has no value to read. Replicas reduce gradients in the last pass of a step."""
     with ExitStack() as modes:
