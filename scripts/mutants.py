@@ -153,7 +153,7 @@ def run_all(jobs: dict[str, tuple[tuple[str, ...], Mutant | None]], at_once: int
             yield name, Result(code, time.monotonic() - began, test)
             continue
         for pid, (_, _, began) in running.items():
-            if time.monotonic() - began > TIMEOUT_SECONDS:
+            if time.monotonic() - began > TIMEOUT_SECONDS and jobs[running[pid][0]][1] is not None:
                 os.killpg(pid, signal.SIGKILL)
         time.sleep(0.02)
 
@@ -205,7 +205,16 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     import_what_tests_need(mutants)
 
-    selections = {f"unchanged-{n}": (tests, None) for n, tests in enumerate({m.tests for m in mutants})}
+    # All of their tests once, a file's together.
+    wanted = sorted({test for mutant in mutants for test in mutant.tests})
+    files = sorted({test.split("::")[0] for test in wanted})
+    selections = {
+        f"unchanged-{n}": (
+            tuple(test for test in wanted if test.split("::")[0] in files[n :: options.jobs]),
+            None,
+        )
+        for n in range(min(options.jobs, len(files)))
+    }
     broken = False
     for name, result in run_all(selections, options.jobs, logs):
         if result.status:

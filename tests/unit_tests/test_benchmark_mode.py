@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import Benchmark, Data, JobConfig
 from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.validate import validate_config
 
@@ -215,6 +217,58 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
     assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
     assert any("6N T" in line for line in summary(report))
+
+
+def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
+    """Of two ranks: this one, and one that is slower at first, with half the samples."""
+    made = recorder(tmp_path, "--benchmark.steps=4", peak=1e12)
+    assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 10.0]) == 10
+
+    def gather(ranks, mine):
+        other = {name: value // 2 for name, value in mine.items() if isinstance(value, int)}
+        slower = {"seconds": [5.0, 1.0, 1.0, 1.0], "flops": [n // 2 for n in mine["flops"]]}
+        ranks[:] = [mine, {**mine, **other, **slower, "peak_memory_gib": 9.0, "compiles": 3}]
+
+    dist = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_world_size=lambda: 2,
+        get_rank=lambda: 0,
+        all_gather_object=gather,
+    )
+    monkeypatch.setattr(recorder_module, "dist", dist)
+    report = made.finish(tmp_path, peak_memory_gib=1.5)
+    assert report["step_seconds"] == [5.0, 2.0, 3.0, 10.0]
+    step = report["seconds_per_step"]
+    # Between the ordered values at 10, 50 and 90 % of the way: 2 3 5 10.
+    assert [step[name] for name in ("min", "p10", "median", "p90", "max")] == pytest.approx(
+        [2.0, 2.3, 4.0, 8.5, 10.0]
+    )
+    assert report["timed_seconds"] == 20.0 and report["gpus"] == 2
+    assert report["samples_per_second"] == pytest.approx((8 + 4) / 20)
+    assert report["audio_seconds_per_second"] == pytest.approx((4 * 114 + 2 * 114) / 25 / 20)
+    args = model_flavors()["debug"]
+    long, short = (training_flops(args, Lengths(*n)) for n in ((64, 24, 32), (50, 20, 30)))
+    assert report["mfu"] == pytest.approx((4 + 2) * 2 * long / 20 / 2 / 1e12)
+    assert report["goodput_mfu"] == pytest.approx((4 + 2) * (long + short) / 20 / 2 / 1e12)
+    assert (report["peak_memory_gib"], report["compiles_while_timed"]) == (9.0, 3)
+
+
+def test_conventions_count_the_text_encoder():
+    sizes = TextEncoderSizes(matmul_parameters=500, n_layers=2, attention_dim=8, trained=False)
+    args = replace(model_flavors()["debug"], text_encoder_sizes=sizes)
+    batch = MicroBatch((2, 64, 24, 30), [(64, 24, 30), (40, 10, 9)], [(1, 36)])
+    with_encoder = conventions(args, 1000, [batch])
+    without = conventions(replace(args, text_encoder_sizes=None), 1000, [batch])
+    differences = [some.flops - other.flops for some, other in zip(with_encoder, without)]
+
+    def forward(tokens):
+        return 2 * 500 * tokens + 4 * 2 * 8 * tokens**2
+
+    assert differences == [forward(36), forward(24) + forward(10), 0, 0]
+    # 30 reference frames are 8 patches of 4.
+    length = 64 + 24 + 8
+    attention = 12 * args.n_layers * args.dim * length**2
+    assert with_encoder[3].flops == 2 * (6 * 1000 * length + attention)
 
 
 def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):

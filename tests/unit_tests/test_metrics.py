@@ -1,6 +1,8 @@
 """Figures of a run: peaks, sums over micro-batches, waste, and what a resume does to the logs."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +12,13 @@ from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
+from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks
 from torchtitan.models.dit_tts.run_folder import LineFile
 
 ARGS = model_flavors()["debug"]
+LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -171,11 +176,116 @@ def test_figures_that_are_not_finite_end_the_run(tmp_path, one_process_group, lo
     assert LineFile(tmp_path / "metrics.jsonl").read() == []
 
 
+class Clock:
+    """Stands in for the module `time` where figures are divided by seconds."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    time = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("torchtitan.models.dit_tts.metrics.time", made)
+    return made
+
+
+def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
+    """An all-reduce over ranks that have the same."""
+    tensor.mul_(torch.distributed.get_world_size(group))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
+def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, layout):
+    arguments = ["--metrics.peak_tflops=2", "--metrics.no-enable-tensorboard"]
+    config = load_config(["--training.steps=20", *arguments])
+    with fake_ranks(layout) as dims:
+        monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
+        monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
+        metrics = TTSMetricsProcessor(config, dims, ARGS)
+        metrics.start(0, "", LineFile(tmp_path / "metrics.jsonl"))
+        clock.now += 4.0
+        metrics.count((2, 100, 10, 8), [100, 20], [10, 3], [8, 8], replaced=1)
+        metrics.log(1, 0.5, 0.5, 1.0)
+    (row,) = LineFile(tmp_path / "metrics.jsonl").read()
+    ranks = layout.gpus
+    assert row["samples_per_second"] == 2 * ranks / 4
+    assert row["padded_frames_per_second"] == 200 * ranks / 4
+    assert row["audio_seconds_per_second"] == pytest.approx(120 / 25 * ranks / 4)
+    assert row["replaced_samples"] == ranks
+    assert row["padding_waste"] == pytest.approx(80 / 200)
+    long, short = (training_flops(ARGS, Lengths(*each)) for each in ((100, 10, 8), (20, 3, 8)))
+    assert row["tflops_per_device"] == pytest.approx(2 * long / 4 / 1e12)
+    assert row["mfu"] == pytest.approx(2 * long / 4 / 2e12)
+    assert row["goodput_mfu"] == pytest.approx((long + short) / 4 / 2e12)
+
+
+def test_times_are_of_this_life(tmp_path, one_process_group, clock):
+    """Steps before the resume and time before the start count neither for speed nor for the ETA."""
+    metrics = processor()
+    clock.now += 1000.0  # compiling, opening the data
+    metrics.start(8, "", LineFile(tmp_path / "metrics.jsonl"))
+    rows = []
+    for step, seconds, loading in ((10, 6.0, [0.5, 1.0]), (14, 20.0, [2.0])):
+        clock.now += seconds
+        metrics.data_loading_times.extend(loading)
+        metrics.count((1, 10, 10, 8), [10], [10], [8])
+        metrics.log(step, 0.5, 0.5, 1.0)
+        rows = LineFile(tmp_path / "metrics.jsonl").read()
+    assert [row["seconds_per_step"] for row in rows] == [3.0, 5.0]
+    assert [row["data_loading_fraction"] for row in rows] == [0.25, 0.1]
+    assert [row["samples_per_second"] for row in rows] == [1 / 6, 1 / 20]
+    assert [row["progress"] for row in rows] == [0.5, 0.7]
+    # 2 steps in 6 s and 10 are left; then 6 in 26 s and 6 are left.
+    assert [row["eta_seconds"] for row in rows] == pytest.approx([30.0, 26.0])
+
+
+def test_the_text_encoder_counts():
+    """What its passes execute, and of that the tokens of each text alone."""
+    encoder = TextEncoderSizes(matmul_parameters=1000, n_layers=3, attention_dim=16, trained=False)
+    metrics, plain = processor(), processor()
+    metrics.model_args = replace(ARGS, text_encoder_sizes=encoder)
+    sizes = ((2, 64, 24, 32), [64, 40], [24, 10], [32, 9])
+    metrics.count(*sizes, text_rows=[(1, 40), (2, 8)])
+    plain.count(*sizes, text_rows=[(1, 40), (2, 8)])
+
+    def forward(tokens):
+        return 2 * 1000 * tokens + 4 * 3 * 16 * tokens**2
+
+    assert metrics.executed_flops - plain.executed_flops == forward(40) + 2 * forward(8)
+    assert metrics.useful_flops - plain.useful_flops == forward(24) + forward(10)
+
+
+def test_the_memory_peak_is_of_a_line_and_the_most_of_the_life(tmp_path, one_process_group):
+    metrics = started(tmp_path)
+    peaks = [2.0]
+    metrics.device_memory_monitor = SimpleNamespace(
+        get_peak_stats=lambda: SimpleNamespace(
+            max_reserved_gib=peaks[-1], max_active_gib=peaks[-1] / 2
+        ),
+        reset_peak_stats=lambda: peaks.append(1.0),
+    )
+    for step in (1, 2):
+        metrics.count((1, 10, 10, 8), [10], [10], [8])
+        metrics.log(step, 0.5, 0.5, 1.0)
+    rows = LineFile(tmp_path / "metrics.jsonl").read()
+    assert [row["peak_memory_gib"] for row in rows] == [2.0, 1.0]
+    assert [row["peak_allocated_gib"] for row in rows] == [1.0, 0.5]
+    assert metrics.most_reserved_gib() == 2.0
+
+
 def logged_scalars(folder, name: str) -> dict[int, float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    return {event.step: event.value for event in events.Scalars(name)}
+    scalars = {event.step: event.value for event in events.Scalars(name)}
+    assert len(scalars) == len(events.Scalars(name)), "a step is there twice"
+    return scalars
 
 
 @pytest.mark.parametrize("checkpoint", [0, 2])

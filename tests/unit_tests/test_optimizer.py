@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from tests.helpers.forked import run_ranks
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler
+from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.adamw_states import (
     _TILE,
@@ -140,6 +141,43 @@ def test_a_parameter_without_decay_does_not_shrink():
         assert torch.equal(before[name], after[name])
     name = "layers.0.mlp.down.weight"
     assert torch.allclose(after[name], before[name] * (1 - 1e-2 * 0.1))
+
+
+class Pretrained(PretrainedTextEncoder):
+    """Stands in for a text encoder that is trained."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.core = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam"])
+def test_groups_have_the_configs_settings(kind):
+    model = small_model()
+    model.text_encoder = Pretrained()
+    config = replace(KINDS[kind], beta1=0.7, beta2=0.8, eps=1e-5, encoder_lr=3e-4)
+    [adam] = build_tts_optimizers([model], config, None).optimizers
+    assert type(adam) is getattr(torch.optim, kind)
+    found = {}
+    for group in adam.param_groups:
+        assert (group["betas"], group["eps"]) == ((0.7, 0.8), 1e-5)
+        for name in names_of(model, group["params"]):
+            found[name] = group["lr"], group["weight_decay"]
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert found["text_encoder.core.weight"] == (3e-4, 0.1)
+    assert found["text_encoder.core.bias"] == (3e-4, 0.0)
+    assert found["layers.0.mlp.down.weight"] == (1e-2, 0.1)
+    assert found["norm.weight"] == (1e-2, 0.0)
+
+
+def test_muon_has_its_own_rate_and_the_decay():
+    config = replace(KINDS["Muon"], muon_lr=0.5, beta1=0.7, beta2=0.8)
+    adam, muon = build_tts_optimizers([small_model()], config, None).optimizers
+    [group] = muon.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.1)
+    assert [group["betas"] for group in adam.param_groups] == [(0.7, 0.8)] * 2
+    _, plain = build(small_model(), "Muon").optimizers
+    assert plain.param_groups[0]["lr"] == 1e-2
 
 
 def test_muon_has_the_blocks_products_and_adamw_the_rest():

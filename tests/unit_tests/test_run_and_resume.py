@@ -1,0 +1,276 @@
+"""A run in this process, and the run that goes on from its checkpoint."""
+
+import gc
+import json
+import os
+import shutil
+import signal
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.helpers.loaders import build
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.synthetic import flip_bits, make_shards
+from torchtitan.models import dit_tts
+from torchtitan.models.dit_tts import main
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.run_folder import LineFile
+from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="these runs take the machine's device, and compare exactly"
+)
+ARGS = DiTTTSModelArgs(
+    dim=32,
+    n_layers=1,
+    n_heads=2,
+    mlp_dim=48,
+    speaker_dim=32,
+    speaker_n_layers=1,
+    speaker_n_heads=2,
+    speaker_mlp_dim=48,
+    text_dim=32,
+    adaln_rank=8,
+    timestep_dim=16,
+)
+TINY = [
+    "--data.latent_channels=8",
+    "--data.max_frames=32",
+    "--data.max_speaker_frames=32",
+    "--data.max_text_tokens=48",
+    "--data.num_buckets=2",
+    "--data.batch_multiple=4",
+    "--data.num_workers=0",
+    "--data.audit",
+    "--encoder.n_layers=1",
+    "--encoder.n_heads=2",
+    "--training.global_batch_size=8",
+    "--training.local_batch_size=4",
+    "--training.mixed_precision_param=float32",
+    "--optimizer.lr=0.01",
+    "--lr_scheduler.warmup_steps=3",
+    "--ema.decay=0.999",
+    "--checkpoint.enable",
+    "--checkpoint.interval=2",
+    "--metrics.log_freq=1",
+    "--metrics.no-enable-tensorboard",
+    "--debug.seed=1",
+]
+
+
+@dataclass
+class Folder:
+    """What a run has left."""
+
+    path: Path
+
+    def metrics(self) -> list[dict]:
+        return LineFile(self.path / "metrics.jsonl").read()
+
+    def losses(self) -> dict[int, float]:
+        rows = self.metrics()
+        assert [row["step"] for row in rows] == list(range(rows[0]["step"], rows[-1]["step"] + 1))
+        return {row["step"]: row["loss"] for row in rows}
+
+    def audit(self) -> list[dict]:
+        return LineFile(self.path / "audit" / "rank0.jsonl").read()
+
+    def state(self) -> dict:
+        return json.loads((self.path / "state.json").read_text())
+
+    def checkpoint(self, step: int) -> dict:
+        file = self.path.with_suffix(".pt")
+        dcp_to_torch_save(self.path / f"checkpoint/step-{step}", file)
+        return torch.load(file, weights_only=False)
+
+    def checkpoints(self) -> set[str]:
+        return {each.name for each in (self.path / "checkpoint").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    make_shards(folder, 40, channels=8, frames=lambda generator: int(generator.integers(8, 33)))
+    build(folder)  # indexed once, while all of it is valid
+    return folder
+
+
+@pytest.fixture
+def train(tmp_path, data, monkeypatch):
+    """Trains a tiny model in the folder of a name, by the command line. Returns the exit status."""
+    monkeypatch.setitem(dit_tts._FLAVORS, "debug", ARGS)
+    # Upstream waits two seconds for other ranks, and takes pytest's handlers off the logger.
+    clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: None)
+    monkeypatch.setattr("torchtitan.train.time", clock)
+    monkeypatch.setattr("torchtitan.tools.logging.init_logger", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(name: str, *arguments: str) -> int:
+        place = [f"--job.dump_folder={tmp_path}", f"--job.experiment={name}", f"--data.path={data}"]
+        with mock.patch.dict(os.environ):
+            for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                os.environ.pop(variable, None)
+            try:
+                return main.train([*place, *TINY, *arguments])
+            finally:
+                if torch.distributed.is_initialized():
+                    torch.distributed.destroy_process_group()
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+    gc.enable()
+
+
+@pytest.fixture
+def after_step(monkeypatch):
+    """Calls functions of the trainer at the end of steps, before what is saved there."""
+
+    def patch(functions) -> None:
+        step = DiTTTSTrainer.train_step
+
+        def watched(trainer, data_iterator):
+            step(trainer, data_iterator)
+            functions.get(trainer.step, lambda _: None)(trainer)
+
+        monkeypatch.setattr(DiTTTSTrainer, "train_step", watched)
+
+    return patch
+
+
+@torch.no_grad()
+def move_average(trainer) -> None:
+    """Far from the weights, so that nothing takes one for the other."""
+    for value in trainer.ema.shadow.values():
+        value.add_(1.0)
+
+
+def run_out(trainer) -> None:
+    raise RuntimeError("CUDA error: out of memory\nand a second line")
+
+
+def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
+    unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
+    steps = {3: move_average}
+    after_step(steps)
+    assert train("unbroken", "--training.steps=6") == 0
+    steps[5] = run_out
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train("killed", "--training.steps=6")
+    state = killed.state()
+    assert (state["state"], state["step"]) == ("oom", 5)
+    assert state["error"] == "CUDA error: out of memory"
+    assert list(killed.losses()) == [1, 2, 3, 4, 5] and killed.checkpoints() == {"step-2", "step-4"}
+    before = killed.metrics()[:4]
+
+    del steps[5]
+    assert train("killed", "--training.steps=6") == 0
+    assert (killed.state()["state"], killed.state()["step"]) == ("completed", 6)
+    assert killed.losses() == unbroken.losses() and len(killed.losses()) == 6
+    assert killed.metrics()[:4] == before  # these steps were not trained again
+    assert killed.audit() == unbroken.audit()
+    samples = [len(row["ids"]) for row in killed.audit()]
+    assert set(samples) == {8, 16}  # the shorter of the two buckets has twice as many
+    counted = [row["samples_per_second"] * row["seconds_per_step"] for row in killed.metrics()]
+    assert counted == pytest.approx(samples)
+    learning_rates = [row["lr"] for row in killed.metrics()]
+    assert learning_rates == [row["lr"] for row in unbroken.metrics()]
+    assert learning_rates[:3] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])
+    found, expected = killed.checkpoint(6), unbroken.checkpoint(6)
+    assert found["ema"].pop("num_updates") == expected["ema"].pop("num_updates") == 6
+    for name, average in expected["ema"].items():
+        assert torch.equal(found["ema"][name], average), name
+        assert torch.equal(found[name], expected[name]), name
+        assert (average - expected[name]).abs().min() > 0.01, name
+
+
+def test_a_life_that_would_overwrite_another_changes_nothing(tmp_path, train):
+    """An older checkpoint, or none at all, in the folder of a run."""
+    folder = Folder(tmp_path / "run")
+    assert train("run", "--training.steps=4") == 0
+
+    def kept() -> tuple:
+        return (folder.path / "metrics.jsonl").read_bytes(), folder.audit(), folder.checkpoints()
+
+    before = kept()
+    for refused in ("--checkpoint.load_step=2", "--checkpoint.no-enable", "--checkpoint.load_only"):
+        assert train("run", "--training.steps=6", refused) == 2
+        assert kept() == before and folder.state()["state"] == "failed"
+    assert tomllib.loads((folder.path / "config.toml").read_text())["training"]["steps"] == 4
+    # Once more as it was: it is at its end.
+    assert train("run", "--training.steps=4") == 0
+    assert kept() == before and folder.state()["state"] == "completed"
+
+
+def test_what_a_kill_left_of_a_save_does_not_hide_the_initial_weights(tmp_path, train):
+    assert train("first", "--training.steps=4") == 0
+    half = tmp_path / "second" / "checkpoint" / "step-9"
+    half.mkdir(parents=True)
+    (half / "__0_0.distcp").write_bytes(b"half")
+    initial = f"--checkpoint.initial_load_path={tmp_path}/first/checkpoint/step-2"
+    whole = "--checkpoint.no-initial_load_model_only"
+    assert train("second", "--training.steps=4", initial, whole) == 0
+    first, second = Folder(tmp_path / "first"), Folder(tmp_path / "second")
+    losses = first.losses()
+    assert second.losses() == {3: losses[3], 4: losses[4]} and second.checkpoints() == {"step-4"}
+
+
+def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path, train, after_step):
+    @torch.no_grad()
+    def break_weights(trainer):
+        trainer.model_parts[0].output.bias.fill_(torch.nan)
+
+    after_step({2: break_weights})  # after its loss; step 3 would not be logged but for the save
+    arguments = ["--training.steps=9", "--metrics.log_freq=9", "--checkpoint.interval=3"]
+    assert train("run", *arguments) == 2
+    folder = Folder(tmp_path / "run")
+    assert list(folder.losses()) == [1] and not (folder.path / "checkpoint").exists()
+    assert folder.state()["state"] == "failed" and "step 3: loss nan" in folder.state()["error"]
+
+
+def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, data):
+    copied = shutil.copytree(data, tmp_path / "corrupt")
+    flip_bits(copied / "000000.tar", [0, 3, 6, 9])  # latents of four samples
+    given = ["--data.on_error=skip", "--data.max_skipped_share=1", f"--data.path={copied}"]
+    assert train("run", "--data.epochs=2", "--metrics.log_freq=2", *given) == 0
+    folder = Folder(tmp_path / "run")
+    steps = tomllib.loads((folder.path / "config.toml").read_text())["training"]["steps"]
+    assert folder.state()["step"] == steps == len(folder.audit())
+    # In two epochs, less what does not fill a batch.
+    assert 4 <= sum(row["replaced_samples"] for row in folder.metrics()) <= 8
+
+
+def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_path, train):
+    encoder = write_tiny_t5gemma2(tmp_path / "encoder")
+    arguments = [
+        f"--encoder.model={encoder}",
+        "--encoder.dtype=float32",
+        "--training.global_batch_size=4",
+    ]
+    folder = Folder(tmp_path / "run")
+    assert train("run", *arguments, "--training.steps=2") == 0
+    names = folder.checkpoint(2).keys()
+    assert "text_input.weight" in names and not [n for n in names if n.startswith("text_encoder.")]
+    write_tiny_t5gemma2(encoder, seed=1)
+    before = folder.metrics()
+    assert train("run", *arguments, "--training.steps=4") == 2
+    assert "weights" in folder.state()["error"] and folder.metrics() == before
+
+
+def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
+    benchmark = ["--benchmark.enable", "--benchmark.steps=3", "--benchmark.warmup_steps=2"]
+    assert (
+        train("bench", *benchmark, "--benchmark.mean_seconds=1", "--data.frames_per_second=16") == 0
+    )
+    report = json.loads((tmp_path / "bench" / "benchmark.json").read_text())
+    assert report["warm_up_steps"] == 4 and report["steps"] == len(report["step_seconds"]) == 3
+    assert sum(shape["micro_batches"] for shape in report["shapes"]) == 3 * 2
+    folder = Folder(tmp_path / "bench")
+    assert list(folder.losses()) == list(range(1, 8)) and not (folder.path / "checkpoint").exists()
