@@ -267,9 +267,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         assert words in said
     run = {
         "config": {
-            "data": {"max_frames": 64, "num_buckets": 2},
+            "data": {"max_frames": 64, "max_text_tokens": 40, "max_speaker_frames": 64},
             "training": {"global_batch_size": 8, "mixed_precision_param": "bfloat16"},
-            "encoder": {"n_layers": 1},
+            "encoder": {"n_layers": 1, "n_heads": 2},
         },
         "gpus": 1,
         "environment": {"device": "NVIDIA H100 80GB HBM3"},
