@@ -14,7 +14,14 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
-from torchtitan.models.dit_tts.model.layers import apply_rope, rope_table, timestep_embedding
+from torchtitan.models.dit_tts.model.layers import (
+    HeadRMSNorm,
+    RMSNorm,
+    apply_rope,
+    rms_norm,
+    rope_table,
+    timestep_embedding,
+)
 from torchtitan.models.dit_tts.model.model import DiTTTSModel, LowRankAdaLN
 from torchtitan.protocols.train_spec import get_train_spec
 
@@ -161,10 +168,10 @@ def test_flops_equal_the_counter(flavor, vocabulary):
     assert training == 2 * training_flops(args, lengths)
 
 
-@pytest.mark.parametrize("vocabulary", [0, 259])
+@pytest.mark.parametrize("vocabulary, condition_ids", [(0, 0), (0, 3), (259, 0)])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 2, 4), (13, 7, 5), (8, 16, 31)])
-def test_flops_equal_the_counter_at_odd_lengths(lengths, vocabulary):
-    args = replace(SMALL, text_vocab_size=vocabulary)
+def test_flops_equal_the_counter_at_odd_lengths(lengths, vocabulary, condition_ids):
+    args = replace(SMALL, text_vocab_size=vocabulary, condition_ids=condition_ids)
     forward, training = counted_flops(args, 3, Lengths(*lengths))
     assert forward == 3 * forward_flops(args, Lengths(*lengths))
     assert training == 3 * training_flops(args, Lengths(*lengths))
@@ -404,7 +411,8 @@ def test_wrapped_blocks_get_the_same_weights():
 
 
 def test_initial_scale():
-    model = initialized(replace(SMALL, dim=160, mlp_dim=300, speaker_dim=128, n_layers=3))
+    sizes = {"dim": 160, "mlp_dim": 300, "speaker_dim": 128, "n_layers": 3}
+    model = initialized(replace(SMALL, **sizes, text_vocab_size=1000))
     layer = model.layers[0]
     for weight, fan_in, scale in (
         (layer.attention.qkv_gate.weight, 160, 1.0),
@@ -414,6 +422,7 @@ def test_initial_scale():
         (model.speaker_encoder.layers[0].attention.out.weight, 128, 1.0),
     ):
         assert weight.std().item() == pytest.approx(scale / math.sqrt(fan_in), rel=0.02)
+    assert model.text_encoder.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
     assert all((p == 1).all() for n, p in model.named_parameters() if n.endswith("norm.weight"))
     assert not any(p.any() for n, p in model.named_parameters() if n.endswith(".bias"))
 
@@ -470,6 +479,40 @@ def test_low_rank_adaln():
             expected = low @ up[what, where].T + bias[what, where] + shared[:, what]
             # Consumers unbind dim 1 into shift, scale, gate, each (B, 2, D).
             torch.testing.assert_close(out[:, what, where], expected, rtol=0, atol=1e-5)
+
+
+# In bfloat16
+
+
+def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> None:
+    """bfloat16 has 8 significant bits: what is computed in float32 is off by at most half of the last."""
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - exact).abs() <= 2**-8 * 1.01 * exact.abs() + 1e-6).all()
+
+
+@torch.no_grad()
+def test_norms_and_rotation_are_computed_in_float32():
+    x = 30 * torch.randn(2, 7, 4, 64, generator=torch.Generator().manual_seed(0))
+    x = x.bfloat16()
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert_rounded_once(rms_norm(x, 1e-6), exact)
+    for norm in (RMSNorm(64, 1e-6), HeadRMSNorm(4, 64, 1e-6)):
+        norm.weight.copy_(torch.linspace(0.5, 2, norm.weight.numel()).view_as(norm.weight))
+        norm.bfloat16()
+        assert_rounded_once(norm(x), exact * norm.weight.double())
+    rope = rope_table(7, 64, 10000.0, x.device)
+    assert_rounded_once(apply_rope(x, rope), apply_rope(x.float(), rope).double())
+
+
+def test_weights_in_bfloat16_leave_time_and_output_in_float32():
+    """t in bfloat16 would turn the fastest angle, 1000·t, by up to 2 radians."""
+    model, batch = build(), inputs()
+    batch["t"] = torch.tensor([0.3037, 0.8063])
+    low = output(model.bfloat16(), batch)
+    assert low.dtype == torch.float32
+    valid = batch["frame_mask"]
+    exact = output(model.float(), batch)[valid]
+    assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
 
 
 # From the config

@@ -19,10 +19,12 @@ from torchtitan.models.dit_tts.conditioning.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
+from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.job_config import Encoder
-from torchtitan.models.dit_tts.model.args import TextEncoderSizes
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import text_encoder_flops
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 WRITERS = {"t5gemma2": write_tiny_t5gemma2, "t5": write_tiny_t5, "bert": write_tiny_bert}
 LENGTHS = (5, 30, 1, 17, 0, 23, 9, 4, 30)
@@ -312,6 +314,61 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
     assert all(torch.equal(weights[n], p) for n, p in encoder.named_parameters())
     for one, other in zip(encoder.encode(texts()), load(checkpoints[name]).encode(texts())):
         assert torch.equal(one, other)
+
+
+# Inside the model, where it trains.
+
+
+def model_args(path, folder, *arguments):
+    """Sizes of a model whose tokenizer has 3 ids more than the encoder."""
+    args = DiTTTSModelArgs(
+        dim=16, n_layers=1, n_heads=2, mlp_dim=16, speaker_dim=16, speaker_n_layers=1,
+        speaker_n_heads=2, speaker_mlp_dim=16, adaln_rank=2, timestep_dim=8,
+    )  # fmt: skip
+    options = [f"--encoder.model={path}", f"--job.dump_folder={folder}", "--encoder.vocab_size=515"]
+    args.update_from_config(load_config([*options, "--data.latent_channels=8", *arguments]))
+    return args
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", WRITERS)
+def test_features_inside_the_model(checkpoints, tmp_path, name):
+    """Tokens of the text have the encoder's features, ids behind them rows of the model's own."""
+    args = model_args(checkpoints[name], tmp_path, "--encoder.no-frozen")
+    assert (args.condition_base, args.condition_ids) == (512, 3)
+    model = DiTTTSModel(args)
+    model.init_weights()
+    seen = []
+    model.text_input.register_forward_hook(lambda module, given, out: seen.append(given[0]))
+    ids = torch.tensor([[514, 512, 5, 6, 7, 8], [513, 9, 511, 0, 0, 0]])
+    mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    speaker = torch.zeros(2, 4, 8), torch.ones(2, 4, dtype=torch.bool)
+    model.encode_conditions(ids, mask, *speaker)
+    encoder, table = load(checkpoints[name]), model.condition_embedding.weight
+    texts = encoder.encode([[5, 6, 7, 8], [9, 511]])
+    torch.testing.assert_close(seen[0][0], torch.cat([table[[2, 0]], texts[0]]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen[0][1, :3], torch.cat([table[[1]], texts[1]]), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_run_with_a_checkpoint_takes_the_encoder_from_it(checkpoints, tmp_path):
+    """Else a resumed run would fine-tune from the start again; and what no checkpoint fills is NaN."""
+
+    def starts(*arguments):
+        args = model_args(checkpoints["t5"], tmp_path, "--encoder.no-frozen", *arguments)
+        model = DiTTTSModel(args)
+        model.init_weights()
+        found = [parameter.isfinite().all().item() for parameter in model.text_encoder.parameters()]
+        assert len(set(found)) == 1
+        return found[0]
+
+    enabled = "--checkpoint.enable"
+    assert starts() and starts(enabled)
+    (tmp_path / "checkpoint" / "step-3").mkdir(parents=True)
+    assert starts(enabled)  # a step that was not finished
+    (tmp_path / "checkpoint" / "step-3" / ".metadata").touch()
+    assert starts("--checkpoint.no-enable") and not starts(enabled)
+    assert starts(enabled, "--checkpoint.create_seed_checkpoint")
 
 
 def test_models_write_to_their_configs_and_the_source_stays(checkpoints):
