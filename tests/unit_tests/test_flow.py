@@ -312,14 +312,14 @@ def test_loss_sums_over_any_split_and_leaves_padding_out():
     mask = torch.arange(10) < torch.tensor([10, 3, 7, 1])[:, None]
     whole = squared_error_sum(prediction, target, mask)
     parts = [squared_error_sum(prediction[r], target[r], mask[r]) for r in ([0], [1, 2], [3])]
-    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-6)
+    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
     by_hand = sum(
         ((prediction[b, f] - target[b, f]) ** 2).mean().item()
         for b in range(4)
         for f in range(10)
         if mask[b, f]
     )
-    assert whole.item() == pytest.approx(by_hand, rel=1e-6)
+    assert whole.item() == pytest.approx(by_hand, rel=1e-5)
 
 
 @pytest.mark.parametrize("garbage", [1e4, math.inf, math.nan])
