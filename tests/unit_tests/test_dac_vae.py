@@ -15,9 +15,9 @@ from torchtitan.models.dit_tts.codec.dac_vae_chunks import Context, portions
 
 HOP = 1920
 TOLERANCE = 1e-5
-"""Twenty times what is left where a codec computes in float64 and gives float32: values are below 5"""
+"""Twenty times what is left of values below 5 where a codec computes in float64 and gives float32"""
 FLOAT32_TOLERANCE = 1e-4
-"""Nine times what a processor's float32 convolutions have been seen to differ by with the batch's shape"""
+"""Nine times the largest difference seen between float32 convolutions of unlike batches"""
 
 
 # ---- the definition, straight from the state dict

@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.job_config import Optimizer
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
-CONFIG = Optimizer(lr=1e-2, weight_decay=0.1, beta2=0.9)
+CONFIG = Optimizer(lr=1e-2, weight_decay=0.1, beta1=0.8, beta2=0.9)
 KINDS = {
     "AdamW": CONFIG,
     "Adam": replace(CONFIG, name="Adam"),
@@ -283,6 +283,11 @@ def test_fused_projections_split_into_their_matrices():
     for part, matrix in enumerate((q, k, v, gate)):
         expected = attention.qkv_gate(x).unflatten(-1, (2, 4, head))[:, :, part].flatten(1)
         assert torch.allclose(x @ matrix.T, expected, atol=1e-4)
+    context = torch.randn(3, 32)
+    for linear in (attention.text_kv, attention.speaker_kv):
+        for part, matrix in enumerate(split_fused(linear.weight, *products[linear])):
+            expected = linear(context).unflatten(-1, (2, 2, head))[:, :, part].flatten(1)
+            assert torch.allclose(context @ matrix.T, expected, atol=1e-4)
     mlp = model.layers[0].mlp
     gate, up = split_fused(mlp.gate_up.weight, *products[mlp.gate_up])
     assert torch.equal(gate, mlp.gate_up.weight[0::2]) and torch.equal(up, mlp.gate_up.weight[1::2])

@@ -24,8 +24,8 @@ CONDITIONED = replace(ARGS, text_vocab_size=0, condition_base=VOCABULARY, condit
 Weights = dict[str, Tensor]
 
 
-# ---- the definition, straight from the state dict. Shapes: T frames, L keys of a condition, D width,
-# H heads of K channels
+# ---- the definition, straight from the state dict
+# Shapes: T frames, L keys of a condition, D width, H heads of K channels
 
 
 def linear(w: Weights, name: str, x: Tensor) -> Tensor:
@@ -42,15 +42,16 @@ def silu(x: Tensor) -> Tensor:
 
 def rotated(x: Tensor) -> Tensor:
     """(T, K): the pair (2i, 2i + 1), as a complex number, turned by position·10000^(-2i/K)."""
-    turns = torch.arange(len(x))[:, None] * 10000.0 ** -(torch.arange(0, x.shape[1], 2) / x.shape[1])
-    pairs = torch.complex(x[:, 0::2], x[:, 1::2]) * torch.exp(1j * turns.double())
+    frequencies = 10000.0 ** -(torch.arange(0, x.shape[1], 2).double() / x.shape[1])
+    turns = torch.exp(1j * torch.arange(len(x))[:, None] * frequencies)
+    pairs = torch.complex(x[:, 0::2], x[:, 1::2]) * turns
     return torch.stack([pairs.real, pairs.imag], dim=-1).flatten(1)
 
 
 def attention(
     w: Weights, name: str, x: Tensor, rotated_heads: int, causal: bool, contexts: dict[str, Tensor]
 ) -> Tensor:
-    """(T, D); one softmax over the keys of x and of the contexts, the projection's name -> (L, c)."""
+    """(T, D); one softmax over the keys of x and of the contexts, projection's name -> (L, c)."""
     q_norm, k_norm = w[f"{name}.q_norm.weight"], w[f"{name}.k_norm.weight"]
     n_heads, width = q_norm.shape
 
@@ -132,7 +133,7 @@ def shared_modulation(w: Weights, t: Tensor) -> Tensor:
 
 
 def predicted(w: Weights, sample: dict[str, Tensor]) -> Tensor:
-    """(T, C) for one sample; the keys "features" and "speaker" are missing where they are dropped."""
+    """(T, C) for one sample, which has no "features" or "speaker" where they are dropped."""
     contexts = {}
     if "features" in sample:
         text = linear(w, "text_input", sample["features"])
@@ -155,7 +156,8 @@ def build(args: DiTTTSModelArgs) -> DiTTTSModel:
     with torch.no_grad():
         for parameter in model.parameters():
             value = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(value / math.sqrt(parameter.shape[-1]) if value.dim() > 1 else 1 + value / 2)
+            matrix = value.dim() > 1
+            parameter.copy_(value / math.sqrt(parameter.shape[-1]) if matrix else 1 + value / 2)
     return model
 
 
@@ -169,7 +171,7 @@ def until(lengths: list[int]) -> Tensor:
 
 
 def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
-    """Five rows of other lengths with numbers in the padding; the last three drop text, speaker, both."""
+    """Five rows of other lengths, numbers in the padding; the last three drop text, speaker, both."""
     generator = torch.Generator().manual_seed(8)
 
     def normal(lengths: list[int], width: int) -> Tensor:
@@ -201,10 +203,11 @@ def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list
         if KEEP_TEXT[row]:
             ids = batch["text_ids"][row, :text]
             if args.condition_ids:
-                features, table = batch["text_features"][row].double(), w["condition_embedding.weight"]
-                base = args.condition_base
-                own = [table[i - base] if i >= base else features[n] for n, i in enumerate(ids.tolist())]
-                sample["features"] = torch.stack(own)
+                table, base = w["condition_embedding.weight"], args.condition_base
+                rows = zip(ids.tolist(), batch["text_features"][row].double())
+                sample["features"] = torch.stack(
+                    [table[i - base] if i >= base else x for i, x in rows]
+                )
             else:
                 sample["features"] = text_features(w, ids)
         if KEEP_SPEAKER[row]:
@@ -218,8 +221,8 @@ def in_float64(model: DiTTTSModel) -> Weights:
 
 
 def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
-    """Float32 is within 4e-6 of the largest output and, as t·1000 is an angle, 1.4e-5 of the largest
-    gradient; a wrong formula is off by more than a hundredth."""
+    """Float32 is within 4e-6 of the largest output and, as t·1000 is an angle, within 1.4e-5 of the
+    largest gradient; a wrong formula is off by more than a hundredth."""
     largest = expected.abs().max()
     assert found.shape == expected.shape and largest > 1e-3, name
     assert (found.double() - expected).abs().max() < 3e-4 * largest, name
@@ -287,7 +290,7 @@ def formula(shape: torch.Size | tuple[int, ...], phase: float) -> Tensor:
 
 @torch.no_grad()
 def test_pinned_output():
-    """The same names and values of weights give these numbers: else saved checkpoints are worthless."""
+    """The same names and values of weights give these numbers, else checkpoints are worthless."""
     model = DiTTTSModel(ARGS)
     for name, parameter in model.named_parameters():
         value = formula(parameter.shape, zlib.crc32(name.encode()) % 1000)
