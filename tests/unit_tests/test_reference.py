@@ -171,7 +171,7 @@ def until(lengths: list[int]) -> Tensor:
 
 
 def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
-    """Five rows of other lengths, numbers in the padding; the last three drop text, speaker, both."""
+    """Five rows of other lengths, numbers in the padding; the last drop text, speaker and both."""
     generator = torch.Generator().manual_seed(8)
 
     def normal(lengths: list[int], width: int) -> Tensor:
