@@ -109,8 +109,8 @@ def outcome(model: DiTTTSModel, inputs: dict[str, torch.Tensor]) -> dict[str, to
     return {"output": out.detach()[valid], "latents": latents.grad[valid]} | gradients
 
 
-def assert_equal_outcomes(actual: dict, expected: dict, relative: float = 1e-5) -> None:
-    """Each tensor within `relative` of its own largest value."""
+def assert_equal_outcomes(actual: dict, expected: dict, relative: float = 1e-4) -> None:
+    """Each tensor within `relative` of its own largest value; rounding leaves 1e-6."""
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         scale = value.abs().max().item()
@@ -330,7 +330,7 @@ def test_packing_through_inductor():
     actual = run(torch.compile(there_and_back, fullgraph=True, dynamic=False))
     torch._dynamo.reset()
     for one, other in zip(actual, expected):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         assert other.any()
 
 
@@ -365,7 +365,7 @@ def test_kept_key_values(backend):
         key_values=model.condition_key_values(conditions),
     )  # fmt: skip
     valid = inputs["frame_mask"]
-    torch.testing.assert_close(out[valid], expected[valid], rtol=0, atol=1e-5)
+    torch.testing.assert_close(out[valid], expected[valid], rtol=0, atol=1e-4)
 
 
 class NoSync(TorchDispatchMode):

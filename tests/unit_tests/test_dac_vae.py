@@ -22,6 +22,9 @@ from torchtitan.models.dit_tts.codec.dac_vae_chunks import Context, portions
 
 HOP = 1920
 TOLERANCE = 1e-5
+"""Twenty times what is left of values below 5 where a codec computes in float64 and gives float32"""
+FLOAT32_TOLERANCE = 1e-4
+"""Nine times the largest difference seen between float32 convolutions of unlike batches"""
 
 
 # ---- the definition, straight from the state dict
@@ -87,15 +90,38 @@ def file(tmp_path_factory) -> Path:
     return write_tiny_dac_vae(tmp_path_factory.mktemp("dac_vae"))
 
 
+class InFloat64:
+    """A network whose rounding does not hide small errors, nor depend on the processor's kernels."""
+
+    def __init__(self, network):
+        self.network = network.double()
+
+    def encode(self, waveforms: Tensor) -> Tensor:
+        return self.network.encode(waveforms.double())
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return self.network.decode(latents.double())
+
+
+def in_float64(codec: DacVaeCodec) -> DacVaeCodec:
+    codec.network = InFloat64(codec.network)
+    return codec
+
+
 @pytest.fixture(scope="module")
 def codec(file) -> DacVaeCodec:
     return load_dac_vae(str(file), chunk_seconds=60)
 
 
+@pytest.fixture(scope="module")
+def exact(file) -> DacVaeCodec:
+    return in_float64(load_dac_vae(str(file), chunk_seconds=60))
+
+
 @pytest.fixture
 def in_portions(file) -> DacVaeCodec:
-    """The same codec with 10 frames at once."""
-    return load_dac_vae(str(file), chunk_seconds=0.4)
+    """The exact codec with 10 frames at once."""
+    return in_float64(load_dac_vae(str(file), chunk_seconds=0.4))
 
 
 def noise(samples: int, seed: int = 0) -> Tensor:
@@ -104,6 +130,11 @@ def noise(samples: int, seed: int = 0) -> Tensor:
 
 def latent_noise(frames: int, seed: int = 0) -> Tensor:
     return torch.randn(frames, 128, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_in_float64(path: Path) -> dict[str, Tensor]:
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {name: value.double() for name, value in state.items()}
 
 
 def difference(first: Tensor, second: Tensor) -> float:
@@ -118,17 +149,22 @@ def difference(first: Tensor, second: Tensor) -> float:
 @pytest.mark.parametrize("watermark", [True, False])
 def test_mean_and_waveform_are_as_defined(tmp_path, seed, watermark):
     path = write_tiny_dac_vae(tmp_path, seed, watermark)
-    state = torch.load(path, weights_only=True)["state_dict"]
+    state = weights_in_float64(path)
     codec = build_codec(str(path))
 
     waveform = noise(9 * HOP, seed)
-    mean = defined_mean(state, waveform)
+    mean = defined_mean(state, waveform.double())
     assert mean.std() > 0.5
-    assert difference(codec.encode(waveform), mean) < TOLERANCE
+    latents = codec.encode(waveform)
+    assert difference(latents, mean) < FLOAT32_TOLERANCE
 
-    expected = defined_waveform(state, mean)
+    expected = defined_waveform(state, latents.double())
     assert 0.05 < expected.std() < 0.7  # neither silent nor all at the ends of tanh
-    assert difference(codec.decode(mean), expected) < TOLERANCE
+    assert difference(codec.decode(latents), expected) < FLOAT32_TOLERANCE
+
+    exact = in_float64(codec)
+    assert difference(exact.encode(waveform), mean) < TOLERANCE
+    assert difference(exact.decode(latents), expected) < TOLERANCE
 
 
 OTHER_SIZES = Kwargs(
@@ -146,12 +182,19 @@ def test_other_sizes_are_as_defined(tmp_path):
     """Another number of strides and features that are not the encoder's last width."""
     kwargs = OTHER_SIZES
     path = write_dac_vae(tmp_path / "weights.pth", kwargs, None)
-    state = torch.load(path, weights_only=True)["state_dict"]
-    codec = build_codec(str(path))
+    state = weights_in_float64(path)
+    codec = in_float64(build_codec(str(path)))
     assert (codec.sample_rate, codec.hop_length, codec.latent_channels) == (600, 24, 5)
-    mean = defined_mean(state, noise(480), kwargs)
-    assert difference(codec.encode(noise(480)), mean) < TOLERANCE
-    assert difference(codec.decode(mean), defined_waveform(state, mean, kwargs)) < TOLERANCE
+    mean = defined_mean(state, noise(480).double(), kwargs)
+    latents = codec.encode(noise(480))
+    assert difference(latents, mean) < TOLERANCE
+    expected = defined_waveform(state, latents.double(), kwargs)
+    assert difference(codec.decode(latents), expected) < TOLERANCE
+
+
+def test_an_export_says_the_rate(tmp_path):
+    path = write_dac_vae(tmp_path / "weights.pth", OTHER_SIZES, None)
+    codec = build_codec(str(path))
     export_safetensors(codec, tmp_path / "export.safetensors")
     exported = build_codec(str(tmp_path / "export.safetensors"))
     assert (exported.fingerprint, exported.sample_rate) == (codec.fingerprint, 600)
@@ -183,7 +226,7 @@ def test_latents_of_this_fingerprint(tmp_path):
             [0.265252, 0.414353, 0.058610, -0.266678, -0.119036],
         ]
     )
-    assert difference(codec.encode(waveform.float()), expected) < TOLERANCE
+    assert difference(in_float64(codec).encode(waveform.float()), expected) < FLOAT32_TOLERANCE
 
 
 def test_decodes_audio_and_not_features(codec):
@@ -211,7 +254,8 @@ def test_shapes(codec, samples):
     assert waveform.shape == (len(latents) * HOP,) and waveform.dtype == torch.float32
 
 
-def test_mirrors_the_end_to_whole_frames_and_pads_no_further(codec):
+def test_mirrors_the_end_to_whole_frames_and_pads_no_further(exact):
+    codec = exact
     waveform = noise(20 * HOP - 700)
     latents = codec.encode(waveform)
     mirrored = torch.cat([waveform, waveform[-701:-1].flip(0)])
@@ -238,7 +282,8 @@ def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
     assert torch.equal(codec.encode_batch(waveforms), codec.encode_batch(whole))
 
 
-def test_batches(codec):
+def test_batches(exact):
+    codec = exact
     waveforms = torch.stack([noise(5 * HOP - 3, seed) for seed in range(3)])
     latents = codec.encode_batch(waveforms)
     assert latents.shape == (3, 5, 128)
@@ -299,29 +344,29 @@ def test_context_is_the_receptive_field(file):
 
 
 @pytest.mark.parametrize("frames", [9, 10, 11, 19, 20, 21, 47])
-def test_portions_join_without_seams(codec, in_portions, frames):
+def test_portions_join_without_seams(exact, in_portions, frames):
     waveform, latents = noise(frames * HOP - 5), latent_noise(frames)
-    assert difference(in_portions.encode(waveform), codec.encode(waveform)) < TOLERANCE
-    assert difference(in_portions.decode(latents), codec.decode(latents)) < TOLERANCE
+    assert difference(in_portions.encode(waveform), exact.encode(waveform)) < TOLERANCE
+    assert difference(in_portions.decode(latents), exact.decode(latents)) < TOLERANCE
 
 
-def test_portions_of_batches(codec, in_portions):
+def test_portions_of_batches(exact, in_portions):
     for frames in (4, 23):  # rows together, and rows cut
-        waveforms = torch.stack([noise(frames * HOP, seed) for seed in range(5)])
-        latents = codec.encode_batch(waveforms)
+        waveforms = torch.stack([noise(frames * HOP, seed) for seed in range(3)])
+        latents = exact.encode_batch(waveforms)
         assert difference(in_portions.encode_batch(waveforms), latents) < TOLERANCE
         decoded = in_portions.decode_batch(latents)
-        assert difference(decoded, codec.decode_batch(latents)) < TOLERANCE
+        assert difference(decoded, exact.decode_batch(latents)) < TOLERANCE
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_one_frame_less_of_context_is_seen(codec, in_portions, side):
+def test_one_frame_less_of_context_is_seen(exact, in_portions, side):
     for name in ("encoder_context", "decoder_context"):
-        context = getattr(codec, name)
+        context = getattr(exact, name)
         setattr(in_portions, name, replace(context, **{side: getattr(context, side) - 1}))
     waveform, latents = noise(47 * HOP), latent_noise(47)
-    assert difference(in_portions.encode(waveform), codec.encode(waveform)) > 5 * TOLERANCE
-    assert difference(in_portions.decode(latents), codec.decode(latents)) > 5 * TOLERANCE
+    assert difference(in_portions.encode(waveform), exact.encode(waveform)) > 10 * TOLERANCE
+    assert difference(in_portions.decode(latents), exact.decode(latents)) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("rows, frames", [(1, 1), (7, 3), (1, 10), (2, 11), (3, 47)])

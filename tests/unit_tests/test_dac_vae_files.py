@@ -78,7 +78,7 @@ def test_released_layout_is_covered_key_by_key():
 def test_folding_is_that_of_torch():
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.ConvTranspose1d(150, 3, 4))
     g, v = (getattr(layer.parametrizations.weight, f"original{i}").detach() for i in (0, 1))
-    torch.testing.assert_close(fold_weight_norm(3 * g, v), 3 * layer.weight.detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(fold_weight_norm(3 * g, v), 3 * layer.weight.detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_one_fingerprint_for_the_same_weights(file, codec, tmp_path):
@@ -302,7 +302,7 @@ def test_reference_is_cut_to_what_the_model_takes(codec, tmp_path):
     soundfile.write(path, recording(2.0, 48_000), 48_000, subtype="FLOAT")
     cut, whole = (encode_reference(path, codec, AudioSettings(), frames) for frames in (20, 384))
     assert cut.shape == (20, 128) and whole.shape == (50, 128)
-    torch.testing.assert_close(cut[:13], whole[:13], atol=1e-5, rtol=0)
+    torch.testing.assert_close(cut[:13], whole[:13], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

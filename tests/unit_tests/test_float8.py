@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from torchao.float8 import float8_scaling_utils
+from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 
 from tests.helpers.forked import run_ranks
@@ -95,6 +96,22 @@ def test_the_blocks_products_and_nothing_else():
     assert {name.split(".", 2)[2] for name in names} == {
         "attention.qkv_gate", "attention.out", "attention.speaker_kv"
     }  # fmt: skip
+
+
+def test_the_recipe_is_that_of_the_config():
+    """Scales of rows, and where asked for the weight's gradient without fp8; inner sizes are padded."""
+    for recipe, granularity, casts_for_weights in (
+        ("tensorwise", ScalingGranularity.TENSORWISE, ScalingType.DYNAMIC),
+        ("rowwise", ScalingGranularity.AXISWISE, ScalingType.DYNAMIC),
+        ("rowwise_with_gw_hp", ScalingGranularity.AXISWISE, ScalingType.DISABLED),
+    ):
+        with torch._inductor.config.patch(emulate_precision_casts=False):
+            model = converted(f"--quantize.linear.float8.recipe_name={recipe}")
+            assert torch._inductor.config.emulate_precision_casts == (recipe == "rowwise")
+        made = model.layers[0].mlp.down.config
+        assert made.cast_config_input.scaling_granularity == granularity
+        assert made.cast_config_grad_output_for_grad_weight.scaling_type == casts_for_weights
+        assert made.pad_inner_dim and made.emulate
 
 
 def test_weights_go_both_ways():

@@ -1,0 +1,308 @@
+"""The network against its definition written out: one sample at a time, without padding or masks,
+in float64. What a sample does not have is not there, rather than masked."""
+
+import math
+import zlib
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+
+VOCABULARY, PATCH = 40, 4
+ARGS = DiTTTSModelArgs(
+    dim=32, n_layers=2, n_heads=4, mlp_dim=48, speaker_dim=24, speaker_n_layers=2,
+    speaker_n_heads=2, speaker_mlp_dim=40, speaker_patch_size=PATCH, latent_channels=8, text_dim=16,
+    text_vocab_size=VOCABULARY, text_n_layers=2, text_n_heads=2, adaln_rank=6, timestep_dim=16,
+)  # fmt: skip
+CONDITIONED = replace(ARGS, text_vocab_size=0, condition_base=VOCABULARY, condition_ids=3)
+"""Text features come from outside; the last 3 ids have a row of the model's own."""
+
+Weights = dict[str, Tensor]
+
+
+# ---- the definition, straight from the state dict
+# Shapes: T frames, L keys of a condition, D width, H heads of K channels
+
+
+def linear(w: Weights, name: str, x: Tensor) -> Tensor:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+
+def normed(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def rotated(x: Tensor) -> Tensor:
+    """(T, K): the pair (2i, 2i + 1), as a complex number, turned by position·10000^(-2i/K)."""
+    frequencies = 10000.0 ** -(torch.arange(0, x.shape[1], 2).double() / x.shape[1])
+    turns = torch.exp(1j * torch.arange(len(x))[:, None] * frequencies)
+    pairs = torch.complex(x[:, 0::2], x[:, 1::2]) * turns
+    return torch.stack([pairs.real, pairs.imag], dim=-1).flatten(1)
+
+
+def attention(
+    w: Weights, name: str, x: Tensor, rotated_heads: int, causal: bool, contexts: dict[str, Tensor]
+) -> Tensor:
+    """(T, D); one softmax over the keys of x and of the contexts, projection's name -> (L, c)."""
+    q_norm, k_norm = w[f"{name}.q_norm.weight"], w[f"{name}.k_norm.weight"]
+    n_heads, width = q_norm.shape
+
+    def per_head(projection: str, source: Tensor) -> Tensor:
+        """(H, parts, L, K): the rows of the weight are head by head, and part by part in a head."""
+        rows = w[f"{name}.{projection}.weight"].view(n_heads, -1, width, source.shape[1])
+        return torch.einsum("hpkc,lc->hplk", rows, source)
+
+    own = per_head("qkv_gate", x)
+    others = [per_head(projection, source) for projection, source in contexts.items()]
+    heads = []
+    for head in range(n_heads):
+        q, k, v, gate = own[head]
+        q, k = normed(q, q_norm[head]), normed(k, k_norm[head])
+        if head < rotated_heads:
+            q, k = rotated(q), rotated(k)
+        keys = torch.cat([k, *(normed(other[head, 0], k_norm[head]) for other in others)])
+        values = torch.cat([v, *(other[head, 1] for other in others)])
+        scores = q @ keys.T / math.sqrt(width)
+        if causal:
+            scores = scores + torch.full_like(scores, -torch.inf).triu(1)
+        weights = scores.exp() / scores.exp().sum(1, keepdim=True)
+        heads.append(weights @ values / (1 + torch.exp(-gate)))
+    return linear(w, f"{name}.out", torch.cat(heads, dim=1))
+
+
+def mlp(w: Weights, name: str, x: Tensor) -> Tensor:
+    both = linear(w, f"{name}.gate_up", x)
+    return linear(w, f"{name}.down", silu(both[:, 0::2]) * both[:, 1::2])
+
+
+def encoder(w: Weights, name: str, x: Tensor, n_layers: int, causal: bool) -> Tensor:
+    for block in (f"{name}.layers.{layer}" for layer in range(n_layers)):
+        n_heads = len(w[f"{block}.attention.q_norm.weight"])
+        h = normed(x, w[f"{block}.attention_norm.weight"])
+        x = x + attention(w, f"{block}.attention", h, n_heads, causal, {})
+        x = x + mlp(w, f"{block}.mlp", normed(x, w[f"{block}.mlp_norm.weight"]))
+    return normed(x, w[f"{name}.norm.weight"])
+
+
+def speaker_keys(w: Weights, latents: Tensor) -> Tensor:
+    """(S, C) to (ceil(S / patch), c)."""
+    missing = torch.zeros(-len(latents) % PATCH, latents.shape[1])
+    patches = torch.cat([latents, missing]).view(-1, PATCH * latents.shape[1])
+    return encoder(w, "speaker_encoder", linear(w, "speaker_encoder.input", patches), 2, True)
+
+
+def text_features(w: Weights, ids: Tensor) -> Tensor:
+    return encoder(w, "text_encoder", w["text_encoder.embedding.weight"][ids], 2, False)
+
+
+def modulation(w: Weights, name: str, shared: Tensor, what: int, where: int) -> Tensor:
+    """what: 0 shift, 1 scale, 2 gate; where: 0 attention, 1 MLP."""
+    width = len(shared[what])
+    down = w[f"{name}.down.weight"].view(3, 2, -1, width)[what, where]
+    up = w[f"{name}.up.weight"].view(3, 2, width, -1)[what, where]
+    bias = w[f"{name}.up.bias"].view(3, 2, width)[what, where]
+    return up @ (down @ silu(shared[what])) + bias + shared[what]
+
+
+def decoder_block(w: Weights, name: str, x: Tensor, shared: Tensor, contexts) -> Tensor:
+    n_heads = len(w[f"{name}.attention.q_norm.weight"])
+    for where, function in enumerate((
+        lambda h: attention(w, f"{name}.attention", h, n_heads // 2, False, contexts),
+        lambda h: mlp(w, f"{name}.mlp", h),
+    )):  # fmt: skip
+        shift, scale, gate = (modulation(w, f"{name}.adaln", shared, n, where) for n in range(3))
+        x = x + torch.tanh(gate) * function(normed(x) * (1 + scale) + shift)
+    return x
+
+
+def shared_modulation(w: Weights, t: Tensor) -> Tensor:
+    """(3, D)."""
+    half = w["timestep.layers.0.weight"].shape[1] // 2
+    angles = t.double() * 1000 * torch.exp(-math.log(10000) * torch.arange(half).double() / half)
+    x = torch.cat([angles.cos(), angles.sin()])
+    x = silu(linear(w, "timestep.layers.2", silu(linear(w, "timestep.layers.0", x))))
+    return linear(w, "timestep.layers.4", x).view(3, -1)
+
+
+def predicted(w: Weights, sample: dict[str, Tensor]) -> Tensor:
+    """(T, C) for one sample, which has no "features" or "speaker" where they are dropped."""
+    contexts = {}
+    if "features" in sample:
+        text = linear(w, "text_input", sample["features"])
+        contexts["text_kv"] = normed(text, w["text_norm.weight"])
+    if "speaker" in sample:
+        contexts["speaker_kv"] = speaker_keys(w, sample["speaker"])
+    x = linear(w, "input", sample["latents"])
+    for layer in range(2):
+        x = decoder_block(w, f"layers.{layer}", x, shared_modulation(w, sample["t"]), contexts)
+    return linear(w, "output", normed(x, w["norm.weight"]))
+
+
+# ---- the product, on a batch with padding
+
+
+def build(args: DiTTTSModelArgs) -> DiTTTSModel:
+    """Every parameter random: those that start at zero or one would hide others, or errors."""
+    model = DiTTTSModel(args)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            value = torch.randn(parameter.shape, generator=generator)
+            matrix = value.dim() > 1
+            parameter.copy_(value / math.sqrt(parameter.shape[-1]) if matrix else 1 + value / 2)
+    return model
+
+
+FRAMES, TEXT, SPEAKER = [11, 6, 9, 1, 7], [4, 7, 3, 5, 1], [10, 4, 13, 5, 1]
+KEEP_TEXT = [True, True, False, True, False]
+KEEP_SPEAKER = [True, True, True, False, False]
+
+
+def until(lengths: list[int]) -> Tensor:
+    return torch.arange(max(lengths) + 2) < torch.tensor(lengths)[:, None]
+
+
+def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
+    """Five rows of other lengths, numbers in the padding; the last drop text, speaker and both."""
+    generator = torch.Generator().manual_seed(8)
+
+    def normal(lengths: list[int], width: int) -> Tensor:
+        return torch.randn(*until(lengths).shape, width, generator=generator)
+
+    ids = args.text_vocab_size or args.condition_base + args.condition_ids
+    batch = {
+        "latents": normal(FRAMES, args.latent_channels),
+        "t": torch.tensor([0.9, 0.013, 0.5, 1.0, 0.0]),
+        "frame_mask": until(FRAMES),
+        "text_ids": torch.randint(ids, until(TEXT).shape, generator=generator),
+        "text_mask": until(TEXT),
+        "speaker": normal(SPEAKER, args.latent_channels),
+        "speaker_mask": until(SPEAKER),
+        "keep_text": torch.tensor(KEEP_TEXT),
+        "keep_speaker": torch.tensor(KEEP_SPEAKER),
+    }
+    if args.condition_ids:
+        batch["text_ids"][:, 0] = args.condition_base + torch.tensor([0, 1, 2, 0, 1])
+        batch["text_features"] = normal(TEXT, args.text_dim)
+    return batch
+
+
+def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list[dict[str, Tensor]]:
+    """The rows, each with what it has."""
+    found = []
+    for row, (frames, text, speaker) in enumerate(zip(FRAMES, TEXT, SPEAKER)):
+        sample = {"latents": batch["latents"][row, :frames].double(), "t": batch["t"][row]}
+        if KEEP_TEXT[row]:
+            ids = batch["text_ids"][row, :text]
+            if args.condition_ids:
+                table, base = w["condition_embedding.weight"], args.condition_base
+                rows = zip(ids.tolist(), batch["text_features"][row].double())
+                sample["features"] = torch.stack(
+                    [table[i - base] if i >= base else x for i, x in rows]
+                )
+            else:
+                sample["features"] = text_features(w, ids)
+        if KEEP_SPEAKER[row]:
+            sample["speaker"] = batch["speaker"][row, :speaker].double()
+        found.append(sample)
+    return found
+
+
+def in_float64(model: DiTTTSModel) -> Weights:
+    return {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+
+
+def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
+    """Float32 is within 4e-6 of the largest output and, as t·1000 is an angle, within 1.4e-5 of the
+    largest gradient; a wrong formula is off by more than a hundredth."""
+    largest = expected.abs().max()
+    assert found.shape == expected.shape and largest > 1e-3, name
+    assert (found.double() - expected).abs().max() < 3e-4 * largest, name
+
+
+@pytest.mark.parametrize("args", [ARGS, CONDITIONED], ids=["learned text", "text from outside"])
+def test_the_network_and_its_gradients_are_as_defined(args):
+    model, batch = build(args), inputs(args)
+    w = in_float64(model)
+    out = model(**batch)
+    assert out.dtype == torch.float32
+    expected = [predicted(w, sample) for sample in samples(w, batch, args)]
+    for row, frames in enumerate(FRAMES):
+        assert_near(out[row, :frames], expected[row], f"row {row}")
+
+    wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
+    (out * wanted)[batch["frame_mask"]].sum().backward()
+    sum((y * wanted[row, : len(y)]).sum() for row, y in enumerate(expected)).backward()
+    for name, parameter in model.named_parameters():
+        assert_near(parameter.grad, w[name].grad, name)
+
+
+@torch.no_grad()
+def test_each_part_is_as_defined():
+    """What says which formula is another, if the test above fails."""
+    model, batch = build(ARGS), inputs(ARGS)
+    w = in_float64(model)
+    seen = {}
+    for name in ("timestep", "text_encoder", "speaker_encoder", "layers.1"):
+        model.get_submodule(name).register_forward_hook(
+            lambda module, given, out, name=name: seen.update({name: (given, out)})
+        )
+    model(**batch)
+    _, shared = seen["timestep"]
+    (x, *_), after = seen["layers.1"]
+    (_, text), (_, (speaker, speaker_mask)) = seen["text_encoder"], seen["speaker_encoder"]
+    assert speaker_mask.sum(1).tolist() == [-(-length // PATCH) for length in SPEAKER]
+    for row, sample in enumerate(samples(w, batch, ARGS)):
+        keys = speaker_keys(w, batch["speaker"][row, : SPEAKER[row]].double())
+        assert_near(speaker[row, : len(keys)], keys, "speaker encoder")
+        features = text_features(w, batch["text_ids"][row, : TEXT[row]])
+        assert_near(text[row, : TEXT[row]], features, "text encoder")
+        assert_near(shared[row], shared_modulation(w, batch["t"][row]), "timestep")
+        contexts = {}
+        if KEEP_TEXT[row]:
+            text_keys = normed(linear(w, "text_input", features), w["text_norm.weight"])
+            contexts["text_kv"] = text_keys
+        if KEEP_SPEAKER[row]:
+            contexts["speaker_kv"] = keys
+        frames = slice(FRAMES[row])
+        expected = decoder_block(
+            w, "layers.1", x[row, frames].double(), shared[row].double(), contexts
+        )
+        assert_near(after[row, frames], expected, "block")
+
+
+# ---- what weights of given names make, for good
+
+
+def formula(shape: torch.Size | tuple[int, ...], phase: float) -> Tensor:
+    """Numbers in [-1, 1] that no generator makes: sin(phase + i² / 100)."""
+    place = torch.arange(math.prod(shape), dtype=torch.float64)
+    return torch.sin(phase + place.square() / 100).reshape(shape)
+
+
+@torch.no_grad()
+def test_pinned_output():
+    """The same names and values of weights give these numbers, else checkpoints are worthless."""
+    model = DiTTTSModel(ARGS)
+    for name, parameter in model.named_parameters():
+        value = formula(parameter.shape, zlib.crc32(name.encode()) % 1000)
+        fan_in = parameter.shape[-1] if value.dim() > 1 else 4
+        parameter.copy_(value / math.sqrt(fan_in) + (0.5 if name.endswith("norm.weight") else 0))
+    length = torch.ones(1, 5, dtype=torch.bool)
+    out = model(
+        formula((1, 5, 8), 1.0).float(), torch.tensor([0.6]), length,
+        torch.tensor([[3, 14, 15, 9, 26]]), length, formula((1, 5, 8), 2.0).float(), length,
+    )  # fmt: skip
+    expected = [
+        [0.764391, 0.531396, 0.388754, 0.503539, 0.200063, 0.014192, 0.206825, 0.489624],
+        [0.844231, -0.269892, -0.225792, 0.598257, -0.155046, 0.122353, -0.009026, 0.439481],
+    ]
+    torch.testing.assert_close(out[0, [0, 4]], torch.tensor(expected), rtol=0, atol=1e-4)
