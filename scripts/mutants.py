@@ -200,7 +200,7 @@ def main() -> int:
 
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     logs = Path(options.logs)
     logs.mkdir(parents=True, exist_ok=True)
     import_what_tests_need(mutants)

@@ -310,7 +310,7 @@ def test_a_preparation_tells_what_it_made(tmp_path):
 def test_latents_that_tables_hold(tmp_path):
     """The source's duration where it fits the frames, theirs where not; its reference is kept. One
     table has two small row groups, the other one of more rows than are read at once."""
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
     from pyarrow import parquet
 
     durations = (0.41, 9.0, None)

@@ -25,9 +25,6 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.run_folder import LineFile
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="these runs take the machine's device, and compare exactly"
-)
 ARGS = DiTTTSModelArgs(
     dim=32,
     n_layers=1,
