@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.planning.communication import (
     communication,
 )
 from torchtitan.models.dit_tts.planning.constants import (
+    CONSTANTS,
     NAMES,
     UNEXPLAINED,
     Constants,
@@ -121,16 +122,20 @@ def test_a_sharded_text_encoder_is_gathered_in_each_micro_batch():
 # Time
 
 
-def test_an_error_bar_is_as_wide_as_the_constants_are_unsure():
-    config = debug_config()
-    work = forecaster(config).work(config, Layout(1, 1), Lengths(64, 40, 64), 12, 1)
-    wide = with_error(lambda c: step_time(work, c).seconds, guesses())
-    sure = guesses()
-    sure = type(sure)(sure.values, sure.covariance * 0, 0.0, "known")
-    narrow = with_error(lambda c: step_time(work, c).seconds, sure)
-    assert narrow.low == narrow.middle == narrow.high == wide.middle
-    assert wide.high / wide.middle == pytest.approx(wide.middle / wide.low)
-    assert wide.high > 1.1 * wide.middle
+def test_an_error_bar_in_closed_form():
+    """log seconds = log b - 2 log a: its variance is 4 var(log a) + var(log b)."""
+    deviations = dict.fromkeys(NAMES, 0.0) | {"gemm_efficiency": 0.03, "kernel_seconds": 0.05}
+    known = Constants(guesses().values, np.diag(list(deviations.values())) ** 2, 0.04, "test")
+    found = with_error(lambda c: c["kernel_seconds"] / c["gemm_efficiency"] ** 2, known)
+    factor = np.exp(2 * np.sqrt(4 * 0.03**2 + 0.05**2 + 0.04**2))
+    assert found.middle == pytest.approx(2e-6 / 0.7**2, rel=1e-9)
+    assert found.high == pytest.approx(found.middle * factor, rel=1e-5)
+    assert found.low == pytest.approx(found.middle / factor, rel=1e-5)
+    # A guess alone is as unsure as its range says.
+    alone = replace(guesses(), unexplained=0.0)
+    for constant in CONSTANTS:
+        found = with_error(lambda c: c[constant.name], alone)
+        assert found.high / found.low == pytest.approx(constant.high / constant.low, rel=1e-5)
 
 
 def observations(truth, noise: float = 0.0) -> list[Observation]:
