@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config, forecaster
+from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.benchmarking.synthetic import BYTES_PER_SECOND, SyntheticDataset
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.planning.activations import ActivationMemory
@@ -22,7 +23,7 @@ from torchtitan.models.dit_tts.planning.devices import cluster_of
 from torchtitan.models.dit_tts.planning.forecast import Forecaster, forecast
 from torchtitan.models.dit_tts.planning.forecast_report import forecast_lines
 from torchtitan.models.dit_tts.planning.memory import MemoryNeed, capacity, states_total
-from torchtitan.models.dit_tts.planning.profile import Work
+from torchtitan.models.dit_tts.planning.profile import Profile, Shape, Work
 from torchtitan.models.dit_tts.planning.states import Gathered, Layout, StateMemory
 from torchtitan.models.dit_tts.planning.step_time import (
     StepWork,
@@ -76,6 +77,40 @@ WORK = Work(
     fused_seconds=np.array([64.0, 128.0]),
     kernels=np.array([1000, 3000]),
 )
+
+
+class Kept:
+    """What passes tell of memory: the same at every shape."""
+
+    longest = Shape(2, 64, 40)
+
+    def __init__(self, saved=0, rest=0, working=0):
+        self._saved = saved
+        self._rest = rest
+        self._working = working
+
+    def memory(self, name, shape):
+        return {"saved": self._saved, "batch": 7, "working": self._working}[name]
+
+    def saved(self, shape):
+        return self._rest, self._saved
+
+    @property
+    def another_block(self):
+        return self
+
+
+def test_activations_are_those_of_every_block():
+    """Three blocks keep 100 each, two checkpointed ones 10, and five of the speaker encoder 4."""
+    args = replace(model_flavors()["debug"], speaker_n_layers=5)
+    kinds = {"none": Kept(100, 1000, 50), "full": Kept(10, 1001, 60)}
+    speaker = Kept(saved=20), Kept(saved=24)
+    profile = Profile(args, {"none": 3, "full": 2}, lambda kind, shape: kinds[kind], speaker)
+    # The first block of the speaker encoder is among what the decoder's blocks share.
+    saved = 1001 + 3 * 100 + 2 * 10 + 4 * 4
+    assert profile.memory(Shape(3, 32, 24)) == ActivationMemory(batch=7, saved=saved, working=60)
+
+
 RATES = {
     "gemm_efficiency": 0.5,
     "attention_efficiency": 0.25,
