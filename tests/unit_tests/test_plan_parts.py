@@ -1,4 +1,4 @@
-"""titan-tts plan by hand: memory and seconds are the sums of their parts, each part counted once."""
+"""titan-tts plan by hand: memory and seconds are sums of their parts, each part counted once."""
 
 from dataclasses import replace
 
@@ -212,8 +212,8 @@ def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand):
 def test_every_bucket_has_to_fit(by_hand):
     """Short utterances need more than long ones where their references are long: they decide."""
     arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
-    arguments += ["--training.global_batch_size=16", "--compile.enable", "--compile.components=loss"]
-    config = debug_config(*arguments)
+    arguments += ["--compile.enable", "--compile.components=loss"]
+    config = debug_config(*arguments, "--training.global_batch_size=16")
     states = states_total(forecast(config, cluster_of(H200, 1, 1), guesses()).states)
 
     def with_room_for(mib: int):
@@ -239,8 +239,9 @@ def test_every_bucket_has_to_fit(by_hand):
     shares = np.array([short.bucket.share, long.bucket.share])
     seconds = np.array([short.step.seconds.middle, long.step.seconds.middle])
     flops = np.array([short.step.flops.total, long.step.flops.total], float)
-    assert plan.mix_seconds.middle == pytest.approx(shares @ seconds)
-    assert plan.mix_mfu.middle == pytest.approx(shares @ flops / (shares @ seconds) / H200.peak_flops)
+    mean = shares @ seconds
+    assert plan.mix_seconds.middle == pytest.approx(mean)
+    assert plan.mix_mfu.middle == pytest.approx(shares @ flops / mean / H200.peak_flops)
     assert seconds[1] > 1.2 * seconds[0] and shares[0] < 0.4  # else a plain mean would do
 
 
@@ -249,7 +250,8 @@ def test_every_bucket_has_to_fit(by_hand):
 def test_bytes_of_an_optimizer_step(state_dtype, moments, ema):
     """For each parameter: the gradient three times to clip it, weight and gradient three times, two
     moments read and written, and the EMA's two with the weight."""
-    config = debug_config(f"--optimizer.state_dtype={state_dtype}", f"--ema.{'' if ema else 'no_'}enable")
+    ema_flag = "--ema.enable" if ema else "--ema.no_enable"
+    config = debug_config(f"--optimizer.state_dtype={state_dtype}", ema_flag)
     states = replace(STATES, gradients=4 * 1000)
     each = 3 * 4 + 3 * 4 + moments + (3 * 4 if ema else 0)
     assert optimizer_bytes(config, states) == pytest.approx(1000 * each)
@@ -274,6 +276,8 @@ def test_buckets_have_as_many_steps_as_their_samples_fill():
     data = config.data
     frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames
     samples = (frames <= 32).sum() / (frames > 32).sum()
-    assert short.micro_batch == 2 * long.micro_batch and short.share + long.share == pytest.approx(1)
-    assert short.share * short.micro_batch / (long.share * long.micro_batch) == pytest.approx(samples)
+    assert short.micro_batch == 2 * long.micro_batch
+    assert short.share + long.share == pytest.approx(1)
+    filled = [bucket.share * bucket.micro_batch for bucket in (short, long)]
+    assert filled[0] / filled[1] == pytest.approx(samples)
     assert long.useful_frames == pytest.approx(frames[frames > 32].mean() / 64)
