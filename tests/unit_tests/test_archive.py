@@ -193,7 +193,7 @@ def test_many_rows_are_converted_to_the_last(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     stored = np.random.default_rng(0).standard_normal((700, 128)).astype(np.float16)
     out = np.full((800, 128), 7, np.float32)
-    filled = reading.fill(memoryview(stored.tobytes()), 2, out)
+    filled = reading.fill(memoryview(bytearray(stored.tobytes())), 2, out)
     np.testing.assert_array_equal(filled, stored.astype(np.float32))
     assert (out[700:] == 7).all()
 
