@@ -16,11 +16,10 @@ from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, t
 from torchtitan.models.dit_tts.planning.activations import measure
 from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
 from torchtitan.models.dit_tts.planning.compiled_block import ModelCompiler, compiled_stacks
-from torchtitan.models.dit_tts.planning.constants import guesses, load
+from torchtitan.models.dit_tts.planning.constants import load
 from torchtitan.models.dit_tts.planning.devices import (
     DEVICES,
     check_device,
-    cluster_of,
     device_of,
     find_device,
     with_peak,
