@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ from torchtitan.models.dit_tts.config import load_config
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.planning import after_run
 from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
+from torchtitan.models.dit_tts.planning.step_time import Range
 
 ROW = {"step": 1, "time": 11.0, "seconds_per_step": 0.5, "mfu": None, "goodput_mfu": None,
        "samples_per_second": 5.0, "peak_allocated_gib": 2.0}  # fmt: skip
@@ -41,6 +43,36 @@ def test_a_completed_run_outlives_its_plan(tmp_path, monkeypatch, caplog, name, 
     assert "up to half a minute" in before
     assert words in said and "plan.json was not written" in said
     assert not (tmp_path / "plan.json").exists()
+
+
+class ForecastsByFrames:
+    """Steps of twice as many seconds as frames, and as many GiB."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def step(self, config, layout, lengths, samples, accumulation):
+        frames = lengths.frames
+        return SimpleNamespace(
+            seconds=Range(frames, 2 * frames, 5 * frames),
+            flops=SimpleNamespace(total=frames * 989e12),
+            memory=SimpleNamespace(total=frames * 2**30),
+        )
+
+
+def test_shapes_count_as_often_as_they_ran(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")
+    monkeypatch.setattr(after_run, "Forecaster", ForecastsByFrames)
+    shapes = [RanShape(4, Lengths(64, 24, 32), 3), RanShape(8, Lengths(32, 24, 32), 1)]
+    write_plan(tmp_path, load_config([]), 2, 2, "NVIDIA H200", shapes, since=0.0)
+    predicted = json.loads((tmp_path / "plan.json").read_text())["predicted"]
+    mean = (3 * 64 + 32) / 4
+    assert predicted["seconds_per_step"] == pytest.approx(2 * mean)
+    assert predicted["seconds_per_step_range"] == pytest.approx([mean, 5 * mean])
+    # Two GPUs of 989 TFLOP/s at their peak would take half as many seconds as frames.
+    assert predicted["mfu"] == pytest.approx(0.25)
+    assert predicted["mfu_range"] == pytest.approx([0.1, 0.5])
+    assert predicted["peak_memory_gib"] == 64
 
 
 def test_a_damaged_line_of_metrics_is_said(tmp_path, caplog):

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers.synthetic import make_samples, make_shards
 from tests.helpers.tars import npy, write_tar
@@ -185,6 +186,16 @@ def test_float32_arrays_and_given_buffers(tmp_path, samples):
     np.testing.assert_array_equal(read_reference, sample.reference[:3])
     cropped, _ = dataset.read(0, np.empty((5, CHANNELS), np.float32))
     np.testing.assert_array_equal(cropped, sample.latents[:5])
+
+
+def test_many_rows_are_converted_to_the_last(monkeypatch):
+    """Above 32,767 elements the loader's threads convert in parts."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    stored = np.random.default_rng(0).standard_normal((700, 128)).astype(np.float16)
+    out = np.full((800, 128), 7, np.float32)
+    filled = reading.fill(memoryview(bytearray(stored.tobytes())), 2, out)
+    np.testing.assert_array_equal(filled, stored.astype(np.float32))
+    assert (out[700:] == 7).all()
 
 
 def damage(path, how):
@@ -474,6 +485,9 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
     dataset.read(0)
     with pytest.raises(DamagedSample, match=f"'x:utt000001': its {name} in .*x.tar is not what was"):
         dataset.load(1)
+    if name == "JSON":
+        with pytest.raises(DamagedSample, match="'x:utt000001': its JSON"):
+            dataset.metadata(1)
 
 
 def test_arrays_damaged_before_the_index_are_known_by_their_written_hash(tmp_path, samples):

@@ -67,6 +67,15 @@ def test_contents_of_a_batch(folder):
     assert shapes <= set(loader.policy.shapes) and len(shapes) > 1
 
 
+def test_padding_is_zero_where_memory_is_used_again(folder):
+    """From the third batch on, as the loop holds one while the next is made."""
+    for _, (inputs, labels) in zip(range(8), build(folder)):
+        assert not inputs["latents"][labels == IGNORE_INDEX].any()
+        assert not inputs["speaker"][~inputs["speaker_mask"]].any()
+        inputs["latents"].fill_(7)
+        inputs["speaker"].fill_(7)
+
+
 @pytest.mark.parametrize("ranks, accumulation", [(1, 2), (2, 1), (4, 1), (2, 2)])
 def test_any_split_is_the_same_global_batch(folder, ranks, accumulation):
     whole, split = global_batches(folder, 1, 1, 8), global_batches(folder, ranks, accumulation, 8)

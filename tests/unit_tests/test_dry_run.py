@@ -201,6 +201,8 @@ def test_whole_weights_of_each_layout():
     sharded = gathered(Layout(1, 4))
     assert sharded.in_turn == 2 * 2 * block
     assert 0 < sharded.kept < 2 * block
+    # A block's whole gradient in bfloat16 and, to be reduced, in float32.
+    assert state_memory(config, sizes.args, None, Layout(1, 4)).gradients_in_turn == (2 + 4) * block
     assert gathered(Layout(1, 4), fsdp_reshard_after_forward="never").total == 2 * count
 
 

@@ -109,9 +109,22 @@ def test_summary_of_known_data(folder):
     named = speaker["most"] + speaker["least"]
     assert sum(row["share"] for row in named) == pytest.approx(1)
     assert sum(row["samples"] for row in named) == 23
+    hours = dict.fromkeys(("s0", "s1", "s2"), 0.0)
+    for sample in samples[1:]:
+        hours[sample.metadata["speaker"]] += len(sample.latents) / 25 / 3600
+    assert [row["value"] for row in named] == sorted(hours, key=lambda name: -hours[name])
+    assert [row["hours"] for row in named] == pytest.approx(sorted(hours.values(), reverse=True))
     assert summary["labels"]["quality"]["most"][0]["value"] == "3"
     assert summary["fingerprint"] == dataset.fingerprint
     json.dumps(summary, allow_nan=False)
+
+
+def test_distribution_by_hand():
+    found = distribution(np.arange(101)[::-1])
+    assert found["quantiles"] == {
+        "0.01": 1, "0.05": 5, "0.25": 25, "0.5": 50, "0.75": 75, "0.95": 95, "0.99": 99,
+    }  # fmt: skip
+    assert (found["total"], found["min"], found["max"], found["mean"]) == (5050, 0, 100, 50)
 
 
 def test_distribution_of_nothing_and_of_zeros():
@@ -384,6 +397,12 @@ def test_suggestion_can_be_pasted_and_trains(folder):
     )
     assert options.path == "set"
     assert list(policy.edges) == suggestion["bucket_frames"]
+    useful = [choice["useful_fraction"] for choice in suggestion["choices"]]
+    enough = [number for number, each in enumerate(useful, 1) if each >= max(useful) - 0.02]
+    assert suggestion["num_buckets"] == enough[0] > 1
+    for bucket in suggestion["buckets"]:
+        per_epoch = bucket["samples"] / bucket["batch_size"]
+        assert bucket["batches_an_epoch"] == pytest.approx(per_epoch, abs=0.006)
     chosen = suggestion["choices"][suggestion["num_buckets"] - 1]
     assert policy.useful_fraction == pytest.approx(chosen["useful_fraction"], abs=1e-6)
     assert [bucket["batch_size"] for bucket in suggestion["buckets"]] == list(policy.batch_sizes)

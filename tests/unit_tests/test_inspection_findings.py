@@ -364,10 +364,45 @@ def test_text_limit_counts_the_tokenizers_unit(folder):
     assert examine(folder, Limits(**limits, text_unit="chars")) == {}
 
 
+def test_what_reaches_a_limit_is_within_it(folder):
+    samples = sound_samples()
+    write_shards(folder, samples)
+    frames = max(len(sample.latents) for sample in samples)
+    tokens = max(len(sample.metadata["text"]) for sample in samples) + 2  # begin and end
+    assert examine(folder, Limits(max_frames=frames, max_text_tokens=tokens)) == {}
+    above = examine(folder, Limits(max_frames=frames - 1, max_text_tokens=tokens - 1))
+    assert set(above) == {"long_latents", "long_text"}
+
+
+def test_the_worst_example_comes_first(folder):
+    samples = sound_samples()
+    write_shards(folder, samples)
+    finding = examine(folder, Limits(max_frames=60, max_examples=1))["long_latents"]
+    longest = max(samples, key=lambda sample: len(sample.latents))
+    assert finding.count == sum(len(sample.latents) > 60 for sample in samples) > 1
+    assert [example.where.split(":")[1] for example in finding.examples] == [longest.key]
+
+
+@pytest.mark.parametrize("missed, found", [(1.9, False), (2.1, True)])
+def test_a_duration_may_miss_two_frames(folder, missed, found):
+    """One that rounding takes, and one that the limits allow."""
+    seconds = sound_samples()[9].metadata["target_duration"]
+    write_changed(folder, 9, metadata={"target_duration": seconds + missed / 25})
+    assert list(examine(folder)) == ["duration_mismatch"] * found
+
+
+def test_the_same_text_by_another_speaker_is_no_copy(folder):
+    write_changed(folder, 4, metadata={"text": sound_samples()[3].metadata["text"]})
+    assert "duplicate_text" not in examine(folder)
+
+
 def test_threads_and_chunks_change_nothing(folder, monkeypatch):
     from torchtitan.models.dit_tts.inspection import measure as module
 
-    write_shards(folder, sound_samples(40))
+    samples = sound_samples(40)
+    samples[0].latents[:] += 3
+    samples[1].latents[4, 2] = -20
+    write_shards(folder, samples)
     dataset = open_dataset(str(folder), CHANNELS)
     monkeypatch.setattr(module, "CHUNK_SAMPLES", 7)
     done = []
@@ -376,7 +411,10 @@ def test_threads_and_chunks_change_nothing(folder, monkeypatch):
     assert sum(done) == 40
     np.testing.assert_array_equal(one.rows, many.rows)
     np.testing.assert_array_equal(one.channels.total, many.channels.total)
-    latents = np.concatenate([dataset.read(number)[0] for number in range(40)])
+    arrays = [sample.latents.astype(np.float64) for sample in samples]
+    np.testing.assert_allclose(one.rows["std"], [array.std() for array in arrays], rtol=1e-4)
+    np.testing.assert_array_equal(one.rows["peak"], [np.abs(array).max() for array in arrays])
+    latents = np.concatenate(arrays)
     np.testing.assert_allclose(one.channels.mean, latents.mean(0), atol=1e-5)
     np.testing.assert_allclose(one.channels.std, latents.std(0), rtol=1e-4)
 

@@ -61,14 +61,35 @@ def test_epochs_are_contiguous_and_counted():
     assert made.batches_per_epoch == pytest.approx(50 / 24 + 123 / 16 + 7 / 8)
 
 
-def test_seeds_and_epochs_differ():
-    assert any(
-        not np.array_equal(order(0).batch(k).samples, order(1).batch(k).samples) for k in range(3)
-    )
-    length = order().batches_in_epoch(0)
-    first = [tuple(order().batch(k).samples) for k in range(length)]
-    second = [tuple(order().batch(k + length).samples) for k in range(length)]
-    assert not set(first) & set(second)
+def test_every_epoch_and_seed_is_another_permutation_of_the_same_samples():
+    """Batches that divide the samples of their bucket: an epoch is a whole number of them."""
+    buckets = [np.arange(0, 48), np.arange(48, 96)]
+    together, sequences = [], []
+    for seed in (0, 1):
+        made = GlobalOrder(buckets, [4, 4], seed)
+        for epoch in range(4):
+            batches = [made.batch(24 * epoch + k) for k in range(24)]
+            samples = np.concatenate([batch.samples for batch in batches])
+            assert sorted(samples.tolist()) == list(range(96))
+            together.append({frozenset(batch.samples.tolist()) for batch in batches})
+            sequences.append([batch.bucket for batch in batches])
+    for i, j in combinations(range(8), 2):
+        # Other samples meet in a batch, and short and long batches come in another order.
+        assert len(together[i] & together[j]) <= 1
+        assert sequences[i] != sequences[j]
+    # An epoch does not begin with all short utterances.
+    assert all(0 < sum(sequence[:12]) < 12 for sequence in sequences)
+
+
+def test_replacements_are_other_samples_of_the_bucket():
+    made = order()
+    batch = next(b for b in map(made.batch, range(20)) if b.bucket == 1)
+    attempts = {made.replacement(batch, 0, attempt) for attempt in range(40)}
+    rows = {made.replacement(batch, row, 0) for row in range(16)}
+    assert attempts | rows <= set(BUCKETS[1].tolist()) and len(attempts) > 25 and len(rows) > 10
+
+
+def test_seeds_that_are_none():
     for bad in (-1, 2**63):
         with pytest.raises(ValueError, match="data.seed"):
             order(bad)
@@ -141,6 +162,8 @@ def test_policy_shapes_and_sizes():
         assert L == min(192, -(-((frames[bucket == number] // 2).max() + 2) // 8) * 8)
         assert R == 64  # a multiple of 8 speaker patches of 4 frames
     assert policy([100], reference_frames=np.array([900])).shapes[0][2] == 384
+    # The longest reference has its place, in multiples of 8 speaker patches.
+    assert policy([100] * 3, reference_frames=np.array([10, 20, 150])).shapes[0][2] == 160
 
 
 def test_given_edges():
@@ -169,7 +192,7 @@ def test_bad_policies(changes, sentence):
 
 
 def test_selection():
-    frames, text = np.array([10, 900, 20, 30]), np.array([12, 12, 502, 192])
+    frames, text = np.array([10, 900, 20, 768]), np.array([12, 12, 502, 192])
     settings = dict(max_frames=768, max_text_tokens=192)
     dropped = select_samples(frames, text, overlong="drop", **settings)
     assert dropped.samples.tolist() == [0, 3] and (dropped.too_long, dropped.too_much_text) == (
@@ -177,7 +200,7 @@ def test_selection():
         1,
     )
     cropped = select_samples(frames, text, overlong="crop", **settings)
-    assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 30]
+    assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 768]
     assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
     with pytest.raises(ValueError, match="the first is 'name1' with 900 frames"):
         select_samples(frames, text, overlong="error", sample_name=lambda i: f"name{i}", **settings)

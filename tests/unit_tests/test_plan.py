@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config, forecaster
+from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.errors import InputError
@@ -16,18 +16,16 @@ from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, t
 from torchtitan.models.dit_tts.planning.activations import measure
 from torchtitan.models.dit_tts.planning.after_run import RanShape, write_plan
 from torchtitan.models.dit_tts.planning.compiled_block import ModelCompiler, compiled_stacks
-from torchtitan.models.dit_tts.planning.constants import guesses, load
+from torchtitan.models.dit_tts.planning.constants import load
 from torchtitan.models.dit_tts.planning.devices import (
     DEVICES,
     check_device,
-    cluster_of,
     device_of,
     find_device,
     with_peak,
 )
 from torchtitan.models.dit_tts.planning.flops_split import split_flops
-from torchtitan.models.dit_tts.planning.forecast import forecast, layout_of
-from torchtitan.models.dit_tts.planning.forecast_report import forecast_lines
+from torchtitan.models.dit_tts.planning.forecast import layout_of
 from torchtitan.models.dit_tts.planning.operations import ATTENTION, PRODUCT, OperationRecorder
 from torchtitan.models.dit_tts.planning.parameters import model_sizes
 from torchtitan.models.dit_tts.planning.profile import Profiler, Shape
@@ -180,42 +178,6 @@ def test_eight_bit_moments_are_torchaos():
             inner = [getattr(value, n) for n in names] if hasattr(value, "codes") else [value]
             real += sum(tensor.nbytes for tensor in inner)
     assert state_memory(config, args, None, Layout(1, 1)).optimizer == pytest.approx(real, rel=1e-3)
-
-
-def test_the_largest_micro_batch_is_the_last_that_fits():
-    config = debug_config()
-    planner = forecaster(config)
-    lengths, layout = Lengths(64, 40, 64), Layout(1, 1)
-    small = replace(H200, memory_gib=3.0)
-    planner.cluster = cluster_of(small, 1, 1)
-    largest = planner.largest(config, layout, lengths)
-    assert largest > 8
-    assert planner.memory(config, layout, lengths, largest).fits
-    assert not planner.memory(config, layout, lengths, largest + 1).fits
-    planner.cluster = cluster_of(replace(H200, memory_gib=1.0), 1, 1)
-    assert planner.largest(config, layout, lengths) == 0
-
-
-def test_every_bucket_has_to_fit():
-    """Short utterances with long references need more than long ones: they decide."""
-    arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
-    arguments += ["--training.global_batch_size=16", "--compile.enable", "--compile.components=loss"]
-    config = debug_config(*arguments)
-    generous = forecast(config, cluster_of(H200, 1, 1), guesses())
-    short, long = (each.step.memory for each in generous.buckets)
-    assert generous.neediest.lengths.frames == 32 and short.total > long.total
-    between = long.total + short.total
-    needed = between / 2 + 1.5 * 2**30
-    small = replace(H200, memory_gib=needed / 0.96 / 2**30)
-    plan = forecast(config, cluster_of(small, 1, 1), guesses())
-    said = "\n".join(forecast_lines(plan))
-    assert plan.longest.memory.fits and not plan.neediest.memory.fits
-    assert "together" in said and "GiB  DOES NOT FIT" in said
-    samples = plan.buckets[0].bucket.micro_batch
-    assert 0 < plan.largest < 16 and plan.buckets[0].largest < samples
-    assert plan.largest == plan.buckets[0].largest * 16 // samples
-    # What the loss alone compiles leaves the blocks eager.
-    assert "; eager, activation checkpointing 'none'" in said
 
 
 # Devices

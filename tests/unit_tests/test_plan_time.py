@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.plan_cases import H200, debug_config, forecaster
+from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.planning.calibrate import Observation, fit
@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.planning.communication import (
     communication,
 )
 from torchtitan.models.dit_tts.planning.constants import (
+    CONSTANTS,
     NAMES,
     UNEXPLAINED,
     Constants,
@@ -28,8 +29,9 @@ from torchtitan.models.dit_tts.planning.constants import (
 from torchtitan.models.dit_tts.planning.devices import cluster_of
 from torchtitan.models.dit_tts.planning.measured_runs import read_runs
 from torchtitan.models.dit_tts.planning.parameters import model_sizes
+from torchtitan.models.dit_tts.planning.profile import Work
 from torchtitan.models.dit_tts.planning.states import Layout, state_memory
-from torchtitan.models.dit_tts.planning.step_time import step_time, with_error
+from torchtitan.models.dit_tts.planning.step_time import StepWork, step_time, with_error
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 
@@ -123,36 +125,53 @@ def test_a_sharded_text_encoder_is_gathered_in_each_micro_batch():
 # Time
 
 
-def test_an_error_bar_is_as_wide_as_the_constants_are_unsure():
-    config = debug_config()
-    work = forecaster(config).work(config, Layout(1, 1), Lengths(64, 40, 64), 12, 1)
-    wide = with_error(lambda c: step_time(work, c).seconds, guesses())
-    sure = guesses()
-    sure = type(sure)(sure.values, sure.covariance * 0, 0.0, "known")
-    narrow = with_error(lambda c: step_time(work, c).seconds, sure)
-    assert narrow.low == narrow.middle == narrow.high == wide.middle
-    assert wide.high / wide.middle == pytest.approx(wide.middle / wide.low)
-    assert wide.high > 1.1 * wide.middle
+def test_an_error_bar_in_closed_form():
+    """log seconds = log b - 2 log a: its variance is 4 var(log a) + var(log b)."""
+    deviations = dict.fromkeys(NAMES, 0.0) | {"gemm_efficiency": 0.03, "kernel_seconds": 0.05}
+    known = Constants(guesses().values, np.diag(list(deviations.values())) ** 2, 0.04, "test")
+    found = with_error(lambda c: c["kernel_seconds"] / c["gemm_efficiency"] ** 2, known)
+    factor = np.exp(2 * np.sqrt(4 * 0.03**2 + 0.05**2 + 0.04**2))
+    assert found.middle == pytest.approx(2e-6 / 0.7**2, rel=1e-9)
+    assert found.high == pytest.approx(found.middle * factor, rel=1e-5)
+    assert found.low == pytest.approx(found.middle / factor, rel=1e-5)
+    # A guess alone is as unsure as its range says.
+    alone = replace(guesses(), unexplained=0.0)
+    for constant in CONSTANTS:
+        found = with_error(lambda c: c[constant.name], alone)
+        assert found.high / found.low == pytest.approx(constant.high / constant.low, rel=1e-5)
+
+
+def step_of(samples: int, products: float = 1.0, attention: float = 1.0) -> StepWork:
+    """Work that grows with the samples, but for the number of kernels and the optimizer."""
+    return StepWork(
+        device=H200,
+        micro_batch=Work(
+            product_seconds=products * samples * np.array([1e-4, 2e-4]),
+            block_share=0.9,
+            attention_seconds=attention * samples * np.array([1e-5, 2e-5]),
+            moving_seconds=samples * np.array([1e-4, 2e-4]),
+            fused_seconds=np.zeros(2),
+            kernels=np.array([2000.0, 4000.0]),
+        ),
+        accumulation=1,
+        fp8=False,
+        encoder_flops=0.0,
+        copied_bytes=0.0,
+        optimizer_bytes=2e10,
+        communication=Communication(()),
+        model_flops=0.0,
+    )
 
 
 def observations(truth, noise: float = 0.0) -> list[Observation]:
     """Steps at sizes where each constant matters somewhere, timed by known constants."""
-    config = debug_config("--model.flavor=800M")
-    planner = forecaster(config)
     generator = np.random.default_rng(0)
     found = []
     for samples in (1, 8, 64, 256):
-        work = planner.work(config, Layout(1, 1), Lengths(64, 40, 64), samples, 1)
-        each = work.micro_batch
         # Kinds of work in other shares, as other sizes of the model would have them: in steps that are
         # alike, products and pointwise operations could not be told apart.
         for products, attention in ((1, 1), (10, 1), (1, 100), (0.2, 5)):
-            other = replace(
-                each,
-                product_seconds=products * each.product_seconds,
-                attention_seconds=attention * each.attention_seconds,
-            )
-            step = replace(work, micro_batch=other)
+            step = step_of(samples, products, attention)
             seconds = step_time(step, truth).seconds * np.exp(noise * generator.normal())
             # Each of another kind of run: what a kind has in common is not told apart.
             words = f"{samples} samples, {products}, {attention}"
@@ -186,12 +205,7 @@ def test_calibration_finds_the_constants_that_made_the_times():
 
 def test_shapes_of_one_run_are_no_runs():
     """Eight shapes of one kind of run tell little more than one of them, and nothing of other kinds."""
-    config = debug_config("--model.flavor=800M")
-    planner = forecaster(config, shorter=True)
-    works = [
-        planner.work(config, Layout(1, 1), Lengths(frames, 40, 64), 4096 // frames, 1)
-        for frames in (8, 16, 24, 32, 40, 48, 56, 64)
-    ]
+    works = [step_of(4096 // frames, frames / 64, frames / 8) for frames in range(8, 65, 8)]
     truth = with_values(gemm_efficiency=0.6)
     shapes = [
         Observation(str(n), "one kind", step_time(work, truth).seconds, work)

@@ -18,9 +18,13 @@ from tests.helpers.loaders import (
     joined,
     take,
 )
-from torchtitan.models.dit_tts.conditioning.tokenizer import byte_tokenizer
+from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.conditioning.vocabulary import make_vocabulary
+from torchtitan.models.dit_tts.data.archive import DamagedSample
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.data.skipping import DamageCounter
+from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.fixture
@@ -96,6 +100,37 @@ def test_damage_that_comes_late_is_not_thinned_by_earlier_passes(tmp_path):
             next(iterator)
 
 
+class TenThousandSamples:
+    """What the counter asks of a dataset."""
+
+    shard = np.zeros(10_000, np.int32)
+
+    def __init__(self, left_out=0):
+        self.damaged_samples = left_out
+
+    def __len__(self):
+        return len(self.shard)
+
+
+@pytest.mark.parametrize(
+    "reads, left_out, allowed",
+    [
+        (8, 0, 10),  # 1 % of the first 1000, however early they come
+        (2000, 0, 20),  # of those that were read, not of all
+        (50_000, 0, 100),  # five passes over the data read no more than is there
+        (2000, 50, 10),  # half of the per cent was left out when the data were opened
+    ],
+)
+def test_the_limit_is_a_share_of_what_was_read(reads, left_out, allowed):
+    counter, dataset = DamageCounter("skip", 0.01), TenThousandSamples(left_out)
+    counter.reads = reads
+    error = DamagedSample("a bit flipped")
+    for sample in [*range(allowed), *range(allowed)]:  # what comes again counts once
+        counter.count(dataset, sample, error)
+    with pytest.raises(InputError, match=f"{allowed + 1} damaged samples .* a bit flipped"):
+        counter.count(dataset, allowed, error)
+
+
 def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS, shards=4)
     (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)
@@ -152,6 +187,12 @@ def test_overlong_samples_are_cropped(tmp_path):
     assert long > 5
     assert sum(kept.policy.sample_counts) == 60 - long and sum(cropped.policy.sample_counts) == 60
     whole = {s.key: s for s in make_samples(60, seed=7, channels=CHANNELS)}
+    # A duration token stands for two frames.
+    timed = make_vocabulary(
+        "bytes", conditioning=["duration"], duration_token_seconds=0.08, max_seconds=8.0
+    )
+    settings = config(folder, total=8, max_frames=48, overlong="crop")
+    cropped = build_dataloader(1, 0, Tokenizer(timed), settings)
     seen = 0
     for inputs, labels in take(cropped, 20):
         for row, sample_id in enumerate(inputs["sample_id"]):
@@ -159,6 +200,8 @@ def test_overlong_samples_are_cropped(tmp_path):
             frames = int(inputs["frames"][row])
             assert frames == len(latents) == int((labels[row] == 0).sum())
             np.testing.assert_array_equal(inputs["latents"][row, :frames].numpy(), latents)
+            # What the model is told is the length that it is trained on.
+            assert timed.token(int(inputs["text_ids"][row, 1])) == f"<duration:{frames // 2}>"
             seen += len(whole[sample_id.split(":")[1]].latents) > 48
     assert seen
 
@@ -201,6 +244,33 @@ def test_balancing_by_speaker_changes_what_is_drawn(tmp_path):
     assert share(balance_by="speaker", balance_beta=0.99999) == pytest.approx(0.5, abs=0.03)
     with pytest.raises(ValueError, match="data.balance_by = 'language', but no sample's JSON"):
         build(tmp_path, balance_by="language")
+
+
+def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):
+    """Weights, classes and the longest reference are those of the samples that are used."""
+    for name, frames, rare, reference in (
+        ("a", [100] * 10 + [40] * 10, range(20), 8),
+        ("b", [40] * 20, range(15, 20), 60),
+    ):
+        lengths = iter(frames)
+        samples = make_samples(20, seed=7, channels=CHANNELS, frames=lambda _: next(lengths))
+        for number, sample in enumerate(samples):
+            sample.metadata["speaker"] = "rare" if number in rare else "common"
+            last = (name, number) == ("b", 19)
+            object.__setattr__(sample, "reference", sample.latents[: reference if last else 8])
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / "000000.tar", samples)
+    loader = build(
+        None, path=[str(tmp_path / "a"), str(tmp_path / "b")], weights=[1.0, 3.0],
+        balance_by="speaker", balance_beta=0.99999, max_frames=48, num_buckets=1,
+    )  # fmt: skip
+    assert loader.policy.sample_counts == (30,) and loader.policy.shapes[0][2] == 48
+    order = loader.order
+    drawn = [order.batch(k).samples for k in range(order.batches_before_epoch(20))]
+    keys = [loader.dataset.sample_id(sample) for sample in np.concatenate(drawn).tolist()]
+    of_b = [int(key[-2:]) for key in keys if key.startswith("b/")]
+    assert len(of_b) / len(keys) == pytest.approx(0.75, abs=0.02)
+    assert sum(number >= 15 for number in of_b) / len(of_b) == pytest.approx(0.5, abs=0.02)
 
 
 def test_epochs_set_the_steps(tmp_path):

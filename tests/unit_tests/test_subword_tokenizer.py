@@ -435,6 +435,10 @@ def test_damaged_files_of_a_run(data, folders, tmp_path):
         text_file.unlink() if damaged is None else text_file.write_text(damaged)
         for call in calls:
             refused(call, str(text_file), "restore")
+    other = json.loads(kept) | {"normalizer": {"type": "Lowercase"}}  # sound, and gives other ids
+    text_file.write_text(json.dumps(other))
+    for call in calls:
+        refused(call, str(text_file), "is not the tokenizer that the run wrote")
     text_file.write_text(kept)
     vocabulary = file.read_text()
     file.write_text(vocabulary.replace('"base": 512', '"base": 600'))
@@ -550,6 +554,7 @@ def test_batches_of_subwords(data, model, tmp_path):
     config = config_of(data, model, tmp_path, *arguments)
     tokenizer = build_tokenizer(config)
     loader = build_dataloader(1, 0, tokenizer, config)
+    assert tokenizer.conditioning_dropout == 0.3
     longest = int(tokenizer.most_tokens(loader.dataset).max())
     assert max(L for _, L, _ in loader.policy.shapes) == -(-longest // 8) * 8
     places = {loader.dataset.sample_id(sample): sample for sample in range(len(loader.dataset))}

@@ -127,6 +127,25 @@ def test_a_number_of_ids_that_is_not_the_tokenizers(data, tmp_path):
     build_tokenizer(config_of(data, tmp_path, *CONDITIONED, f"--encoder.vocab_size={size}"))
 
 
+def test_speakers_have_a_token_if_they_are_trained(tmp_path):
+    """A sample as long as the limit is trained, a longer one is left out or cropped."""
+    samples = make_samples(24, seed=1)
+    longest = max(samples, key=lambda sample: len(sample.latents))
+    longest.metadata["speaker"] = "longest"
+    (tmp_path / "data").mkdir()
+    write_shard(tmp_path / "data/000000.tar", samples)
+    frames = len(longest.latents)
+    for limit, overlong, known in (
+        (frames, "drop", True),
+        (frames - 1, "drop", False),
+        (frames - 1, "crop", True),
+    ):
+        arguments = [f"--data.max_frames={limit}", f"--data.overlong={overlong}"]
+        config = config_of(tmp_path / "data", tmp_path / "run", *CONDITIONED, *arguments)
+        values = build_tokenizer(config).vocabulary.conditioning["speaker"]
+        assert ("longest" in values) == known
+
+
 def test_a_field_that_the_data_lacks(data, tmp_path):
     config = config_of(data, tmp_path, "--data.conditioning=speaker,quality")
     refused(lambda: build_tokenizer(config), "[data] conditioning", "'quality'", "no sample")
