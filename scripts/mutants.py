@@ -15,8 +15,12 @@ frames, guidance ignored. tests/mutants/*.toml holds them, a table each:
 
 `old` must stand exactly once in the file. A mutant that nothing can catch has a sentence in
 `survives`. No file is changed: this process imports what the tests need except the product, forks
-for each mutant, and the child's import system compiles the changed source. A child fails if it
-imports a broken module; it counts only if a test ran and failed.
+for each mutant, and the child's import system compiles the changed source. Processes that a test
+starts by itself import the product as it is.
+
+A mutant is caught if a test failed. Afterwards each of these tests runs alone without a mutant, so that
+none counts that fails anyway. A child that does not end in time, or in which no test ran, counts as
+missed.
 
 Exit status: 0 if every mutant is caught or explained, 1 otherwise.
 """
@@ -28,8 +32,12 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +77,13 @@ class Result:
     test: str
     """the first that failed"""
 
+    def outcome(self, mutant: Mutant) -> str:
+        if self.test:
+            return "caught"
+        if self.status == 0:
+            return "explained" if mutant.survives else "SURVIVED"
+        return "TIMEOUT" if self.seconds > TIMEOUT_SECONDS else f"BROKEN ({self.status})"
+
 
 def read_mutants() -> list[Mutant]:
     mutants = []
@@ -78,9 +93,9 @@ def read_mutants() -> list[Mutant]:
             tests = tuple(entry.pop("tests", table.get("tests", ())))
             mutants.append(Mutant(tests=tests, **entry))
     names = [mutant.name for mutant in mutants]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"mutants of one name: {', '.join(sorted(twice))}")
+    duplicates = {name for name in names if names.count(name) > 1}
+    if duplicates:
+        raise ValueError(f"several mutants are named {', '.join(sorted(duplicates))}")
     return mutants
 
 
@@ -135,27 +150,44 @@ def fork(tests: tuple[str, ...], mutant: Mutant | None, log: Path) -> tuple[int,
         os._exit(status)  # without the exit handlers of the parent
 
 
-def run_all(jobs: dict[str, tuple[tuple[str, ...], Mutant | None]], at_once: int, logs: Path):
-    """Runs jobs, name -> (tests, mutant); yields (name, result) as each ends."""
+def run_all(
+    jobs: dict[str, tuple[tuple[str, ...], Mutant | None]], at_once: int, logs: Path, seconds: float
+) -> Iterator[tuple[str, Result]]:
+    """Runs jobs, name -> (tests, mutant), each for at most so many seconds; yields (name, result) as
+    each ends."""
     waiting, running = list(jobs), {}
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            name = waiting.pop(0)
-            tests, mutant = jobs[name]
-            pid, pipe = fork(tests, mutant, logs / f"{name}.log")
-            running[pid] = (name, pipe, time.monotonic())
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
-            name, pipe, began = running.pop(pid)
-            with os.fdopen(pipe) as failure:
-                test = failure.read()
-            code = os.waitstatus_to_exitcode(status)
-            yield name, Result(code, time.monotonic() - began, test)
-            continue
-        for pid, (_, _, began) in running.items():
-            if time.monotonic() - began > TIMEOUT_SECONDS and jobs[running[pid][0]][1] is not None:
-                os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.02)
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name = waiting.pop(0)
+                pid, pipe = fork(*jobs[name], logs / f"{name}.log")
+                running[pid] = (name, pipe, time.monotonic())
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in running:
+                name, pipe, began = running.pop(pid)
+                os.set_blocking(pipe, False)  # what a test has left running may hold the other end
+                try:
+                    test = os.read(pipe, 10_000).decode()
+                except BlockingIOError:
+                    test = ""
+                os.close(pipe)
+                code = os.waitstatus_to_exitcode(status)
+                yield name, Result(code, time.monotonic() - began, test)
+                continue
+            for pid, (_, _, began) in running.items():
+                if time.monotonic() - began > seconds:
+                    kill_group(pid)
+            time.sleep(0.02)
+    finally:
+        for pid in running:
+            kill_group(pid)
+
+
+def kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def import_what_tests_need(mutants: list[Mutant]) -> None:
@@ -163,16 +195,22 @@ def import_what_tests_need(mutants: list[Mutant]) -> None:
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
-        files = sorted({test.split("::")[0] for mutant in mutants for test in mutant.tests})
-        for file in files:
-            importlib.import_module(f"tests.unit_tests.{Path(file).stem}")
+        try:
+            for file in sorted({test.split("::")[0] for mutant in mutants for test in mutant.tests}):
+                importlib.import_module(f"tests.unit_tests.{Path(file).stem}")
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         names = [name for name in sys.modules if not name.startswith(OURS)]
-        os.write(writing, json.dumps(names).encode() + b"\n")
+        with os.fdopen(writing, "w") as pipe:
+            json.dump(names, pipe)
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as lines:
-        names = json.loads(lines.read())
-    os.waitpid(pid, 0)
+    with os.fdopen(reading) as pipe:
+        content = pipe.read()
+    if os.waitpid(pid, 0)[1]:
+        sys.exit("error: the tests cannot be imported; see above")
+    names = json.loads(content)
     for name in names:
         try:
             importlib.import_module(name)
@@ -180,17 +218,30 @@ def import_what_tests_need(mutants: list[Mutant]) -> None:
             continue
 
 
+def failing_alone(tests: set[str], jobs: int, logs: Path) -> set[str]:
+    """Those of the tests that fail by themselves without a mutant."""
+    unchanged = {f"unchanged-{n}": ((test,), None) for n, test in enumerate(sorted(tests))}
+    failing = set()
+    for name, result in run_all(unchanged, jobs, logs, TIMEOUT_SECONDS):
+        if result.status:
+            [test] = unchanged[name][0]
+            failing.add(test)
+            print(f"fails without a mutant: {test}; {logs}/{name}.log", flush=True)
+    return failing
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", help="mutants to try; all by default")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="children at once")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=cores, help="children at once")
     parser.add_argument("--list", action="store_true", help="print the mutants and try none")
-    parser.add_argument("--logs", default="/tmp/mutants", help="folder for pytest's output")
+    parser.add_argument("--logs", help="folder for pytest's output; a new one by default")
     options = parser.parse_args()
     mutants = [m for m in read_mutants() if not options.names or m.name in options.names]
     unknown = set(options.names) - {mutant.name for mutant in mutants}
-    if unknown or not mutants:
-        parser.error(f"no mutant is named {', '.join(sorted(unknown)) or 'anything'}")
+    if unknown or options.jobs < 1:
+        parser.error(f"no mutant is named {', '.join(unknown)}" if unknown else "--jobs is below 1")
     for mutant in mutants:
         compile(mutant.source(), mutant.file, "exec")
         if options.list:
@@ -200,46 +251,38 @@ def main() -> int:
 
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
-    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    logs = Path(options.logs)
+    import tests.conftest  # noqa: F401 before torch: the environment that every test has
+
+    logs = Path(options.logs or tempfile.mkdtemp(prefix="mutants-"))
     logs.mkdir(parents=True, exist_ok=True)
     import_what_tests_need(mutants)
 
-    # All of their tests once, a file's together.
-    wanted = sorted({test for mutant in mutants for test in mutant.tests})
-    files = sorted({test.split("::")[0] for test in wanted})
-    selections = {
-        f"unchanged-{n}": (
-            tuple(test for test in wanted if test.split("::")[0] in files[n :: options.jobs]),
-            None,
-        )
-        for n in range(min(options.jobs, len(files)))
-    }
-    broken = False
-    for name, result in run_all(selections, options.jobs, logs):
-        if result.status:
-            broken = True
-            print(f"the tests fail without a mutant: {result.test or selections[name][0]}; {logs}/{name}.log")
-    if broken:
-        return 1
-
-    caught = explained = 0
-    by_name = {mutant.name: mutant for mutant in mutants}
     began = time.monotonic()
-    for name, result in run_all({m.name: (m.tests, m) for m in mutants}, options.jobs, logs):
-        mutant, said = by_name[name], "caught"
-        if result.test or result.status == -signal.SIGKILL:
-            caught += 1
-        elif result.status == 0:
-            said, explained = ("explained", explained + 1) if mutant.survives else ("SURVIVED", explained)
-        else:
-            said = "BROKEN"  # no test ran: the change breaks an import
-        print(f"{said:10}{result.seconds:6.1f} s  {name:40} {result.test or mutant.survives}", flush=True)
+    by_name = {mutant.name: mutant for mutant in mutants}
+    jobs = {mutant.name: (mutant.tests, mutant) for mutant in mutants}
+    outcomes, caught_by = {}, {}
+    for name, result in run_all(jobs, options.jobs, logs, TIMEOUT_SECONDS):
+        outcomes[name] = outcome = result.outcome(by_name[name])
+        if outcome == "caught":
+            caught_by[name] = str(Path(result.test).relative_to("tests/unit_tests"))
+        shown = caught_by.get(name) or by_name[name].survives
+        print(
+            f"{len(outcomes):4}/{len(mutants)} {outcome:10}{result.seconds:6.1f} s  {name:40} {shown}",
+            flush=True,
+        )
+    failing = failing_alone(set(caught_by.values()), options.jobs, logs)
+    for name, test in caught_by.items():
+        if test in failing:
+            outcomes[name] = "NOT SEEN"
+    missed = {n: o for n, o in outcomes.items() if o not in ("caught", "explained")}
+    for name, outcome in missed.items():
+        print(f"{outcome:10} {name}")
+    counts = Counter(outcomes.values())
     print(
-        f"{len(mutants)} mutants: {caught} caught, {explained} explained, "
-        f"{len(mutants) - caught - explained} missed; {time.monotonic() - began:.0f} s; logs in {logs}"
+        f"{len(mutants)} mutants: {counts['caught']} caught, {counts['explained']} explained, "
+        f"{len(missed)} missed; {time.monotonic() - began:.0f} s; logs in {logs}"
     )
-    return 0 if caught + explained == len(mutants) else 1
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

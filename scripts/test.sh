@@ -6,11 +6,11 @@
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-selection=(-m "not slow")
+selection=()
 case "${1:-}" in
 --quick)
     shift
-    selection=(tests/unit_tests -m "not slow and not long")
+    selection=(-m "not slow and not long" --ignore tests/integration_tests)
     ;;
 --slow)
     shift
@@ -18,6 +18,6 @@ case "${1:-}" in
     ;;
 esac
 scripts/setup.sh dev
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only disturb each other
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only slow them down
 # In the order of the folders: the long ones, of whole runs, begin first.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "${selection[@]}" "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"

@@ -4,6 +4,7 @@ torch and the product take seconds to import. A server (multiprocessing's fork s
 for each process of pytest and forks every child from there, with a process group of its own.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+GRACE_SECONDS = 10
+"""from a rank's SIGTERM to its SIGKILL, where another has failed"""
 
 _IMPORTED = [
     f"torchtitan.models.dit_tts.{name}"
@@ -54,7 +57,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 @cache
 def _server():
-    """The context whose server is running, with everything imported."""
+    """The context of the running server."""
     context = get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     before = dict(os.environ)
@@ -79,29 +82,28 @@ class Child:
         return self.process.exitcode
 
     def wait(self, timeout_seconds: float = 240) -> int:
-        self.process.join(timeout_seconds)
-        if self.process.exitcode is None:
-            self.kill()
-            raise TimeoutError(f"a child did not end within {timeout_seconds:.0f} s")
-        return self.process.exitcode
+        """Its exit status; -9 where the time ran out and it was killed."""
+        return wait_for_all([self], timeout_seconds)
 
     def kill(self) -> None:
         """SIGKILL to it and to whatever it has started."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.kill()  # it may not have come to make its group
+        if self.process.exitcode is None:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self.process.kill()  # it may not have called setsid yet
         self.process.join()
 
 
 def _enter(function: Callable, args: tuple, variables: dict[str, str], out: str, err: str) -> None:
     """What a child does first."""
-    assert all(name in sys.modules for name in _IMPORTED), "the server has not imported the product"
     os.setsid()
     for number, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
+    for name in _IMPORTED:  # the server is silent about what it could not import
+        importlib.import_module(name)
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(ROOT)
@@ -128,37 +130,41 @@ def run_ranks(function: Callable, ranks: int, *args: Any, timeout_seconds: float
     """Runs `function(rank, *args)` in a child for each rank, all at once.
 
     Raises:
-        AssertionError: one of them failed; has its output.
+        AssertionError: one of them failed or did not end; has their output.
     """
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
         children = [start(function, rank, *args, log=log) for rank, log in enumerate(logs)]
-        wait_for_all(children, timeout_seconds)
-        for child, log in zip(children, logs):
-            assert child.poll() == 0, f"exit status {child.poll()}:\n{log.read_text()[-4000:]}"
+        status = wait_for_all(children, timeout_seconds)
+        assert status == 0, f"exit status {status}:\n" + "\n".join(map(tail, logs))
+
+
+def tail(log: Path) -> str:
+    """The end of a log, as far as it was written."""
+    return log.read_text()[-4000:] if log.exists() else ""
 
 
 def wait_for_all(children: list[Child], timeout_seconds: float) -> int:
-    """Waits until all have ended; where one fails, ends the others as torchrun does.
+    """Waits until all have ended. Where one fails, the others are ended as torchrun does.
 
-    Returns: the status of the first that failed, or 0.
+    Returns: the status of the first that failed, or 0; -9 where the time ran out.
     """
     deadline = time.monotonic() + timeout_seconds
     failed = 0
-    while True:
-        states = [child.poll() for child in children]
-        if failed == 0 and (failures := [state for state in states if state]):
-            failed = failures[0]
-            for child in children:
-                if child.poll() is None:
+    try:
+        while None in (states := [child.poll() for child in children]):
+            if failed == 0 and any(states):
+                failed = next(state for state in states if state)
+                for child in children:
                     child.process.terminate()
-        if None not in states:
-            return failed
-        if time.monotonic() > deadline:
-            for child in children:
-                child.kill()
-            raise TimeoutError(f"a child did not end within {timeout_seconds:.0f} s")
-        time.sleep(0.01)
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() > deadline:
+                return failed or -signal.SIGKILL
+            time.sleep(0.01)
+        return failed or next((state for state in states if state), 0)
+    finally:
+        for child in children:
+            child.kill()
 
 
 @dataclass

@@ -74,10 +74,10 @@ def kill_once(output: Path, aim: str, rng: random.Random) -> Kill | None:
         killed = process.poll() is None
         found = Kill(aim, whom, workers, count(output, "encode"), count(output, "shards"))
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.process.kill()
         if whom == "group":
             _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        process.process.join()
     deadline = time.monotonic() + 60
     while _signal_group(process.pid, 0):  # orphans end by themselves
         assert time.monotonic() < deadline, "workers outlive their killed parent"

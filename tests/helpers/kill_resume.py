@@ -152,14 +152,15 @@ def kill_and_resume(
 ) -> Outcome:
     """One run that is killed in every life but the last, at a random step and a random moment of it.
 
-    launcher: each life is started as a user would, not forked.
+    launcher: every life is started as a user would; else the second, on two ranks, and the others are
+    forked.
     """
     rng = random.Random(seed)
     common = common_arguments(folder, data)
     kills, step = [], 0
     for number, (processes, threads, arguments) in enumerate(LIVES):
         arguments = [*common, *arguments, f"--data.num_workers={threads}"]
-        life = runs.start(folder, name, arguments, processes, launcher)
+        life = runs.start(folder, name, arguments, processes, launcher or number == 1)
         if number == len(LIVES) - 1:
             status = life.wait()
             assert status == 0, life.log.read_text()[-4000:]

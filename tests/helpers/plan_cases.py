@@ -1,6 +1,6 @@
 """What the tests of plans share: a small config, a forecaster for it, and the passes that they measure."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ def forecaster(config, gpus: int = 1, device=H200, *, shorter: bool = False) -> 
     return Forecaster(config, cluster_of(device, gpus, gpus), guesses(), shorter=shorter)
 
 
+# Sections that a pass does not depend on, or only by its other arguments.
+_NO_PART = ("job", "benchmark", "checkpoint", "metrics", "lr_scheduler", "optimizer", "data", "compile")
+_NO_PART += ("parallelism",)
+
+
 class RememberedPasses:
     """In place of `activations.measure`: runs each pass over tensors without data once for all tests of
     this process. A pass takes a second or, where a block is compiled first, several."""
@@ -38,13 +43,18 @@ class RememberedPasses:
 
     def __call__(self, config, args, samples, lengths, checkpointing, **options):
         compiler, recorder = options.pop("compiler", None), options.pop("recorder", None)
-        training = config.training
-        # How blocks are checkpointed is the argument.
-        other = replace(config.activation_checkpoint, mode="none", selective_ac_option="op")
+        sections = {field.name: getattr(config, field.name) for field in fields(config)}
+        for name in _NO_PART:
+            del sections[name]
+        training = sections.pop("training")
+        # How blocks are checkpointed is an argument.
+        sections["activation_checkpoint"] = replace(
+            config.activation_checkpoint, mode="none", selective_ac_option="op"
+        )
         key = repr(
             (
+                sections,
                 (training.dtype, training.mixed_precision_param),
-                (config.encoder, other),
                 (args, samples, lengths, checkpointing, options),
                 compiler and (compiler.decoder, compiler._components, compiler._options),
             )

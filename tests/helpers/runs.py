@@ -2,13 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+
+from torch.distributed import TCPStore
 
 from tests.helpers import forked
 from torchtitan.models.dit_tts.run_folder import LineFile
@@ -38,6 +39,8 @@ class Run:
 
     folder: Path
     log: Path
+    store: TCPStore | None = None
+    """where forked ranks meet; lives as long as the run"""
 
     def poll(self) -> int | None:
         """The exit status, that of the first rank that failed; None while all is well."""
@@ -91,12 +94,6 @@ def _train(arguments: list[str]) -> None:
     sys.exit(train(arguments))
 
 
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def start(
     dump_folder: Path,
     experiment: str,
@@ -120,11 +117,15 @@ def start(
         "--job.experiment", experiment,
         *arguments,
     ]  # fmt: skip
+    store = None
     if launcher:
         started = [_start_launcher(arguments, processes, log)]
     else:
-        group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
-        group |= {"MASTER_PORT": _free_port(), "LOCAL_WORLD_SIZE": str(processes)}
+        # As the launcher does: the ranks meet at a store of this process, whose port nobody else takes.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        group = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        group["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         started = [
             forked.start(
                 _train,
@@ -134,7 +135,7 @@ def start(
             )
             for rank in range(processes)
         ]
-    return Run(started, dump_folder / experiment, log)
+    return Run(started, dump_folder / experiment, log, store)
 
 
 def _start_launcher(arguments: list[str], processes: int, log: Path) -> subprocess.Popen:

@@ -1,6 +1,8 @@
 """From the embedded recordings to speech: prepare, train a little, generate, evaluate."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import soundfile
@@ -22,7 +24,7 @@ def trained(tmp_path_factory):
         "--training.steps=3",
         "--metrics.log_freq=1",
     ]
-    return folder, runs.run(folder, "run", arguments)
+    return folder, runs.run(folder, "run", arguments, launcher=True)  # as a user starts it
 
 
 def test_generate_writes_a_wav_of_the_asked_length(trained):
@@ -47,8 +49,11 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
 
 
 def test_generate_names_the_speakers_there_are(trained):
+    """In an interpreter of its own, as a user starts it."""
     folder, run = trained
-    done = titan_tts("generate", run.folder, "--speaker", "nobody", "--text", "one")
+    command = [sys.executable, "-c", "import titan_tts; titan_tts.main()"]
+    command += ["generate", str(run.folder), "--speaker", "nobody", "--text", "one"]
+    done = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "awb, kal16, rms, slt" in done.stderr and "Traceback" not in done.stderr
 

@@ -41,9 +41,8 @@ def assets(tmp_path_factory) -> Path:
 
 
 def train_upstream(folder: str, arguments: list[str]) -> None:
-    """Two steps of upstream's own trainer; prints what came of them as JSON."""
+    """Two steps of upstream's own trainer; prints the result as JSON."""
     os.chdir(folder)
-    os.environ["HF_HOME"] = folder
     from torchtitan.config import ConfigManager
     from torchtitan.models.dit_tts.trainer import set_single_process_defaults
     from torchtitan.protocols import model_converter

@@ -19,8 +19,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.helpers.loaders import build
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.synthetic import flip_bits, make_shards
-from torchtitan.models import dit_tts
-from torchtitan.models.dit_tts import main
+from torchtitan.models.dit_tts import main, train_spec
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.run_folder import LineFile
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
@@ -103,7 +102,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture
 def train(tmp_path, data, monkeypatch):
     """Trains a tiny model in the folder of a name, by the command line. Returns the exit status."""
-    monkeypatch.setitem(dit_tts._FLAVORS, "debug", ARGS)
+    monkeypatch.setitem(train_spec._FLAVORS, "debug", ARGS)
     # Upstream waits two seconds for other ranks, and takes pytest's handlers off the logger.
     clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: None)
     monkeypatch.setattr("torchtitan.train.time", clock)
