@@ -44,7 +44,12 @@ def main() -> int:
         unbroken = runs.run(folder, "unbroken", arguments, launcher=True)
         for number in range(options.runs):
             outcome = kill_resume.kill_and_resume(
-                folder, data, f"killed{number}", unbroken, options.seed + number, launcher=True
+                folder,
+                data,
+                f"killed{number}",
+                unbroken,
+                options.seed + number,
+                launched=range(len(kill_resume.LIVES)),
             )
             outcomes.append(outcome)
             elapsed = time.monotonic() - began

@@ -7,7 +7,7 @@ weighted, over-long samples cropped, damaged ones skipped.
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,19 +148,23 @@ def _wait_for_step(run: runs.Run, step: int) -> None:
 
 
 def kill_and_resume(
-    folder: Path, data: list[str], name: str, unbroken: runs.Run, seed: int, launcher: bool = False
+    folder: Path,
+    data: list[str],
+    name: str,
+    unbroken: runs.Run,
+    seed: int,
+    launched: Collection[int] = (),
 ) -> Outcome:
     """One run that is killed in every life but the last, at a random step and a random moment of it.
 
-    launcher: every life is started as a user would; else the second, on two ranks, and the others are
-    forked.
+    launched: the lives that are started as a user would; the others are forked.
     """
     rng = random.Random(seed)
     common = common_arguments(folder, data)
     kills, step = [], 0
     for number, (processes, threads, arguments) in enumerate(LIVES):
         arguments = [*common, *arguments, f"--data.num_workers={threads}"]
-        life = runs.start(folder, name, arguments, processes, launcher or number == 1)
+        life = runs.start(folder, name, arguments, processes, number in launched)
         if number == len(LIVES) - 1:
             status = life.wait()
             assert status == 0, life.log.read_text()[-4000:]

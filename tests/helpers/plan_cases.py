@@ -17,6 +17,7 @@ SMALL = [
     "--data.num_buckets=2",
     "--training.mixed_precision_param=bfloat16",
     "--encoder.n_layers=1",
+    "--compile.components=model",  # each stack takes seconds to compile
 ]
 
 

@@ -35,6 +35,7 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
             "--parallelism.data_parallel_shard_degree=2",
             "--compile.enable",
             "--compile.backend=aot_eager",
+            "--compile.components=model",
         ],
         processes=2,
     )

@@ -36,6 +36,7 @@ def _passes():
 @pytest.fixture
 def remembered_passes(_passes, monkeypatch):
     """Plans measure each pass once for all tests."""
-    from torchtitan.models.dit_tts.planning import profile
+    from torchtitan.models.dit_tts.planning import activations, profile
 
-    monkeypatch.setattr(profile, "measure", _passes)
+    for module in (activations, profile):
+        monkeypatch.setattr(module, "measure", _passes)

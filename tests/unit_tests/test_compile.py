@@ -52,6 +52,7 @@ def step(model: DiTTTSModel, shape: tuple[int, int, int, int]) -> None:
     out.square().mean().backward()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("components, kinds", [(["model"], 1), (["encoders"], 2), (["model", "encoders"], 3)])
 def test_one_graph_a_shape_and_then_none(model, components, kinds):
     counter = CompileCounter()
@@ -68,6 +69,7 @@ def test_one_graph_a_shape_and_then_none(model, components, kinds):
     assert watch.kinds == kinds
 
 
+@pytest.mark.long
 def test_the_objectives_functions_are_compiled_once_a_shape():
     """And draw the same problems, of which the compiler may round the last bit otherwise."""
     torch._dynamo.reset()
@@ -88,6 +90,7 @@ def test_the_objectives_functions_are_compiled_once_a_shape():
     assert [counter.frame_count for counter in counters] == [len(SHAPES)] * 2
 
 
+@pytest.mark.long
 def test_more_shapes_than_dynamos_default_limit(model):
     counter = CompileCounter()
     with torch._dynamo.config.patch(recompile_limit=8):
@@ -111,6 +114,7 @@ def parallelized(model: DiTTTSModel, *arguments: str) -> DiTTTSModel:
     return parallelize.parallelize_dit_tts(model, DIMS, load_config(["--compile.enable", *arguments]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "checkpointing, kinds",
     [
@@ -171,6 +175,7 @@ def saved_bytes(model: DiTTTSModel) -> int:
     return sum(kept.values())
 
 
+@pytest.mark.long
 def test_a_memory_budget_saves_less_and_changes_no_gradient(model):
     with torch.no_grad():  # the zeros of a new model would hide what is behind them
         for parameter in model.parameters():

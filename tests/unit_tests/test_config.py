@@ -217,6 +217,7 @@ def test_help_is_printed(capsys):
 # Settings that cannot work
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments, world_size, words",
     [

@@ -343,6 +343,7 @@ def test_context_is_the_receptive_field(file):
     assert Context(15 - first, last - 15) == codec.decoder_context
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("frames", [9, 10, 11, 19, 20, 21, 47])
 def test_portions_join_without_seams(exact, in_portions, frames):
     waveform, latents = noise(frames * HOP - 5), latent_noise(frames)

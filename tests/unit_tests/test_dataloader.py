@@ -236,6 +236,7 @@ def test_dropping_the_iterator_ends_its_threads(folder):
     assert not threads()
 
 
+@pytest.mark.long
 def test_the_interpreter_exits_with_batches_ahead(folder):
     code = (
         "import sys, tests.helpers.loaders as t\n"

@@ -38,6 +38,7 @@ from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks, state_
 from torchtitan.models.dit_tts.planning.storage_ledger import StorageLedger
 from torchtitan.models.dit_tts.validate import validate_config
 
+pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[2]
 DEBUG = f"--job.config_file={ROOT / 'train_configs/debug.toml'}"
 LENGTHS = Lengths(frames=40, text_tokens=24, speaker_frames=16)
@@ -226,6 +227,7 @@ def test_a_large_frozen_encoder_is_sharded_where_weights_are(layout, tmp_path):
 # Activations
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "checkpointing, sharded, dtype",
     [
@@ -246,6 +248,7 @@ def test_fake_tensors_take_what_real_ones_take(checkpointing, sharded, dtype):
     assert real.saved > 1e6 and real.working > 1e5
 
 
+@pytest.mark.long
 def test_saved_bytes_are_those_that_autograd_saves():
     """Against torch's own hooks, on a real pass of the whole debug model."""
     config = debug_config()
@@ -269,6 +272,7 @@ def test_saved_bytes_are_those_that_autograd_saves():
     assert predicted.saved == saved + loss.nbytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode, option", [("full", "op"), ("selective", "op"), ("selective", "2")])
 def test_blocks_that_are_not_run_are_like_those_that_are(mode, option):
     config = debug_config(activation_checkpoint={"mode": mode, "selective_ac_option": option})
@@ -320,6 +324,7 @@ def test_what_is_missing_and_what_is_here(tmp_path, monkeypatch):
 # The whole
 
 
+@pytest.mark.long
 def test_the_report(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = [DEBUG, "--data.path=nowhere", "--compile.enable", "--activation_checkpoint.mode=full"]
@@ -342,6 +347,7 @@ def test_the_report(tmp_path, capsys, monkeypatch):
     assert len(sizes) >= 8 and sum(sizes) == pytest.approx(total, abs=0.01)
 
 
+@pytest.mark.long
 def test_offloaded_states_are_not_the_gpus():
     plan = make_plan(debug_config("--training.enable_cpu_offload"), 2)
     names = {line.what for line in memory_lines(plan)}
@@ -351,6 +357,7 @@ def test_offloaded_states_are_not_the_gpus():
     assert any("machine's memory for each GPU: 36.77" in line for line in report(plan, ""))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["varlen", "flex"])
 def test_every_attention_backend_keeps_the_same(backend):
     """A stand-in on the CPU would keep the scores of all queries and keys."""
@@ -361,6 +368,7 @@ def test_every_attention_backend_keeps_the_same(backend):
     assert kept[0] == kept[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -387,6 +395,7 @@ def test_a_mistake_gives_the_runs_sentence(argument, capsys):
     assert said.err == f"error: {caught.value}\n" and said.out == ""
 
 
+@pytest.mark.long
 def test_the_script_starts_one_process(tmp_path):
     environment = {**os.environ, "NGPU": "2", "NNODES": "2", "PYTHON": sys.executable}
     ended = subprocess.run(

@@ -140,6 +140,7 @@ def regret(found: torch.Tensor, bfloat16: torch.Tensor) -> float:
     return ((found[-10:].mean() - bfloat16[-10:].mean()) / learned).item()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_training_follows_bfloat16(recipe, bfloat16_losses):
     found = losses(converted(f"--quantize.linear.float8.recipe_name={recipe}"))
@@ -199,6 +200,7 @@ def float8_on_two_ranks(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_it_trains_as_whole(tmp_path):
     """Both ranks see the same data: gradients are twice the whole model's, and Adam scales them."""

@@ -267,6 +267,7 @@ def test_doctor_of_a_subset(folder, capsys):
     assert "even subset" in result["read"]["scope"]
 
 
+@pytest.mark.long
 def test_doctor_compares_with_the_record(folder, capsys):
     import hashlib
 
@@ -290,6 +291,7 @@ def test_doctor_compares_with_the_record(folder, capsys):
     assert [shard["record"] for shard in result["shards"]] == ["size only", "none"]
 
 
+@pytest.mark.long
 def test_page_replaces_a_page_and_nothing_else(folder):
     (folder / "notes.html").write_text("<html>mine</html>")
     with pytest.raises(InputError, match="not overwritten"):

@@ -158,16 +158,20 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
         return forward, counter.get_total_flops()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocabulary", [0, 259])
 @pytest.mark.parametrize("flavor", ["debug", *COUNTS])
 def test_flops_equal_the_counter(flavor, vocabulary):
-    args = replace(get_train_spec("dit_tts").model_args[flavor], text_vocab_size=vocabulary)
+    args = get_train_spec("dit_tts").model_args[flavor]
+    # Two blocks of each stack: a pass over all of them would only take longer.
+    args = replace(args, text_vocab_size=vocabulary, n_layers=2, speaker_n_layers=2)
     lengths = Lengths(frames=101, text_tokens=37, speaker_frames=50)
     forward, training = counted_flops(args, 2, lengths)
     assert forward == 2 * forward_flops(args, lengths)
     assert training == 2 * training_flops(args, lengths)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocabulary, condition_ids", [(0, 0), (0, 3), (259, 0)])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 2, 4), (13, 7, 5), (8, 16, 31)])
 def test_flops_equal_the_counter_at_odd_lengths(lengths, vocabulary, condition_ids):

@@ -273,6 +273,7 @@ def test_bfloat16_second_moments_fall_as_float32s_do():
     assert (small / plain - 1).std() < 0.05
 
 
+@pytest.mark.long
 def test_8bit_leaves_embeddings_to_float32_adamw():
     """Rows that a step does not use: their second moments would fall to 0 first, and their updates
     grow to many times the learning rate."""
@@ -468,6 +469,7 @@ def train_shards(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
     run_ranks(train_shards, RANKS, str(tmp_path))

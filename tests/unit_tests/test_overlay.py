@@ -101,6 +101,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_spawned_child_resolves_both():
     found = run_python(CHILD, ROOT)
     assert found["here"] == found["child"] == [
@@ -148,6 +149,7 @@ def check_command(found: dict, ours: Path, upstream: Path = UPSTREAM) -> None:
     assert found["version"] == "0.2.2"
 
 
+@pytest.mark.long
 def test_command_of_a_checkout_from_another_folder(tmp_path):
     """An editable install puts the checkout last on sys.path, behind upstream."""
     check_command(
@@ -178,6 +180,7 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
     assert "titan-tts = titan_tts:main" in wheel.read(entry_points).decode()
 
 
+@pytest.mark.long
 def test_command_of_a_wheel_in_a_folder_of_its_own(wheel, tmp_path):
     """As with `pip install --user` beside a torchtitan that the system has."""
     wheel.extractall(tmp_path / "unpacked")
@@ -190,6 +193,7 @@ def test_command_of_a_wheel_in_a_folder_of_its_own(wheel, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_command_of_a_wheel_in_upstreams_folder(wheel, tmp_path):
     """As pip installs it: our files lie among upstream's, whose own stay as they are."""
     site = tmp_path / "site"
@@ -226,6 +230,7 @@ print(json.dumps({"ids": args.text_vocab_size, "rate": build_codec("mel_dct").sa
 """
 
 
+@pytest.mark.long
 def test_the_learned_encoder_and_the_embedded_codec_do_without_the_pretrained_extra():
     found = run_python(WITHOUT_PRETRAINED, ROOT, ROOT)
     assert (found["ids"], found["rate"]) == (259, 16000)

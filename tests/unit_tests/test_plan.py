@@ -54,6 +54,7 @@ def test_the_split_is_the_formula(flavor, lengths):
     assert split.text_encoder == text_encoder_flops(sizes, 1, lengths.text_tokens)
 
 
+@pytest.mark.long
 def test_recorded_products_are_the_formulas():
     """Every product of a pass, with attention's own count of 4 forward and 8 backward."""
     config = debug_config()
@@ -72,7 +73,10 @@ def test_recorded_products_are_the_formulas():
 # Passes
 
 
-@pytest.mark.parametrize("components", [[], ["model", "encoders"]])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "components", [[], pytest.param(["model", "encoders"], marks=pytest.mark.slow)]
+)
 def test_passes_tell_what_other_shapes_take(components):
     """Samples, frames, text, blocks and speaker blocks that were not run, against a pass with them."""
     compiled = components and ["--compile.enable", "--compile.components", *components]
@@ -98,6 +102,7 @@ def test_passes_tell_what_other_shapes_take(components):
     assert (work.fused_seconds.sum() > 0) == bool(compiled)
 
 
+@pytest.mark.long
 def test_what_the_compiler_does_to_a_block():
     config, lengths = debug_config(), Lengths(64, 40, 64)
     args = replace(model_sizes(config).args, speaker_n_layers=1)
@@ -128,7 +133,8 @@ def test_what_the_compiler_does_to_a_block():
     assert memory.saved < saved["none", False] and len(recorder.operations().kind) < kernels
 
 
-@pytest.mark.parametrize("sharded", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [True, False])
 def test_a_memory_budget_is_the_compilers(sharded):
     """What it keeps is decided at each shape: a profile must tell what passes of that shape hold."""
     budget = ["--compile.enable", "--compile.components", "model"]
@@ -220,6 +226,7 @@ def test_what_a_device_cannot_train():
 # Command
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     plan = ["plan", str(DEBUG), "--gpus-per-node", "2", *SMALL, "--data.bucket_frames", "32,64"]
@@ -232,6 +239,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
             "data": {"max_frames": 64, "max_text_tokens": 40, "max_speaker_frames": 64},
             "training": {"global_batch_size": 8, "mixed_precision_param": "bfloat16"},
             "encoder": {"n_layers": 1, "n_heads": 2},
+            "compile": {"components": ["model"]},
         },
         "gpus": 1,
         "environment": {"device": "NVIDIA H100 80GB HBM3"},
@@ -270,6 +278,7 @@ def test_mistakes_are_one_sentence(arguments, words, capsys):
 # After a run
 
 
+@pytest.mark.long
 def test_a_run_keeps_the_plan_beside_what_was_measured(tmp_path):
     config = debug_config()
     rows = [

@@ -76,6 +76,7 @@ def test_volumes_are_those_of_ring_collectives():
     assert found["DDP"]["all-reduce"] == pytest.approx(2 * 63 / 64 * 4)
 
 
+@pytest.mark.long
 def test_links_are_busy_at_once_and_streams_side_by_side():
     between = 8 * 50e9
     ddp = exchanged(Layout(64, 1))

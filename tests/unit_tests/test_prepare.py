@@ -87,6 +87,7 @@ def contains(latents: np.ndarray, part: np.ndarray) -> bool:
     return any(np.array_equal(latents[start : start + len(part)], part) for start in starts)
 
 
+@pytest.mark.long
 def test_embedded_corpus():
     utterances = list(read_audio_corpus(corpora.CORPUS))
     train = [one for one in utterances if one.split == "train"]
@@ -168,6 +169,7 @@ def test_a_reference_does_not_depend_on_other_speakers(corpus, tmp_path):
     assert all(one[key]["json"] == two[key]["json"] for key in one) and len(two) == len(one) + 2
 
 
+@pytest.mark.long
 def test_a_given_reference_is_kept(tmp_path):
     folder = corpora.write_latents_table(tmp_path / "t", corpora.speech(each=1), flat=False)
     prepare_corpus(folder, tmp_path / "out", replace(SMALL, max_reference_frames=8), HERE)
@@ -199,6 +201,7 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, tmp_path):
     assert sorted(os.listdir(out)) == ["heldout", "prepare.json", "report.md", "train"]
 
 
+@pytest.mark.long
 def test_a_moved_source_is_compared_by_content(recordings_tree, tmp_path):
     """New times alone are no change; another byte or another text is one."""
     moved = tmp_path / "moved/LJ"
@@ -356,6 +359,7 @@ def test_every_reason_is_counted(tmp_path):
         prepare_corpus(source, tmp_path / "none", none, SKIP)
 
 
+@pytest.mark.long
 def test_processing_is_recorded(tmp_path):
     """Stereo at another rate, long silence, peaks: what was done is counted and told a sample."""
     one = corpora.speech(each=1, voices=("rms",))[1]

@@ -52,6 +52,7 @@ def bs1770(samples: np.ndarray) -> float:
     return float(-0.691 + 10 * np.log10(power[(level > -70) & (level > relative)].mean()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "format, subtype, error",
     [("WAV", "PCM_16", 1e-4), ("WAV", "FLOAT", 0), ("FLAC", "PCM_24", 1e-6), ("AIFF", "PCM_16", 1e-4),

@@ -56,6 +56,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_ljspeech(recordings, tmp_path):
     mine = [one for one in recordings if one.speaker == "slt"]
     folder = corpora.write_ljspeech(tmp_path / "LJ", mine)

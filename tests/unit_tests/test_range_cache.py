@@ -444,6 +444,7 @@ def all_extents(server) -> list[Extent]:
     ]
 
 
+@pytest.mark.long
 def test_bound_holds_while_two_processes_share_the_folder(server, tars, tmp_path):
     cache, limit = tmp_path / "cache", 200_000
     cache.mkdir()
@@ -459,6 +460,7 @@ def test_bound_holds_while_two_processes_share_the_folder(server, tars, tmp_path
     assert RangeReader(str(cache), limit).fetch(extents) == right(tars, extents)
 
 
+@pytest.mark.long
 def test_kill_leaves_a_cache_that_serves_right_bytes(server, tars, tmp_path):
     cache, limit = tmp_path / "cache", 600_000
     cache.mkdir()

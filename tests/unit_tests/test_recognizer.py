@@ -29,6 +29,7 @@ def heard(recordings, recognizer):
     return [recognizer.transcribe(one.waveform, one.sample_rate) for one in recordings]
 
 
+@pytest.mark.long
 def test_reads_recordings(recordings, heard):
     references = [one.text.split() for one in recordings]
     assert len({one.speaker for one in recordings}) == 4

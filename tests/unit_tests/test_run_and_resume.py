@@ -152,6 +152,7 @@ def run_out(trainer) -> None:
     raise RuntimeError("CUDA error: out of memory\nand a second line")
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
     unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
     steps = {3: move_average}
@@ -187,6 +188,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
         assert (average - expected[name]).abs().min() > 0.01, name
 
 
+@pytest.mark.long
 def test_a_life_that_would_overwrite_another_changes_nothing(tmp_path, train):
     """An older checkpoint, or none at all, in the folder of a run."""
     folder = Folder(tmp_path / "run")

@@ -42,6 +42,7 @@ def test_there_is_one_for_each_flavor():
     assert flavors == set(model_flavors())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_dry_run_shows_the_exact_counts(path, capsys, monkeypatch):
     """Without data, network or the encoder's weights."""

@@ -259,6 +259,7 @@ def test_filesystem_without_an_asynchronous_interface():
     store.rm("/sources", recursive=True)
 
 
+@pytest.mark.long
 def test_s3(s3):
     shards = [f"s3://corpus/train/shard-{number:06d}.tar" for number in range(3)]
     assert find_shards("s3://corpus/train") == find_shards("s3://corpus/train/") == shards

@@ -376,6 +376,7 @@ def test_kept_with_the_run_and_loaded_without_the_model(data, model, tmp_path):
     assert ((run / FILE_NAME).stat(), (run / TEXT_FILE_NAME).stat()) == before
 
 
+@pytest.mark.long
 def test_a_resume_with_another_tokenizer_is_refused(data, folders, tmp_path):
     copied = shutil.copytree(folders["t5"], tmp_path / "model")
     run = tmp_path / "run"

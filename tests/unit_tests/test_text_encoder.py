@@ -353,6 +353,7 @@ def test_features_inside_the_model(checkpoints, tmp_path, name):
     torch.testing.assert_close(seen[0][1, :3], torch.cat([table[[1]], texts[1]]), rtol=0, atol=ROUNDING)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_run_with_a_checkpoint_takes_the_encoder_from_it(checkpoints, tmp_path):
     """Else a resumed run would fine-tune from the start again; and what no checkpoint fills is NaN."""

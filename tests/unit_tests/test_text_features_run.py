@@ -286,6 +286,7 @@ def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: st
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_two_ranks_make_them_together(shards, gemma, tmp_path):
     own = [str(shutil.copytree(shards, tmp_path / name)) for name in ("one", "two")]
     arguments = (str(shards), own, str(gemma), str(tmp_path / "rendezvous"))

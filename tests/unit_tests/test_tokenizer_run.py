@@ -119,6 +119,7 @@ def test_a_failed_start_binds_nobody(data, tmp_path):
     assert load_tokenizer(tmp_path, config_of(data, tmp_path, *CONDITIONED)).fields
 
 
+@pytest.mark.long
 def test_a_number_of_ids_that_is_not_the_tokenizers(data, tmp_path):
     for given, arguments in ((300, []), (5, CONDITIONED)):
         config = config_of(data, tmp_path, *arguments, f"--encoder.vocab_size={given}")
@@ -172,6 +173,7 @@ def test_a_resume_takes_the_runs_own_tokens(data, tmp_path):
     assert written(run) == before
 
 
+@pytest.mark.long
 def test_a_resume_with_new_tokens_is_refused(data, tmp_path):
     run = tmp_path / "run"
     build_tokenizer(config_of(data, run, *CONDITIONED))

@@ -299,6 +299,7 @@ def test_upstreams_step_waits():
         Trainer.train_step(trainer, Trainer.batch_generator(trainer, loaded()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
 def test_no_step_on_ranks_reads_a_value(layout):
     """A fake tensor has no value to read. Replicas reduce gradients in the last pass of a step."""
