@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests, a file on each of three processes: two cores are then always busy.
+# Sets up and runs the tests, a file on each of two processes.
 #   scripts/test.sh [--quick | --slow] [pytest arguments]
 #     --quick  while you work: the unit tests that take less than about two seconds each
-#     --slow   what is left out otherwise: training with Inductor's kernels
+#     --slow   what is left out otherwise: Inductor's kernels, plans of compiled blocks, Ray
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,4 +20,4 @@ esac
 scripts/setup.sh dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only slow them down
 # In the order of the folders: the long ones, of whole runs, begin first.
-exec .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"

@@ -108,7 +108,8 @@ def test_layout_trains_as_one_process_does(seeded, layout):
     folder, common, plain = seeded
     processes, arguments = LAYOUTS[layout]
     # One of them as a user starts it.
-    run = runs.run(folder, layout, [*common, *arguments], processes, launcher=layout == "fsdp")
+    launcher = layout == "accumulation"
+    run = runs.run(folder, layout, [*common, *arguments], processes, launcher)
     assert_same(run.metrics(), plain)
 
 

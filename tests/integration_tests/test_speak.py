@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
         "--training.steps=3",
         "--metrics.log_freq=1",
     ]
-    return folder, runs.run(folder, "run", arguments, launcher=True)  # as a user starts it
+    return folder, runs.run(folder, "run", arguments)
 
 
 def test_generate_writes_a_wav_of_the_asked_length(trained):

@@ -275,7 +275,7 @@ def test_the_kernel_of_flash_attention_is_called_as_it_wants(monkeypatch):
             assert tensor.grad.shape == tensor.shape
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_compiled_blocks(backend, checkpointing):
@@ -313,7 +313,7 @@ def test_flex_attention_itself_compiles_to_one_graph(monkeypatch):
         assert counter.frame_count == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_packing_through_inductor():
     """Generated code packs, and takes the gradients back, as the operations one by one do."""
     packing = prepare_keys("varlen", VALID, 140, torch.float32).keys

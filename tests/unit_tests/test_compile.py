@@ -69,7 +69,7 @@ def test_one_graph_a_shape_and_then_none(model, components, kinds):
     assert watch.kinds == kinds
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_objectives_functions_are_compiled_once_a_shape():
     """And draw the same problems, of which the compiler may round the last bit otherwise."""
     torch._dynamo.reset()
@@ -175,7 +175,7 @@ def saved_bytes(model: DiTTTSModel) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_memory_budget_saves_less_and_changes_no_gradient(model):
     with torch.no_grad():  # the zeros of a new model would hide what is behind them
         for parameter in model.parameters():

@@ -102,7 +102,7 @@ def test_passes_tell_what_other_shapes_take(components):
     assert (work.fused_seconds.sum() > 0) == bool(compiled)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_the_compiler_does_to_a_block():
     config, lengths = debug_config(), Lengths(64, 40, 64)
     args = replace(model_sizes(config).args, speaker_n_layers=1)
@@ -227,13 +227,15 @@ def test_what_a_device_cannot_train():
 
 
 @pytest.mark.long
-def test_the_command(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_command(gpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    plan = ["plan", str(DEBUG), "--gpus-per-node", "2", *SMALL, "--data.bucket_frames", "32,64"]
+    plan = ["plan", str(DEBUG), "--gpus-per-node", str(gpus), *SMALL, "--data.bucket_frames", "32,64"]
     assert main([*plan, "--gpu", "H100"]) == 0
     said = capsys.readouterr().out
-    for words in ("H100", "guesses, not calibrated", "all-gather, forward", "largest micro-batch", "MFU"):
+    for words in ("H100", "guesses, not calibrated", "largest micro-batch", "MFU"):
         assert words in said
+    assert ("all-gather, forward" in said) == (gpus > 1)
     run = {
         "config": {
             "data": {"max_frames": 64, "max_text_tokens": 40, "max_speaker_frames": 64},

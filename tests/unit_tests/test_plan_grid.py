@@ -23,7 +23,7 @@ def fewer_choices(monkeypatch):
     monkeypatch.setattr(grid_module, "_CHECKPOINTING", (("none", "op"), ("full", "op")))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_grid_drops_nothing():
     own = ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=4"]
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=8"]
