@@ -245,6 +245,7 @@ def test_damage_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence)
     assert "x.tar: " in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_no_flipped_header_bit_loses_a_member(tmp_path, samples):
     tar = tmp_path / "x.tar"
     write_shard(tar, samples[:1])

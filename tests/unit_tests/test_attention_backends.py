@@ -300,6 +300,7 @@ def test_compiled_blocks(backend, checkpointing):
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 def test_flex_attention_itself_compiles_to_one_graph(monkeypatch):
     with real_flex_attention(monkeypatch):
         counter = CompileCounter()
@@ -422,6 +423,7 @@ def test_a_host_sync_is_noticed(sync):
         ]()
 
 
+@pytest.mark.long
 def test_the_config_chooses():
     for backend in BACKENDS:
         args = replace(SMALL)
@@ -444,6 +446,7 @@ def test_the_backend_fits_device_and_dtype():
     assert choose("flex", cuda, torch.float32) == "flex"
 
 
+@pytest.mark.long
 def test_what_an_accelerator_cannot_do_is_refused():
     flex, varlen = ["--attention.backend=flex"], ["--attention.backend=varlen"]
     for allowed in ([*flex, "--compile.enable"], varlen, []):

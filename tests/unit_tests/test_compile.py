@@ -100,6 +100,7 @@ def test_more_shapes_than_dynamos_default_limit(model):
     assert counter.frame_count == 10
 
 
+@pytest.mark.long
 def test_the_limit_follows_the_number_of_buckets(model):
     """Under fullgraph a shape over Dynamo's limit is an error: what the limit is set against."""
     with torch._dynamo.config.patch(recompile_limit=2):
@@ -133,6 +134,7 @@ def test_one_graph_a_shape_and_kind_of_block(model, checkpointing, kinds):
     assert watch.kinds == kinds + 2  # two encoders
 
 
+@pytest.mark.long
 def test_a_graph_too_many_is_said_once(model, caplog):
     apply_compile(model, CompileCounter(), shapes=3)
     watch = CompileWatch(model)

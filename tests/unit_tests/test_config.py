@@ -184,6 +184,7 @@ def test_whole_numbers_are_floats_too(tmp_path):
 # Mistakes on the command line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -361,6 +362,7 @@ def test_a_resume_needs_no_initial_checkpoint(tmp_path):
     validate(*arguments)
 
 
+@pytest.mark.long
 def test_paths_of_data_on_the_command_line_and_in_toml(tmp_path, monkeypatch):
     """One path, or several with commas between them; braces keep theirs; URLs stay as they are."""
     monkeypatch.chdir(tmp_path)

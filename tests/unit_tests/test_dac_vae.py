@@ -326,6 +326,7 @@ def reach(gradient: Tensor) -> tuple[int, int]:
     return int(touched[0]), int(touched[-1])
 
 
+@pytest.mark.long
 def test_context_is_the_receptive_field(file):
     """By gradients, in float64: what a frame depends on, and no frame less nor more."""
     codec = load_dac_vae(str(file))
@@ -351,6 +352,7 @@ def test_portions_join_without_seams(exact, in_portions, frames):
     assert difference(in_portions.decode(latents), exact.decode(latents)) < TOLERANCE
 
 
+@pytest.mark.long
 def test_portions_of_batches(exact, in_portions):
     for frames in (4, 23):  # rows together, and rows cut
         waveforms = torch.stack([noise(frames * HOP, seed) for seed in range(3)])
@@ -360,6 +362,7 @@ def test_portions_of_batches(exact, in_portions):
         assert difference(decoded, exact.decode_batch(latents)) < TOLERANCE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_one_frame_less_of_context_is_seen(exact, in_portions, side):
     for name in ("encoder_context", "decoder_context"):

@@ -402,6 +402,7 @@ def test_archives_hold_what_encode_makes_of_a_recording(file, codec, tmp_path):
         assert (np.abs(stored - with_zeros)[-1].max() > 0.02) == (missing > 0)
 
 
+@pytest.mark.long
 def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()

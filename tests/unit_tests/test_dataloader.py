@@ -220,6 +220,7 @@ def test_an_error_in_a_thread_reaches_the_consumer(folder, workers):
     assert next(iterator)[0]["batch_number"] == 2
 
 
+@pytest.mark.long
 def test_dropping_the_iterator_ends_its_threads(folder):
     def threads():
         return [thread for thread in threading.enumerate() if thread.name.startswith("data_")]

@@ -134,6 +134,7 @@ def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
 # States
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [Layout(1, 1), Layout(1, 4), Layout(2, 2), Layout(4, 1)])
 def test_state_bytes_are_those_of_real_tensors(layout):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""
@@ -207,6 +208,7 @@ def test_whole_weights_of_each_layout():
     assert gathered(Layout(1, 4), fsdp_reshard_after_forward="never").total == 2 * count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [Layout(1, 2), Layout(2, 1)])
 def test_a_large_frozen_encoder_is_sharded_where_weights_are(layout, tmp_path):
     folder = write_tiny_t5(tmp_path, tokenizer=False)
@@ -298,6 +300,7 @@ def test_blocks_that_are_not_run_are_like_those_that_are(mode, option):
 # Downloads
 
 
+@pytest.mark.long
 def test_what_is_missing_and_what_is_here(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     name, codec = "google/t5gemma-2-270m-270m", "facebook/dacvae-watermarked"

@@ -81,6 +81,7 @@ def losses(model: DiTTTSModel, steps: int = 40) -> torch.Tensor:
     return torch.tensor(seen)
 
 
+@pytest.mark.long
 def test_the_blocks_products_and_nothing_else():
     names = {name for name, module in converted().named_modules() if isinstance(module, Float8Linear)}
     assert names == {
@@ -98,6 +99,7 @@ def test_the_blocks_products_and_nothing_else():
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_recipe_is_that_of_the_config():
     """Scales of rows, and where asked for the weight's gradient without fp8; inner sizes are padded."""
     for recipe, granularity, casts_for_weights in (
@@ -148,6 +150,7 @@ def test_training_follows_bfloat16(recipe, bfloat16_losses):
     assert abs(regret(found, bfloat16_losses)) < BOUND
 
 
+@pytest.mark.long
 def test_without_scales_it_would_not(bfloat16_losses, monkeypatch):
     """Gradients below fp8's smallest number vanish: the gate sees it."""
 
@@ -159,6 +162,7 @@ def test_without_scales_it_would_not(bfloat16_losses, monkeypatch):
     assert regret(found, bfloat16_losses) > 2 * BOUND
 
 
+@pytest.mark.long
 def test_a_width_that_fp8_cannot_take():
     model = small_model(dim=72)
     with pytest.raises(InputError, match=r"layers.0.attention.qkv_gate has the shape \(288, 72\)"):
@@ -172,6 +176,7 @@ def test_without_fp8_hardware_it_must_be_emulated(monkeypatch):
         Float8Converter(plain, DIMS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_with_checkpointing(mode):
     """Gradients are those of fp8 without it."""

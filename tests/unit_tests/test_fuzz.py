@@ -251,6 +251,7 @@ def test_npy_headers_and_json(sound, tmp_path, how):
     fuzz(sound, tmp_path, how, least=0.9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [*IN_PLACE, *RESIZING])
 def test_damaged_indexes_are_made_again(sound, tmp_path, how):
     """An index is only a copy of what the tar says: damage to it costs time and nothing else."""
@@ -261,6 +262,7 @@ def test_damaged_indexes_are_made_again(sound, tmp_path, how):
         assert not outcome(folder)
 
 
+@pytest.mark.long
 def test_members_of_foreign_tars(sound, tmp_path):
     """Other writers leave no hashes: what is no sample at all must still be told from one."""
     junk = [

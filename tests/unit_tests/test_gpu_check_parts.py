@@ -71,6 +71,7 @@ def test_the_plan_stands_beside_what_was_allocated(tmp_path, monkeypatch):
     assert steps.step("debug", 1, [], {}, plans, on_gpu)["measured_to_planned"] == 1.2
 
 
+@pytest.mark.long
 def test_how_a_run_ends_otherwise(tmp_path, monkeypatch):
     run_that(monkeypatch, "oom", "sys.exit(1)")
     with pytest.raises(train_runs.OutOfMemoryError):

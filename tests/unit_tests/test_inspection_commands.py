@@ -206,6 +206,7 @@ def test_usage(folder, capsys, arguments, said):
 # The doctor
 
 
+@pytest.mark.long
 def test_doctor_of_sound_data(folder, capsys):
     assert data("doctor", "set") == 0
     said = capsys.readouterr()
@@ -216,6 +217,7 @@ def test_doctor_of_sound_data(folder, capsys):
     assert page.tags.count("svg") == 6
 
 
+@pytest.mark.long
 def test_doctor_of_damaged_data(folder, capsys):
     samples = sound_samples()
     evil = "<script>alert('x')</script> & $1$"
@@ -260,6 +262,7 @@ def test_doctor_of_data_without_a_sound_sample(folder, capsys):
     assert page.tags.count("svg") == 0
 
 
+@pytest.mark.long
 def test_doctor_of_a_subset(folder, capsys):
     assert data("doctor", "set", "--max-samples", 5, "--json") == 0
     result = json.loads(capsys.readouterr().out)

@@ -86,6 +86,7 @@ def above(model, initial) -> float:
     return round(mean, 4)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed")
 def test_which_weights_are_loaded(run, initial):
     averaged = load_run(run)

@@ -288,6 +288,7 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
     return scalars
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpoint", [0, 2])
 def test_a_resume_replaces_the_steps_it_trains_again(tmp_path, one_process_group, checkpoint):
     """Also one that begins anew, killed before its first checkpoint."""

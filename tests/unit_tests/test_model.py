@@ -118,6 +118,7 @@ def test_flavors_build_the_plain_model():
     assert get_train_spec("dit_tts").model_args["debug"] is not spec.model_args["debug"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", COUNTS)
 def test_count_is_exact_and_the_closed_form(flavor):
     spec = get_train_spec("dit_tts")

@@ -16,6 +16,7 @@ def mutants():
     return module.read_mutants()
 
 
+@pytest.mark.long
 def test_each_can_still_be_made(mutants):
     """Its text stands in the product exactly once, and what replaces it is Python."""
     assert len(mutants) >= 100

@@ -292,6 +292,7 @@ def test_8bit_leaves_embeddings_to_float32_adamw():
     assert difference(*map(weights, models)) > 0
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_8bit_follows_float32():
     models = [initialized(small_model()) for _ in range(2)]
@@ -394,6 +395,7 @@ def resume_apart(kind: str, folder, make=lambda: initialized(small_model())) -> 
     return difference(weights(resumed), weights(model))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resume_goes_on_exactly(tmp_path, kind):

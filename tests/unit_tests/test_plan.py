@@ -166,6 +166,7 @@ def test_moments_take_what_their_precision_says(state_dtype, bytes_each):
     assert states.optimizer == pytest.approx(2 * bytes_each * states.gradients / 4, rel=0.03)
 
 
+@pytest.mark.long
 def test_eight_bit_moments_are_torchaos():
     from torchtitan.models.dit_tts import get_train_spec
     from torchtitan.models.dit_tts.infra.adamw_states import build_8bit_adamw

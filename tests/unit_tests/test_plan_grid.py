@@ -52,6 +52,7 @@ def test_the_grid_drops_nothing():
     assert first["step"]["seconds"]["low"] < first["step"]["seconds"]["high"]
 
 
+@pytest.mark.long
 def test_what_cannot_fit_is_shown():
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]
     config = debug_config("--model.flavor=800M", *batch)

@@ -56,6 +56,7 @@ def exchanged(
     return communication(config, parameters, states, layout, cluster, 10, accumulation)
 
 
+@pytest.mark.long
 def test_volumes_are_those_of_ring_collectives():
     """3B at 64 ranks: all-gather 3.88 and reduce-scatter 4.01 bytes a parameter were measured, with the
     units that stay whole and the padding of shards; HSDP reduces 4 / shards over replicas, once a step."""
@@ -95,6 +96,7 @@ def test_links_are_busy_at_once_and_streams_side_by_side():
     assert twice[0] < twice[1]
 
 
+@pytest.mark.long
 def test_each_step_of_a_ring_takes_its_delay():
     slow = with_values(network_efficiency=1.0, ring_step_seconds=1.0)
     fsdp = exchanged(Layout(1, 64), accumulation=2)
@@ -104,12 +106,14 @@ def test_each_step_of_a_ring_takes_its_delay():
     assert exchanged(Layout(64, 1)).busy(BACKWARD, slow) == pytest.approx(2 * 10 * 63, rel=1e-3)
 
 
+@pytest.mark.long
 def test_every_micro_batch_waits_for_its_first_unit():
     unlimited = {FORWARD: 1e9, BACKWARD: 1e9, TEXT_ENCODER: 1e9}
     once, four_times = (exchanged(Layout(1, 64), times).exposed(unlimited, FULL_RATES) for times in (1, 4))
     assert once > 0 and four_times == pytest.approx(4 * once)
 
 
+@pytest.mark.long
 def test_a_sharded_text_encoder_is_gathered_in_each_micro_batch():
     size = 2 * 3.88e9
     layout = Layout(1, 16)

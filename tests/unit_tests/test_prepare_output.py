@@ -327,6 +327,7 @@ def test_a_lone_tar_that_is_cut_short(tmp_path, out):
         prepare_corpus(path, out, SMALL, replace(SKIP, max_skipped_share=0.4))
 
 
+@pytest.mark.long
 def test_damage_inside_a_tar_weighs_the_bytes_that_are_lost(tmp_path, out):
     """One header costs one recording, a lost stretch all that were in it; short tars are no loss."""
     paths = write_tars(tmp_path / "tars", [30, 30, 4])

@@ -97,6 +97,7 @@ def test_two_hundred_extents_at_64_in_flight(server, tars):
     assert server.peak_in_flight == 64 and server.requests["GET"] == 200
 
 
+@pytest.mark.long
 def test_s3_reaches_64_in_flight_too(server, tars, monkeypatch):
     """Its client's own pool holds 10 connections unless told otherwise."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.rpartition("/")[0] + "/" + server.url[7:])
@@ -172,6 +173,7 @@ def test_another_version_is_another_tar(server, tars, tmp_path):
     assert new != old and reader.fetch([new]) == right([tars[1]], [new])
 
 
+@pytest.mark.long
 def test_many_threads_share_a_reader(server, tars, tmp_path):
     extents = [e for number in range(4) for e in extents_of(server, number, 40)]
     reader = RangeReader(str(tmp_path / "cache"), 300_000, max_in_flight=8)
@@ -481,6 +483,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.long
 # Bytes 4 times, records once, creating once (2 files), the count twice; removing 4 times (2 files).
 @pytest.mark.parametrize("limit, changes_at_least", [(1 << 20, 9), (220_000, 13)])
 def test_killed_at_every_change_to_the_disk(server, tars, tmp_path, limit, changes_at_least):

@@ -37,6 +37,7 @@ def test_reads_recordings(recordings, heard):
     assert word_error_rate(references[1:] + references[:1], heard) > 0.7
 
 
+@pytest.mark.long
 def test_reads_the_codec_with_noise_on_the_latents(recordings, recognizer):
     codec, generator = build_codec("mel_dct"), torch.Generator().manual_seed(0)
     some = recordings[::3]
@@ -61,6 +62,7 @@ def test_calls_are_independent(recordings, recognizer, heard):
     assert again == heard[7::-1]
 
 
+@pytest.mark.long
 def test_reads_other_rates(recordings, recognizer):
     some = recordings[::6]
     references = [one.text.split() for one in some]

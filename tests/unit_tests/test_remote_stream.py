@@ -52,6 +52,7 @@ def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
     assert server.requests["GET"] <= 4  # the two sidecars, no more than a look at each tar
 
 
+@pytest.mark.long
 def test_trouble_on_the_way_is_tried_again(server, tmp_path):
     local = take(build(server.folder), 3)
     loader = remote(server, tmp_path, cache_gib=0.0)
@@ -60,6 +61,7 @@ def test_trouble_on_the_way_is_tried_again(server, tmp_path):
         assert_same(joined([left]), joined([right]))
 
 
+@pytest.mark.long
 def test_damage_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
     build(server.folder)  # sidecars of the sound tars
     flip_bits(server.folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
@@ -70,6 +72,7 @@ def test_damage_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
     assert sum(inputs["replaced"] for inputs, _ in local) >= 3
 
 
+@pytest.mark.long
 def test_damage_in_the_cache_is_mended(server, tmp_path):
     """The bytes at the origin are sound: the sample is read again, not skipped."""
     local = take(build(server.folder), 40)

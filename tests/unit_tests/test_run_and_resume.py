@@ -207,6 +207,7 @@ def test_a_life_that_would_overwrite_another_changes_nothing(tmp_path, train):
     assert kept() == before and folder.state()["state"] == "completed"
 
 
+@pytest.mark.long
 def test_what_a_kill_left_of_a_save_does_not_hide_the_initial_weights(tmp_path, train):
     assert train("first", "--training.steps=4") == 0
     half = tmp_path / "second" / "checkpoint" / "step-9"
@@ -233,6 +234,7 @@ def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path, train, a
     assert folder.state()["state"] == "failed" and "step 3: loss nan" in folder.state()["error"]
 
 
+@pytest.mark.long
 def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, data):
     copied = shutil.copytree(data, tmp_path / "corrupt")
     flip_bits(copied / "000000.tar", [0, 3, 6, 9])  # latents of four samples
@@ -245,6 +247,7 @@ def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, 
     assert 4 <= sum(row["replaced_samples"] for row in folder.metrics()) <= 8
 
 
+@pytest.mark.long
 def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_path, train):
     encoder = write_tiny_t5gemma2(tmp_path / "encoder")
     arguments = [
@@ -262,6 +265,7 @@ def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_pa
     assert "weights" in folder.state()["error"] and folder.metrics() == before
 
 
+@pytest.mark.long
 def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
     benchmark = ["--benchmark.enable", "--benchmark.steps=3", "--benchmark.warmup_steps=2"]
     assert (

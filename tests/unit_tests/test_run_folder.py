@@ -130,6 +130,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [[], SETTINGS], ids=["defaults", "settings"])
 def test_config_reads_back_equal(tmp_path, arguments):
     config = load_config(["--job.experiment=x", *arguments])
@@ -160,6 +161,7 @@ def test_start_writes_config_environment_and_state(tmp_path, config):
     assert (state["state"], state["step"], state["pid"]) == ("init", 0, os.getpid())
 
 
+@pytest.mark.long
 def test_an_earlier_config_stays_until_the_new_life_works(tmp_path):
     earlier = RunFolder(tmp_path, 0, load_config(["--training.steps=5"]))
     earlier.start()

@@ -37,6 +37,7 @@ def test_config_is_valid_on_every_fitting_number_of_ranks(path):
         validate_config(config, ranks, list(flavors))
 
 
+@pytest.mark.long
 def test_there_is_one_for_each_flavor():
     flavors = {load_config(["--job.config_file", str(path)]).model.flavor for path in CONFIGS}
     assert flavors == set(model_flavors())

@@ -317,6 +317,7 @@ def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path, folders):
     refused(lambda: load_subword_tokenizer(str(tmp_path)), "in Python only", "ByT5Tokenizer")
 
 
+@pytest.mark.long
 def test_a_folder_is_found_from_any_other(tmp_path, monkeypatch, folders):
     monkeypatch.chdir(folders["t5"].parent)
     config = load_config(["--encoder.model=t5"])
@@ -351,6 +352,7 @@ def add_checkpoint(folder):
     return path
 
 
+@pytest.mark.long
 def test_kept_with_the_run_and_loaded_without_the_model(data, model, tmp_path):
     copied = shutil.copytree(model, tmp_path / "model")
     run = tmp_path / "run"
@@ -407,6 +409,7 @@ def test_a_resume_with_another_tokenizer_is_refused(data, folders, tmp_path):
         (copied / name).write_text(kept)
 
 
+@pytest.mark.long
 def test_a_run_outlives_the_library_that_wrote_its_tokenizer(data, folders, tmp_path):
     config = config_of(data, folders["t5"], tmp_path)
     first = build_tokenizer(config)
@@ -424,6 +427,7 @@ def test_a_run_outlives_the_library_that_wrote_its_tokenizer(data, folders, tmp_
     assert [again.text_ids(text) for text in TEXTS] == [first.text_ids(text) for text in TEXTS]
 
 
+@pytest.mark.long
 def test_damaged_files_of_a_run(data, folders, tmp_path):
     config = config_of(data, folders["t5"], tmp_path)
     build_tokenizer(config)
@@ -449,6 +453,7 @@ def test_damaged_files_of_a_run(data, folders, tmp_path):
     assert load_tokenizer(tmp_path, config).base == 512
 
 
+@pytest.mark.long
 def test_initial_weights_bring_their_tokenizer(data, folders, tmp_path):
     copied = shutil.copytree(folders["t5"], tmp_path / "model")
     first = build_tokenizer(config_of(data, copied, tmp_path / "a"))

@@ -44,6 +44,7 @@ def shards(tmp_path) -> Path:
     return write_shards(tmp_path / "train")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [write_tiny_t5gemma2, write_tiny_t5])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
 def test_features_are_what_the_encoder_gives(shards, tmp_path, write, stored):
@@ -85,6 +86,7 @@ def test_other_readers_read_the_file(shards, gemma, stored):
     assert said["shard_digest"] == made.dataset.shard_digests[1]
 
 
+@pytest.mark.long
 def test_several_kinds_lie_beside_each_other(shards, gemma, tmp_path):
     kinds = [
         Made(shards, gemma),

@@ -112,6 +112,7 @@ def test_workers_that_write_elsewhere_are_noticed(shards, gemma, monkeypatch):
     assert [job[0] for job in jobs] == [str(shards / tar) for tar in TARS]
 
 
+@pytest.mark.long
 def test_workers_with_another_encoder_are_noticed(shards, gemma, tmp_path, monkeypatch):
     def work(*job):
         other = Made(shards, write_tiny_t5gemma2(tmp_path / "worker" / gemma.name, seed=1))

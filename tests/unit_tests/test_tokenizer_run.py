@@ -112,6 +112,7 @@ def test_other_ranks_find_the_same_and_write_nothing(data, tmp_path):
     assert other.vocabulary == resolve_tokenizer(config, tmp_path / "r", rank=0, ranks=4).vocabulary
 
 
+@pytest.mark.long
 def test_a_failed_start_binds_nobody(data, tmp_path):
     build_tokenizer(config_of(data, tmp_path, "--encoder.model=chars"))
     tokenizer = build_tokenizer(config_of(data, tmp_path, *CONDITIONED))
@@ -128,6 +129,7 @@ def test_a_number_of_ids_that_is_not_the_tokenizers(data, tmp_path):
     build_tokenizer(config_of(data, tmp_path, *CONDITIONED, f"--encoder.vocab_size={size}"))
 
 
+@pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     """A sample as long as the limit is trained, a longer one is left out or cropped."""
     samples = make_samples(24, seed=1)
@@ -152,6 +154,7 @@ def test_a_field_that_the_data_lacks(data, tmp_path):
     refused(lambda: build_tokenizer(config), "[data] conditioning", "'quality'", "no sample")
 
 
+@pytest.mark.long
 def test_a_model_whose_ids_nobody_has_counted():
     for arguments in (["--encoder.model=chars"], ["--data.conditioning=speaker"]):
         args = model_flavors()["debug"]
@@ -161,6 +164,7 @@ def test_a_model_whose_ids_nobody_has_counted():
 # A resumed run
 
 
+@pytest.mark.long
 def test_a_resume_takes_the_runs_own_tokens(data, tmp_path):
     run = tmp_path / "run"
     first = build_tokenizer(config_of(data, run, *CONDITIONED))
@@ -199,6 +203,7 @@ def test_a_resume_with_new_tokens_is_refused(data, tmp_path):
     assert (run / FILE_NAME).read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_run_of_a_version_without_the_file(data, tmp_path):
     add_checkpoint(tmp_path)
     config = config_of(data, tmp_path)
@@ -224,6 +229,7 @@ def test_a_damaged_file(data, tmp_path):
 # Weights of another run
 
 
+@pytest.mark.long
 def test_initial_weights_bring_their_tokens(data, tmp_path):
     first = build_tokenizer(config_of(data, tmp_path / "a", *CONDITIONED))
     checkpoint = add_checkpoint(tmp_path / "a")

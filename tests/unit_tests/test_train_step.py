@@ -184,6 +184,7 @@ def real_lengths(step: int) -> list[Lengths]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_padding", [False, True])
 def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     """The mean loss, clipping, AdamW, the schedule and the moving average; AdamW's first step does
@@ -281,6 +282,7 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 # What it waits for
 
 
+@pytest.mark.long
 def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
     clip = dist_utils.clip_grad_norm_
     monkeypatch.setattr(  # the device "meta" has no foreach for it
