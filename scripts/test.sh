@@ -2,7 +2,7 @@
 # Sets up and runs the tests, a file on each of two processes.
 #   scripts/test.sh [--quick | --slow] [pytest arguments]
 #     --quick  while you work: the unit tests that take less than about half a second each
-#     --slow   what is left out otherwise: Inductor's kernels, plans of compiled blocks, Ray
+#     --slow   what is left out otherwise: Inductor's kernels, plans of compiled blocks, Ray, the GPU check
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."

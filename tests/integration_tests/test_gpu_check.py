@@ -203,6 +203,7 @@ def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_json_and_table(tmp_path):
     out = tmp_path / "result.json"
     began = time.time()

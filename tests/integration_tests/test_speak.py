@@ -49,11 +49,8 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
 
 
 def test_generate_names_the_speakers_there_are(trained):
-    """In an interpreter of its own, as a user starts it."""
     folder, run = trained
-    command = [sys.executable, "-c", "import titan_tts; titan_tts.main()"]
-    command += ["generate", str(run.folder), "--speaker", "nobody", "--text", "one"]
-    done = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True)
+    done = titan_tts("generate", run.folder, "--speaker", "nobody", "--text", "one")
     assert done.returncode == 2
     assert "awb, kal16, rms, slt" in done.stderr and "Traceback" not in done.stderr
 
@@ -72,3 +69,20 @@ def test_evaluate_reads_recordings_codec_and_untrained(trained):
     assert rates.keys() == {"recordings", "codec", "generated", "untrained"}
     assert len(list((run.folder / "samples/step-3").glob("*.wav"))) == report["utterances"] == 48
     assert len(list((run.folder / "samples/step-3").glob("*.png"))) == 4
+
+
+@pytest.mark.slow
+def test_commands_in_an_interpreter_of_their_own(trained):
+    """As a user starts them: nothing is imported yet."""
+    folder, run = trained
+    out = folder / "own.wav"
+    for arguments in (
+        ["generate", run.folder, "--speaker=slt", "--text=one", "--sampling-steps=1", "--out", out],
+        ["data", "inspect", folder / "data/train"],
+        ["plan", runs.ROOT / "train_configs/dit_tts_800m.toml", "--gpus-per-node", "0"],
+    ):
+        command = [sys.executable, "-c", "import titan_tts; titan_tts.main()", *map(str, arguments)]
+        done = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True)
+        assert done.returncode == (2 if "plan" in arguments else 0), done.stderr
+        assert "Traceback" not in done.stderr
+    assert soundfile.info(out).samplerate == 16000

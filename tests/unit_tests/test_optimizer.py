@@ -471,7 +471,7 @@ def train_shards(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
     run_ranks(train_shards, RANKS, str(tmp_path))

@@ -227,8 +227,8 @@ def test_what_a_device_cannot_train():
 # Command
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 2])
 def test_the_command(gpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     plan = ["plan", str(DEBUG), "--gpus-per-node", str(gpus), *SMALL, "--data.bucket_frames", "32,64"]
