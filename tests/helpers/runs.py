@@ -60,10 +60,12 @@ class Run:
     def kill(self) -> None:
         """SIGKILL to every process of the run at once, as a machine that dies would."""
         for process in self.processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            # The launcher's ranks have sessions of their own and outlive it.
+            for pid in (process.pid, *_descendants(process.pid)):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
         for process in self.processes:
             process.kill()
             process.wait()
@@ -80,6 +82,22 @@ class Run:
             for row in LineFile(self.folder / "audit" / f"rank{rank}.jsonl").read():
                 ids.setdefault(row["step"], []).extend(row["ids"])
         return {step: sorted(names) for step, names in ids.items()}
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes that this one has started, and theirs, by /proc."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # After the name, which is in parentheses: the state and the parent.
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")")[-1].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
 
 
 def _train(arguments: list[str]) -> None:
