@@ -1,4 +1,4 @@
-"""A run in this process, and the run that goes on from its checkpoint."""
+"""A training run in this process, and its resume from a checkpoint."""
 
 import gc
 import json

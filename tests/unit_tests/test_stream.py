@@ -200,7 +200,7 @@ def test_overlong_samples_are_cropped(tmp_path):
             frames = int(inputs["frames"][row])
             assert frames == len(latents) == int((labels[row] == 0).sum())
             np.testing.assert_array_equal(inputs["latents"][row, :frames].numpy(), latents)
-            # What the model is told is the length that it is trained on.
+            # The duration token has the length that the model trains on.
             assert timed.token(int(inputs["text_ids"][row, 1])) == f"<duration:{frames // 2}>"
             seen += len(whole[sample_id.split(":")[1]].latents) > 48
     assert seen
