@@ -31,12 +31,12 @@ import torch
 from benchmarks.synthetic_speech import CHANNELS
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.models.dit_tts.conditioning.tokenizer import Tokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 Batch = tuple[dict[str, Any], torch.Tensor | None]
 # (key, latents (T, C) float16, reference (R, C) float16, text)

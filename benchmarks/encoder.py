@@ -31,12 +31,12 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from benchmarks.synthetic_speech import FRAMES_PER_SECOND, lognormal_frames  # noqa: E402
-from torchtitan.models.dit_tts.conditioning.encoder_source import (  # noqa: E402
+from torchtitan.models.dit_tts.text.hf_encoder import (  # noqa: E402
     KNOWN_SIZES,
     find_source,
 )
-from torchtitan.models.dit_tts.conditioning.packing import pack_rows  # noqa: E402
-from torchtitan.models.dit_tts.conditioning.text_encoder import (  # noqa: E402
+from torchtitan.models.dit_tts.text.packing import pack_rows  # noqa: E402
+from torchtitan.models.dit_tts.text.text_encoder import (  # noqa: E402
     PretrainedTextEncoder,
 )
 from torchtitan.models.dit_tts.data.buckets import choose_edges  # noqa: E402

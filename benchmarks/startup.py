@@ -125,7 +125,7 @@ def child(folder: str, workers: int, resume: bool, batches: int) -> dict[str, An
     batches_ahead = iter(loader)
     first = next(batches_ahead)
     now = time.perf_counter()
-    number = int(first[0]["batch_number"])
+    number = int(first[0]["global_batch"])
     assert number == state["global_batch"]
     del first
     for _ in range(batches - 1):

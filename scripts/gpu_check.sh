@@ -65,7 +65,7 @@ if [[ -n $folder ]]; then
     PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 fi
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-command=("$python" -m benchmarks.gpu_check ${arguments[@]+"${arguments[@]}"})
+command=("$python" -m tools.gpu_check ${arguments[@]+"${arguments[@]}"})
 if [[ -n $folder ]]; then
     "${command[@]}" # not exec: the folder is removed behind it
 else

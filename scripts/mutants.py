@@ -11,7 +11,7 @@ frames, guidance ignored. tests/mutants/*.toml holds them, a table each:
     file = "trainer.py"             # below torchtitan/models/dit_tts
     old = "self.job_config.training.max_norm, foreach=True"
     new = "float('inf'), foreach=True"
-    tests = ["test_train_step.py"]  # below tests/unit_tests; the file's own `tests` by default
+    tests = ["./test_trainer.py"]  # below tests/unit_tests; the file's own `tests` by default
 
 `old` must stand exactly once in the file. A mutant that nothing can catch has a sentence in
 `survives`. No file is changed: this process imports what the tests need except the product, forks

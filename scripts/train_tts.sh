@@ -30,6 +30,6 @@ else
     rendezvous+=(--rdzv_endpoint "${MASTER_ADDR:?set MASTER_ADDR to the first machine}:${MASTER_PORT:-29500}"
                  --node_rank "${NODE_RANK:-0}")
 fi
-exec "$python" -m torchtitan.models.dit_tts.launch \
+exec "$python" -m torchtitan.models.dit_tts.torchrun \
     --nnodes "${NNODES:-1}" --nproc_per_node "${NGPU:-1}" "${rendezvous[@]}" \
     train.py --job.config_file "$config" "$@"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.cases import FULL_LENGTH, Outcome, debug_model, random_batch, randomize
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
-from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks
+from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 
 LENGTHS = [
     FULL_LENGTH,
@@ -116,7 +116,7 @@ class CollectiveBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _collectives(layout: Layout) -> dict[str, float]:
+def _collectives(layout: DataParallelLayout) -> dict[str, float]:
     """Bytes a parameter and a step of the 800M flavor on the first of a layout's ranks."""
     config = load_config([
         f"--parallelism.data_parallel_replicate_degree={layout.replicas}",
@@ -126,7 +126,7 @@ def _collectives(layout: Layout) -> dict[str, float]:
     ])  # fmt: skip
     args = model_flavors()["800M"]
     with ExitStack() as modes:
-        dims = modes.enter_context(fake_ranks(layout))
+        dims = modes.enter_context(fake_process_group(layout))
         modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         with torch.device("cpu"):
             model = DiTTTSModel(args)
@@ -142,8 +142,8 @@ def _collectives(layout: Layout) -> dict[str, float]:
 
 def collectives() -> Outcome:
     """Bytes a parameter at 64 ranks, counted at the collectives themselves."""
-    fsdp = _collectives(Layout(1, RANKS))
-    hsdp = _collectives(Layout(RANKS // SHARDS_OF_HSDP, SHARDS_OF_HSDP))
+    fsdp = _collectives(DataParallelLayout(1, RANKS))
+    hsdp = _collectives(DataParallelLayout(RANKS // SHARDS_OF_HSDP, SHARDS_OF_HSDP))
     most_replicated = 4.0 / SHARDS_OF_HSDP * 1.01
     within = all(
         found["_allgather_base_"] <= MOST_GATHERED and found["_reduce_scatter_base_"] <= MOST_REDUCED

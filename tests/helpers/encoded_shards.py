@@ -5,17 +5,17 @@ from pathlib import Path
 import torch
 
 from tests.helpers.synthetic import make_shards
-from torchtitan.models.dit_tts.conditioning.encode_features import (
+from torchtitan.models.dit_tts.text.encode_features import (
     feature_kind,
     make_text_features,
 )
-from torchtitan.models.dit_tts.conditioning.subword_tokenizer import (
+from torchtitan.models.dit_tts.text.hf_tokenizer import (
     load_subword_tokenizer,
 )
-from torchtitan.models.dit_tts.conditioning.text_encoder import load_text_encoder
-from torchtitan.models.dit_tts.conditioning.text_features import open_text_features
-from torchtitan.models.dit_tts.data.archive import open_dataset
-from torchtitan.models.dit_tts.job_config import Encoder
+from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
+from torchtitan.models.dit_tts.text.feature_builder import open_text_features
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.config.job_config import Encoder
 
 SHARDS, SAMPLES, CHANNELS = 3, 30, 8
 
@@ -29,7 +29,7 @@ class Made:
 
     def __init__(self, folder: Path, model: Path, **encoder):
         encoder = {"dtype": "float32"} | encoder
-        self.encoder = Encoder(model=str(model), frozen=True, cache=True, **encoder)
+        self.encoder = Encoder(model=str(model), frozen=True, cache_features=True, **encoder)
         self.dataset = open_dataset(str(folder), CHANNELS)
         self.tokenizer = load_subword_tokenizer(str(model))
         self.module = load_text_encoder(self.encoder, "cpu")

@@ -31,8 +31,8 @@ _IMPORTED = [
         "prepare.command",
         "prepare.pipeline",
         "codec.mel_dct",
-        "planning.after_run",
-        "benchmarking.loader",
+        "plan.compare",
+        "benchmark.loader",
     )
 ]
 _IMPORTED += ["torch.distributed.checkpoint", "torch._inductor.compile_fx", "titan_tts"]

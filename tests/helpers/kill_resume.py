@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from tests.helpers import runs
 from tests.helpers.http_server import FolderServer
 from tests.helpers.synthetic import flip_bits, make_shards
-from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 STEPS = 14
 
@@ -92,10 +92,10 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
             "--data.duration_alpha=0.5",
             "--data.conditioning=speaker,duration",
             "--encoder.model=chars",
-            "--data.overlong=crop",
+            "--data.on_too_long=crop",
             "--data.max_frames=96",
             "--data.on_error=skip",
-            "--data.max_skipped_share=0.5",
+            "--data.max_corrupt_fraction=0.5",
             "--data.cache_folder",
             str(folder / "cache"),
         ]

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.conditioning.tokenizer import byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.data.build import build_dataloader
-from torchtitan.models.dit_tts.job_config import Data, Encoder
+from torchtitan.models.dit_tts.config.job_config import Data, Encoder
 
 CHANNELS = 8
-SKIP = {"on_error": "skip", "max_skipped_share": 0.1}
+SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
 
 
 def config(folder, *, local=8, total=-1, **changes):

@@ -4,11 +4,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.config import load_config
-from torchtitan.models.dit_tts.planning.constants import guesses
-from torchtitan.models.dit_tts.planning.devices import cluster_of, find_device
-from torchtitan.models.dit_tts.planning.forecast import Forecaster
-from torchtitan.models.dit_tts.planning.operations import OperationRecorder
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.plan.constants import guesses
+from torchtitan.models.dit_tts.plan.devices import cluster_of, find_device
+from torchtitan.models.dit_tts.plan.forecast import Forecaster
+from torchtitan.models.dit_tts.plan.operations import OperationRecorder
 
 DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
 H200 = find_device("H200")

@@ -159,7 +159,7 @@ def start(
 def _start_launcher(arguments: list[str], processes: int, log: Path) -> subprocess.Popen:
     command = [sys.executable]
     if processes > 1:
-        command += ["-m", "torchtitan.models.dit_tts.launch", "--nproc_per_node", str(processes)]
+        command += ["-m", "torchtitan.models.dit_tts.torchrun", "--nproc_per_node", str(processes)]
         command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     with open(log, "wb") as output:
         return subprocess.Popen(

@@ -9,7 +9,7 @@ from tests.helpers import runs
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.conditioning import encode_features
+from torchtitan.models.dit_tts.text import encode_features
 
 SPEECH = {"each": 4, "voices": ("slt", "rms")}
 
@@ -26,7 +26,7 @@ def feature_files(output: Path) -> list[Path]:
 def arguments(output: Path, model: Path) -> list[str]:
     return [
         *runs.TINY, f"--data.path={output / 'train'}", f"--encoder.model={model}",
-        "--encoder.cache", "--data.max_text_tokens=64", "--training.steps=3", "--data.batch_multiple=2",
+        "--encoder.cache_features", "--data.max_text_tokens=64", "--training.steps=3", "--data.batch_multiple=2",
         "--training.global_batch_size=2", "--training.local_batch_size=0",
         "--data.num_buckets=1",
     ]  # fmt: skip

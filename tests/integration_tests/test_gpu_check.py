@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_check import numerics, supervisor
-from benchmarks.gpu_check.items import Row
-from benchmarks.gpu_check.models import Mode
-from benchmarks.gpu_check.settings import ROOT, Settings, Stage
-from benchmarks.gpu_check.supervisor import StageResult, Supervisor
-from benchmarks.gpu_check.table import passed, table
+from tools.gpu_check import numerics, supervisor
+from tools.gpu_check.items import Row
+from tools.gpu_check.models import Mode
+from tools.gpu_check.settings import ROOT, Settings, Stage
+from tools.gpu_check.supervisor import StageResult, Supervisor
+from tools.gpu_check.table import passed, table
 from torchtitan.models.dit_tts.model import model as model_module
 
 FAULTY = '''
 import os, signal, time
-from benchmarks.gpu_check.items import Item, NotMeasured
+from tools.gpu_check.items import Item, NotMeasured
 
 class OutOfMemoryError(RuntimeError):
     pass
@@ -243,5 +243,5 @@ def test_wheels_are_pinned_and_installed_without_network_or_dependencies(tmp_pat
     assert "pip download --no-deps --only-binary=:all:" in download and "--python-version 3.12" in download
     assert "--no-index --no-deps" in install and wanted == {w for w in install.split() if "==" in w}
     site = install.split("--target ")[1].split()[0]
-    assert check.startswith(f"{ROOT}:{site}") and check.endswith("-m benchmarks.gpu_check --tiny")
+    assert check.startswith(f"{ROOT}:{site}") and check.endswith("-m tools.gpu_check --tiny")
     assert not Path(site).exists()

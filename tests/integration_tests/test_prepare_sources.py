@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import kill_prepare, runs
 from tests.helpers import speech_corpora as corpora
-from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
 from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
 

@@ -21,12 +21,12 @@ TRAINED = ["--encoder.no-frozen"]
 UNMOVED = [*TRAINED, "--optimizer.encoder_lr=0"]
 
 WAYS = {
-    "frozen_sharded": (2, [*FSDP, "--encoder.shard_above_gib=0"]),
+    "frozen_sharded": (2, [*FSDP, "--encoder.fsdp_min_gib=0"]),
     "frozen_whole_beside_shards": (2, FSDP),
     "trained": (1, UNMOVED),
     "trained_fsdp": (2, [*UNMOVED, *FSDP]),
-    "cached": (1, ["--encoder.cache"]),
-    "cached_fsdp": (2, ["--encoder.cache", *FSDP]),
+    "cached": (1, ["--encoder.cache_features"]),
+    "cached_fsdp": (2, ["--encoder.cache_features", *FSDP]),
 }
 
 

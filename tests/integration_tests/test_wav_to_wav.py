@@ -11,7 +11,7 @@ from tests.helpers.dac_vae_checkpoints import write_tiny_dac_vae
 from tests.helpers.forked import titan_tts
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.speech_corpora import CORPUS, speech, write_ljspeech
-from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_stored_features_train_as_the_encoder_does(parts, trained):
     weights = encoder / "model.safetensors"
     hidden = weights.rename(folder / "hidden.safetensors")
     try:
-        cached = train(folder, "cached", encoder, codec, "--encoder.cache")
+        cached = train(folder, "cached", encoder, codec, "--encoder.cache_features")
     finally:
         hidden.rename(weights)
     for step, row in trained.metrics().items():

@@ -28,7 +28,7 @@ def one_process_group():
 @pytest.fixture(scope="session")
 def _passes():
     from tests.helpers.plan_cases import RememberedPasses
-    from torchtitan.models.dit_tts.planning.activations import measure
+    from torchtitan.models.dit_tts.plan.activations import measure
 
     return RememberedPasses(measure)
 
@@ -36,7 +36,7 @@ def _passes():
 @pytest.fixture
 def remembered_passes(_passes, monkeypatch):
     """Plans measure each pass once for all tests."""
-    from torchtitan.models.dit_tts.planning import activations, profile
+    from torchtitan.models.dit_tts.plan import activations, profile
 
     for module in (activations, profile):
         monkeypatch.setattr(module, "measure", _passes)

@@ -9,16 +9,16 @@ import torch
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
-from torchtitan.models.dit_tts.planning.states import Layout, fake_ranks
+from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.run_folder import LineFile
 
 ARGS = model_flavors()["debug"]
-LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
+LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayout(2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_is_logged(tmp_path, one_process_group):
     assert first["peak_allocated_gib"] <= first["peak_memory_gib"]  # of what is reserved
     assert (first["step"], first["loss"]) == (1, 0.5)
     assert (first["grad_norm"], first["lr"], first["progress"]) == (1.25, 0.1, 0.05)
-    assert first["padding_waste"] == pytest.approx(1 - 120 / 200)
+    assert first["padding_fraction"] == pytest.approx(1 - 120 / 200)
     assert first["compiled_shapes"] == 1 and second["compiled_shapes"] == 2
     # Rates divide the same seconds, so their ratios are exact.
     assert first["audio_seconds_per_second"] / first["padded_frames_per_second"] == pytest.approx(
@@ -124,7 +124,7 @@ def test_what_is_logged(tmp_path, one_process_group):
     assert first["goodput_mfu"] / first["mfu"] == pytest.approx(sum(flops) / (2 * flops[0]))
     assert first["goodput_mfu"] < first["mfu"]
     # Nothing padded: all that was executed was useful.
-    assert second["padding_waste"] == 0 and second["goodput_mfu"] == second["mfu"] > 0
+    assert second["padding_fraction"] == 0 and second["goodput_mfu"] == second["mfu"] > 0
     assert second["seconds_per_step"] * second["samples_per_second"] == pytest.approx(12 / 3)
 
 
@@ -204,7 +204,7 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, layout):
     arguments = ["--metrics.peak_tflops=2", "--metrics.no-enable-tensorboard"]
     config = load_config(["--training.steps=20", *arguments])
-    with fake_ranks(layout) as dims:
+    with fake_process_group(layout) as dims:
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
         metrics = TTSMetricsProcessor(config, dims, ARGS)
@@ -218,7 +218,7 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
     assert row["padded_frames_per_second"] == 200 * ranks / 4
     assert row["audio_seconds_per_second"] == pytest.approx(120 / 25 * ranks / 4)
     assert row["replaced_samples"] == ranks
-    assert row["padding_waste"] == pytest.approx(80 / 200)
+    assert row["padding_fraction"] == pytest.approx(80 / 200)
     long, short = (training_flops(ARGS, Lengths(*each)) for each in ((100, 10, 8), (20, 3, 8)))
     assert row["tflops_per_device"] == pytest.approx(2 * long / 4 / 1e12)
     assert row["mfu"] == pytest.approx(2 * long / 4 / 2e12)

@@ -213,10 +213,10 @@ import json, sys
 sys.modules.update(transformers=None, safetensors=None)
 from torchtitan.models.dit_tts import get_train_spec, trainer
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference import evaluate_command, generate_command
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.prepare import command
 
 config = JobConfig()

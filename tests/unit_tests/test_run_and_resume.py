@@ -238,7 +238,7 @@ def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path, train, a
 def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, data):
     copied = shutil.copytree(data, tmp_path / "corrupt")
     flip_bits(copied / "000000.tar", [0, 3, 6, 9])  # latents of four samples
-    given = ["--data.on_error=skip", "--data.max_skipped_share=1", f"--data.path={copied}"]
+    given = ["--data.on_error=skip", "--data.max_corrupt_fraction=1", f"--data.path={copied}"]
     assert train("run", "--data.epochs=2", "--metrics.log_freq=2", *given) == 0
     folder = Folder(tmp_path / "run")
     steps = tomllib.loads((folder.path / "config.toml").read_text())["training"]["steps"]

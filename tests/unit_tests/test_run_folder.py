@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts import run_folder
-from torchtitan.models.dit_tts.config import load_config
+from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.main import failure_state
 from torchtitan.models.dit_tts.run_folder import LineFile, RunFolder, write_atomic

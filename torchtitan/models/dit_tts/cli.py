@@ -11,16 +11,16 @@ _COMMANDS = {
     "prepare": ("prepare.command", "audio and text to archives of latents"),
     "data": (
         {
-            "inspect": ("inspection.inspect_command", "what a dataset holds, from its indexes"),
+            "inspect": ("doctor.inspect_command", "what a dataset holds, from its indexes"),
             "doctor": (
-                "inspection.doctor_command",
+                "doctor.doctor_command",
                 "reads a whole dataset, says what is wrong with it and suggests batches",
             ),
         },
         "what is in a dataset of archives, and what is wrong with it",
     ),
     "export-codec": ("codec.export_command", "a DAC-VAE's weights to a safetensors file"),
-    "plan": ("planning.command", "time, memory and MFU of a run before it starts, for a named GPU"),
+    "plan": ("plan.command", "time, memory and MFU of a run before it starts, for a named GPU"),
     "generate": ("inference.generate_command", "text to speech with a trained run"),
     "evaluate": ("inference.evaluate_command", "word error rate of a run's speech, with wavs"),
 }

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Callable
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.planning.dry_run import run_dry, take_options
+from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -102,11 +102,11 @@ def train(args: list[str]) -> int:
     import torch
 
     from torchtitan.models.dit_tts import model_flavors
-    from torchtitan.models.dit_tts.benchmarking.loader import as_benchmark
-    from torchtitan.models.dit_tts.config import load_config, run_folder_path, upstream_view
-    from torchtitan.models.dit_tts.planning.after_run import ran_shapes, write_plan
+    from torchtitan.models.dit_tts.benchmark.loader import as_benchmark
+    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path, upstream_view
+    from torchtitan.models.dit_tts.plan.compare import ran_shapes, write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
-    from torchtitan.models.dit_tts.validate import (
+    from torchtitan.models.dit_tts.config.checks import (
         data_parallel_degree,
         validate_config,
         validate_machine,

@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
@@ -227,7 +227,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             / seconds,
             "padded_frames_per_second": padded / seconds,
             "tflops_per_device": executed / seconds / devices / 1e12,
-            "padding_waste": 1.0 - valid / padded,
+            "padding_fraction": 1.0 - valid / padded,
             "replaced_samples": int(replaced),
             "compiled_shapes": len(self.shapes),
             "compiles": self.compiles,
@@ -258,7 +258,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             f"{color.orange}grad_norm: {grad_norm:.4f}  "
             f"{color.turquoise}memory: {memory.max_reserved_gib:.2f}GiB  "
             f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
-            f"{color.cyan}waste: {metrics['padding_waste']:.0%}  "
+            f"{color.cyan}waste: {metrics['padding_fraction']:.0%}  "
             f"{color.magenta}{mfu}{color.reset}  ETA {eta(remaining)}"
         )
         self.last_logged_step = step

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from torchtitan.models.dit_tts.benchmarking.loader import (
+from torchtitan.models.dit_tts.benchmark.loader import (
     build_synthetic_dataloader,
     build_synthetic_tokenizer,
 )
-from torchtitan.models.dit_tts.conditioning.run_tokenizer import build_tokenizer
+from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_optimizers,
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel

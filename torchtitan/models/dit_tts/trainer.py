@@ -10,13 +10,13 @@ import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.models.dit_tts.benchmarking.loader import build_random_encoder
-from torchtitan.models.dit_tts.benchmarking.recorder import BenchmarkRecorder
-from torchtitan.models.dit_tts.conditioning.encoder_source import find_source, is_pretrained
-from torchtitan.models.dit_tts.conditioning.packing import TextRows
-from torchtitan.models.dit_tts.conditioning.run_encoder import check_mode
-from torchtitan.models.dit_tts.conditioning.run_tokenizer import origin_of_weights
-from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
+from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
+from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
+from torchtitan.models.dit_tts.text.packing import TextRows
+from torchtitan.models.dit_tts.text.encoder_record import check_mode
+from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import (
@@ -25,10 +25,10 @@ from torchtitan.models.dit_tts.infra.compile import (
     static_shapes,
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.frozen_encoder import build_frozen_encoder
+from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.infra.optimizer import same_optimizer_as_saved
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.train import Trainer
@@ -82,10 +82,10 @@ class DiTTTSTrainer(Trainer):
 
     def _build_objective(self) -> None:
         config = self.job_config
-        self.corrupt = build_objective(config).corrupt
+        self.add_noise = build_objective(config).add_noise
         if config.compile.enable and "loss" in config.compile.components:
             backend, shapes = config.compile.backend, static_shapes(config.data)
-            self.corrupt = compile_function(self.corrupt, backend, shapes)
+            self.add_noise = compile_function(self.add_noise, backend, shapes)
             self.loss_fn = compile_function(self.loss_fn, backend, shapes)
 
     def _leave_text_encoder_out_of_loading(self) -> None:
@@ -224,8 +224,8 @@ class DiTTTSTrainer(Trainer):
                 features = self.text_encoder(
                     batch["text_ids"], batch["text_mask"], batch["text_rows"]
                 )
-            noisy = self.corrupt(
-                batch["latents"], batch["batch_number"], batch["batch_row"], batch["batch_rows"]
+            noisy = self.add_noise(
+                batch["latents"], batch["global_batch"], batch["row"], batch["global_batch_size"]
             )
         with self.maybe_enable_amp:
             prediction = self.model_parts[0](

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec.dac_vae_chunks import (
+from torchtitan.models.dit_tts.codec.tiling import (
     decoder_context,
     encoder_context,
     portions,

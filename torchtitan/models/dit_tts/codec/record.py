@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtitan.models.dit_tts.codec import Codec, codec_kind
-from torchtitan.models.dit_tts.data.sources import is_remote, local_path
+from torchtitan.models.dit_tts.data.storage import is_remote, local_path
 from torchtitan.models.dit_tts.errors import InputError
 
 RECORD_NAME = "prepare.json"

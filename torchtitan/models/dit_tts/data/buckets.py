@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from torchtitan.models.dit_tts.errors import InputError
 
 MAX_BUCKETS = 8
 # Lengths are rounded up to it: tensor cores and attention kernels want multiples of 8.
@@ -74,7 +74,7 @@ def select_samples(
     *,
     max_frames: int,
     max_text_tokens: int,
-    overlong: str,
+    on_too_long: str,
     sample_name: Callable[[int], str] = str,
 ) -> Selection:
     """Crop, leave out or refuse the samples that do not fit.
@@ -82,15 +82,15 @@ def select_samples(
     Args:
         frames: (n,) over the dataset.
         text_tokens: (n,) most tokens that each text can have.
-        overlong: "crop", "drop" or "error"; too much text is dropped under "crop".
+        on_too_long: "crop", "drop" or "error"; too much text is dropped under "crop".
         sample_name: sample number -> its id, for the message.
     """
-    if overlong not in ("crop", "drop", "error"):
+    if on_too_long not in ("crop", "drop", "error"):
         raise InputError(
-            f"data.overlong is '{overlong}'; it must be 'crop', 'drop' or 'error'."
+            f"data.on_too_long is '{on_too_long}'; it must be 'crop', 'drop' or 'error'."
         )
     too_long = frames > max_frames
-    fits_frames = ~too_long if overlong != "crop" else np.ones(len(frames), bool)
+    fits_frames = ~too_long if on_too_long != "crop" else np.ones(len(frames), bool)
     fits_text = text_tokens <= max_text_tokens
     fits = fits_frames & fits_text
     selection = Selection(
@@ -100,13 +100,13 @@ def select_samples(
         cropped=int((fits & too_long).sum()),
         too_much_text=int((fits_frames & ~fits_text).sum()),
     )
-    if overlong == "error" and not fits.all():
+    if on_too_long == "error" and not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         raise InputError(
             f"{selection.too_long} samples have more than data.max_frames = {max_frames} frames "
             f"and {selection.too_much_text} more than data.max_text_tokens = {max_text_tokens} "
             f"text tokens, the first is '{sample_name(first)}' with {int(frames[first])} frames "
-            f"and up to {int(text_tokens[first])} tokens; raise the limits or set data.overlong "
+            f"and up to {int(text_tokens[first])} tokens; raise the limits or set data.on_too_long "
             "to 'drop' or 'crop'."
         )
     if not fits.any():

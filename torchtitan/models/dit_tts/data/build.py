@@ -8,21 +8,21 @@ import torch
 
 from torchtitan.tools.logging import logger
 
-from ..errors import InputError
-from .archive import Dataset, open_dataset
-from .balance import check_balance, draws_per_epoch
-from .buckets import (
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.sampling_weights import check_balance, draws_per_epoch
+from torchtitan.models.dit_tts.data.buckets import (
     BatchPolicy,
     Selection,
     check_policy_settings,
     make_batch_policy,
     select_samples,
 )
-from .dataloader import LatentDataLoader, Tokenizer
-from .features import Features
-from .order import GlobalOrder
-from .skipping import DamageCounter
-from .sources import plain_name
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader, Tokenizer
+from torchtitan.models.dit_tts.data.features import Features
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.storage import plain_name
 
 # Share of samples over the limits from which leaving them out is worth a warning.
 MANY_DROPPED = 0.01
@@ -51,13 +51,13 @@ def build_dataloader(
     if features is not None:
         text_tokens = features.tokens + tokenizer.n_conditions
     else:
-        text_tokens = tokenizer.most_tokens(dataset, (dp_rank, dp_world_size))
+        text_tokens = tokenizer.max_tokens(dataset, (dp_rank, dp_world_size))
     selection = select_samples(
         dataset.frames,
         text_tokens,
         max_frames=data.max_frames,
         max_text_tokens=data.max_text_tokens,
-        overlong=data.overlong,
+        on_too_long=data.on_too_long,
         sample_name=dataset.sample_id,
     )
     samples = selection.samples
@@ -72,7 +72,7 @@ def build_dataloader(
     )
     bucket = policy.bucket_of(selection.frames)
     inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
-    order = GlobalOrder(
+    order = GlobalBatchSampler(
         [samples[rows] for rows in inside],
         policy.batch_sizes,
         data.seed,
@@ -91,7 +91,7 @@ def build_dataloader(
         order,
         policy,
         tokenizer,
-        DamageCounter(data.on_error, data.max_skipped_share),
+        CorruptSampleCounter(data.on_error, data.max_corrupt_fraction),
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps,
@@ -109,7 +109,7 @@ def build_dataloader(
             logger.warning(
                 f"data: {dropped:.1%} of the samples are over [data] max_frames {data.max_frames} or "
                 f"max_text_tokens {data.max_text_tokens} and are left out; raise the limits, or set "
-                f"overlong = 'error' to make sure that none is"
+                f"on_too_long = 'error' to make sure that none is"
             )
     return loader
 
@@ -120,7 +120,7 @@ def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
         data.path,
         data.latent_channels,
         on_error=data.on_error,
-        max_skipped_share=data.max_skipped_share,
+        max_corrupt_fraction=data.max_corrupt_fraction,
         cache_folder=data.cache_folder,
         cache_bytes=int(data.cache_gib * 2**30),
         part=part,
@@ -155,7 +155,7 @@ def batch_policy(
 def check_settings(data, global_batch_size: int) -> None:
     """Raises InputError at a setting of ``[data]`` that is wrong whatever the data are, before
     minutes go into opening them."""
-    DamageCounter(data.on_error, data.max_skipped_share)
+    CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
     check_balance(
         data.weights,
         1 if isinstance(data.path, str) else len(data.path),

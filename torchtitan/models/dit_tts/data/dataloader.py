@@ -19,14 +19,14 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from ..errors import InputError
-from .archive import DamagedSample, Dataset
-from .batch_memory import BatchMemory
-from .buckets import BatchPolicy
-from .features import Features
-from .made_ahead import MicroBatchIterator
-from .order import ORDER_VERSION, GlobalBatch, GlobalOrder
-from .skipping import DamageCounter
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy
+from torchtitan.models.dit_tts.data.features import Features
+from torchtitan.models.dit_tts.data.prefetch import MicroBatchIterator
+from torchtitan.models.dit_tts.data.batch_sampler import ORDER_VERSION, GlobalBatch, GlobalBatchSampler
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
 
@@ -36,9 +36,9 @@ _SET_BY = {
     "seed": "data.seed",
     "order_version": "the version of this program",
     "bucket_frames": "data.bucket_frames or data.num_buckets, or what limits the samples "
-    "(data.max_frames, data.max_text_tokens, data.overlong, data.weights)",
+    "(data.max_frames, data.max_text_tokens, data.on_too_long, data.weights)",
     "batch_sizes": "training.global_batch_size or data.batch_multiple",
-    "samples": "data.max_frames, data.max_text_tokens, data.overlong, data.weights or the balancing "
+    "samples": "data.max_frames, data.max_text_tokens, data.on_too_long, data.weights or the balancing "
     "of [data]",
 }
 # A bucket in which so many samples in a row are damaged is not worth going on with.
@@ -52,11 +52,11 @@ class Tokenizer(Protocol):
     n_conditions: int
     """conditioning tokens before the text's; asked for with features only"""
 
-    def most_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
+    def max_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
         """(n,) int32: most ids of each sample's row; ``part`` as in ``open_dataset``."""
         ...
 
-    def dropped(self, seed: int, batch_number: int, rows: np.ndarray) -> np.ndarray:
+    def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
         """(B, conditions) bool: the conditioning tokens that these rows of a batch go without."""
         ...
 
@@ -104,9 +104,9 @@ class LatentDataLoader(BaseDataLoader):
     speaker_mask      (B, R) bool         True at valid frames
     frames            (B,) int64          valid latent frames
     sample_id         list of B str       ``shard:key``
-    batch_number      () int64            number of the global batch, from 0
-    batch_row         (B,) int64          row in the global batch
-    batch_rows        () int64            G, samples of the global batch
+    global_batch      () int64            number of the global batch, from 0
+    row         (B,) int64          row in the global batch
+    global_batch_size        () int64            G, samples of the global batch
     replaced          int                 damaged samples that another one stands for
     ================  ==================  =====================================================
 
@@ -125,10 +125,10 @@ class LatentDataLoader(BaseDataLoader):
     def __init__(
         self,
         dataset: Dataset,
-        order: GlobalOrder,
+        order: GlobalBatchSampler,
         policy: BatchPolicy,
         tokenizer: Tokenizer,
-        damage: DamageCounter,
+        damage: CorruptSampleCounter,
         *,
         dp_rank: int,
         dp_world_size: int,
@@ -167,13 +167,13 @@ class LatentDataLoader(BaseDataLoader):
             size // blocks * max(T, R)
             for size, (T, _, R) in zip(policy.batch_sizes, policy.shapes, strict=True)
         )
-        self._memory = BatchMemory(largest * dataset.latent_channels)
+        self._memory = BufferPool(largest * dataset.latent_channels)
         if features is not None:
             largest = max(
                 size // blocks * L
                 for size, (_, L, _) in zip(policy.batch_sizes, policy.shapes, strict=True)
             )
-            self._features_memory = BatchMemory(largest * features.width, features.torch_dtype)
+            self._features_memory = BufferPool(largest * features.width, features.torch_dtype)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._closed = False
         self._order_lock = threading.Lock()
@@ -238,8 +238,8 @@ class LatentDataLoader(BaseDataLoader):
         latents_rows, speaker_rows = latents.numpy(), speaker.numpy()
         features, features_rows = self._empty_features(rows, L)
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
-        batch_rows = np.arange(first, first + rows, dtype=np.int64)
-        drop = self.tokenizer.dropped(self.order.seed, number, batch_rows)
+        global_rows = np.arange(first, first + rows, dtype=np.int64)
+        drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
         fetched = self.dataset.fetch(samples)
         lengths, used = [], []
         for row, sample in enumerate(samples.tolist()):
@@ -250,7 +250,7 @@ class LatentDataLoader(BaseDataLoader):
             )
             try:
                 lengths.append(self._load_row(sample, fetched, into))
-            except DamagedSample as error:
+            except CorruptSampleError as error:
                 sample, row_lengths = self._replace(batch, first + row, sample, error, into)
                 lengths.append(row_lengths)
             used.append(sample)
@@ -264,9 +264,9 @@ class LatentDataLoader(BaseDataLoader):
             "text_mask": np.arange(L) < tokens[:, None],
             "speaker_mask": np.arange(R) < speaker_frames[:, None],
             "frames": frames,
-            "batch_number": np.array(number, np.int64),
-            "batch_row": batch_rows,
-            "batch_rows": np.array(len(batch.samples), np.int64),
+            "global_batch": np.array(number, np.int64),
+            "row": global_rows,
+            "global_batch_size": np.array(len(batch.samples), np.int64),
         }
         input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
         input_dict |= {
@@ -283,15 +283,15 @@ class LatentDataLoader(BaseDataLoader):
     def _replace(
         self,
         batch: GlobalBatch,
-        batch_row: int,
+        row: int,
         sample: int,
-        error: DamagedSample,
+        error: CorruptSampleError,
         into: Row,
     ) -> tuple[int, tuple[int, int, int]]:
         """Fill a row with what stands for a damaged sample; see ``_load_row``.
 
         Args:
-            batch_row: row in the global batch.
+            row: row in the global batch.
             error: what is wrong with ``sample``.
 
         Returns:
@@ -301,10 +301,10 @@ class LatentDataLoader(BaseDataLoader):
             if self.damage.on_error == "raise":
                 raise error
             self.damage.count(self.dataset, sample, error)
-            sample = self.order.replacement(batch, batch_row, attempt)
+            sample = self.order.replacement(batch, row, attempt)
             try:
                 return sample, self._load_row(sample, self.dataset.fetch([sample]), into)
-            except DamagedSample as next_error:
+            except CorruptSampleError as next_error:
                 error = next_error
         raise InputError(
             f"{_MOST_REPLACEMENTS} samples in a row are damaged in the bucket of "
@@ -328,7 +328,7 @@ class LatentDataLoader(BaseDataLoader):
         latents, speaker, text_ids, features, drop = into
         try:
             loaded = self.dataset.load(sample, latents, speaker, fetched.get(sample))
-        except DamagedSample:
+        except CorruptSampleError:
             if sample not in fetched:
                 raise
             # What the cache or the way here made of it, perhaps: once more, from its origin.

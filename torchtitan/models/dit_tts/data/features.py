@@ -25,7 +25,7 @@ class Features(Protocol):
         """Fill the first rows of out (L, h), which gets their bits, and return their number.
 
         Raises:
-            DamagedSample: what is stored is not what was written.
+            CorruptSampleError: what is stored is not what was written.
             InputError: there are more than L.
         """
         ...

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import xxhash
 
-from ..errors import InputError
-from .members import LABELS, Problem, ShardContents, read_shard
-from .shard_writer import atomic_file
-from .range_cache import Extent, RangeReader
-from .sources import (
-    Source,
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.shard import LABELS, Problem, ShardContents, read_shard
+from torchtitan.models.dit_tts.data.shard_writer import atomic_file
+from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
+from torchtitan.models.dit_tts.data.storage import (
+    ShardFile,
     is_remote,
     open_source,
     plain_name,
@@ -70,7 +70,7 @@ class ShardIndex:
 
     Attributes:
         channels: width C of every array in the tar; 0 where no sample is sound.
-        tar_bytes, tar_version: size of the tar it was made from, and its ``Source.version``.
+        tar_bytes, tar_version: size of the tar it was made from, and its ``ShardFile.version``.
         columns: name -> array of one row a sample, as in ``COLUMNS``.
         keys: utf-8 of all keys, joined.
         labels: for each of ``LABELS``, its values in order of first appearance.
@@ -155,7 +155,7 @@ def load_index(tar_path: str) -> ShardIndex:
         source.close()
 
 
-def build_index(source: Source) -> ShardIndex:
+def build_index(source: ShardFile) -> ShardIndex:
     """Read the whole tar once, from its start to its end.
 
     Raises:
@@ -172,7 +172,7 @@ def build_index(source: Source) -> ShardIndex:
     return _index_of(contents, source)
 
 
-def _index_of(contents: ShardContents, source: Source) -> ShardIndex:
+def _index_of(contents: ShardContents, source: ShardFile) -> ShardIndex:
     samples = contents.samples
     keys = [sample.key.encode("utf-8") for sample in samples]
     tables: dict[str, dict[str, int]] = {name: {} for name in LABELS}
@@ -238,7 +238,7 @@ def _read_local(path: str) -> ShardIndex | None:
         return None
 
 
-def _remote_sidecar(source: Source) -> ShardIndex | None:
+def _remote_sidecar(source: ShardFile) -> ShardIndex | None:
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
@@ -253,7 +253,7 @@ def _remote_sidecar(source: Source) -> ShardIndex | None:
     return replace(index, tar_version=source.version)
 
 
-def _is_of(index: ShardIndex, source: Source) -> bool:
+def _is_of(index: ShardIndex, source: ShardFile) -> bool:
     """Whether the last sample's JSON is where and what the index says."""
     if not len(index):
         return False

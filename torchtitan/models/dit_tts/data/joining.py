@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .index import ShardIndex
-from .sources import plain_name
+from torchtitan.models.dit_tts.data.index import ShardIndex
+from torchtitan.models.dit_tts.data.storage import plain_name
 
 
 def damaged_samples(indexes: Sequence[ShardIndex]) -> int:

@@ -8,10 +8,10 @@ The processes of a machine may share the cache folder; see ``disk_cache``.
 
 from collections.abc import Sequence
 
-from . import remote
-from .disk_cache import DiskCache
-from .remote import Extent
-from .remote_errors import changed
+from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data.remote_cache import DiskCache
+from torchtitan.models.dit_tts.data.remote import Extent
+from torchtitan.models.dit_tts.data.remote_errors import changed
 
 __all__ = ["Extent", "RangeReader"]
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
-from ..errors import InputError
-from .remote_errors import changed, explain, failed, ignores_ranges, one_line, shown, status_of
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.remote_errors import changed, explain, failed, ignores_ranges, one_line, shown, status_of
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit, urlunsplit
 
-from ..errors import InputError
+from torchtitan.models.dit_tts.errors import InputError
 
 
 def shown(url: str) -> str:

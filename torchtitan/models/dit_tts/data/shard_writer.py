@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from ..errors import InputError
+from torchtitan.models.dit_tts.errors import InputError
 
 LATENTS_SUFFIX = "npy"
 REFERENCE_SUFFIX = "ref.npy"

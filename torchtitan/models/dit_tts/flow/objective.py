@@ -9,8 +9,8 @@ from typing import Any, Callable
 
 import torch
 
-from torchtitan.models.dit_tts.job_config import JobConfig
-from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys, uniform
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys, uniform
 
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT = range(4)
 
@@ -48,36 +48,36 @@ class FlowMatching:
     seed: int = 0
 
     def sample_times(
-        self, batch_number: torch.Tensor, batch_row: torch.Tensor, batch_rows: int | torch.Tensor
+        self, global_batch: torch.Tensor, row: torch.Tensor, global_batch_size: int | torch.Tensor
     ) -> torch.Tensor:
         """Times (B,) float32. Row j of a global batch of n takes its time from the j-th of n equal
         strata of the distribution, so each global batch covers it evenly."""
-        keys = stream_keys(self.seed, batch_number, batch_row, _TIME)
-        u = (batch_row + uniform(keys)) / batch_rows
+        keys = stream_keys(self.seed, global_batch, row, _TIME)
+        u = (row + uniform(keys)) / global_batch_size
         if self.time_distribution == "logit_normal":
             u = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(u))
         return u.float()
 
-    def corrupt(
+    def add_noise(
         self,
         latents: torch.Tensor,
-        batch_number: torch.Tensor,
-        batch_row: torch.Tensor,
-        batch_rows: int | torch.Tensor,
+        global_batch: torch.Tensor,
+        row: torch.Tensor,
+        global_batch_size: int | torch.Tensor,
     ) -> NoisyBatch:
         """Draws the training problem of a micro-batch.
 
         Args:
             latents: (B, T, C) float32 clean latents, zero at padding.
-            batch_number: scalar int64, the global batch's number in the stream.
-            batch_row: (B,) int64, rows in the global batch.
-            batch_rows: rows of the global batch.
+            global_batch: scalar int64, the global batch's number in the stream.
+            row: (B,) int64, rows in the global batch.
+            global_batch_size: rows of the global batch.
         """
 
         def keys(stream: int) -> torch.Tensor:
-            return stream_keys(self.seed, batch_number, batch_row, stream)
+            return stream_keys(self.seed, global_batch, row, stream)
 
-        t = self.sample_times(batch_number, batch_row, batch_rows)
+        t = self.sample_times(global_batch, row, global_batch_size)
         noise = normal(keys(_NOISE), tuple(latents.shape[1:]))
         t_ = t[:, None, None]
         noisy = (1.0 - t_) * latents + t_ * noise

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtitan.models.dit_tts.data.archive import Dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 
 _RIDGE = 1.0
@@ -23,7 +23,7 @@ def _features(text: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class DurationFit:
+class LinearDurationModel:
     """Fitted weights (257,) and the speaking rate of each speaker, 1 for an unknown one."""
 
     weights: np.ndarray
@@ -35,7 +35,7 @@ class DurationFit:
         return max(1, round(float(_features(text) @ self.weights) * scale))
 
 
-def fit_durations(dataset: Dataset) -> DurationFit:
+def fit_durations(dataset: Dataset) -> LinearDurationModel:
     """Fits on the archives' texts and lengths (an even selection where there are very many).
 
     Raises:
@@ -57,4 +57,4 @@ def fit_durations(dataset: Dataset) -> DurationFit:
         for speaker in np.unique(speakers)
         if speaker
     }
-    return DurationFit(weights, scale)
+    return LinearDurationModel(weights, scale)

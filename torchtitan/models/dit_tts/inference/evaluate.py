@@ -7,11 +7,11 @@ from typing import Any, Callable, Iterable
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer, with_duration
-from torchtitan.models.dit_tts.conditioning.vocabulary import named
-from torchtitan.models.dit_tts.data.archive import Dataset
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+from torchtitan.models.dit_tts.text.vocabulary import named
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.duration import DurationFit
+from torchtitan.models.dit_tts.inference.duration import LinearDurationModel
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_errors
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
@@ -108,7 +108,7 @@ def speak(
     model: DiTTTSModel,
     codec: Codec,
     items: list[HeldOut],
-    durations: DurationFit,
+    durations: LinearDurationModel,
     guidance: Guidance,
     steps: int,
     seed: int,

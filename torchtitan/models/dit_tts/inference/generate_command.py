@@ -11,9 +11,9 @@ import torch
 
 from torchtitan.models.dit_tts.codec import Codec, build_codec
 from torchtitan.models.dit_tts.codec.record import check_codec
-from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer, with_duration
-from torchtitan.models.dit_tts.conditioning.vocabulary import named
-from torchtitan.models.dit_tts.data.archive import Dataset
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+from torchtitan.models.dit_tts.text.vocabulary import named
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.guidance import Guidance

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.conditioning.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.randomness import normal, stream_keys
+from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
 from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
 

@@ -15,20 +15,20 @@ from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 
 def build_agreed_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
 ) -> LatentDataLoader:
-    """`build_dataloader`, with text features where [encoder] cache asks for them, and then the same
+    """`build_dataloader`, with text features where [encoder] cache_features asks for them, and then the same
     on every rank.
 
     Raises:
         InputError: on every rank, where two ranks have other data, tokens or numbers of steps.
     """
     find_features = None
-    if job_config.encoder.cache:
+    if job_config.encoder.cache_features:
         find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
     loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config, find_features)
     parts = json.loads(loader.state_dict()["order_fingerprint"])
@@ -36,11 +36,11 @@ def build_agreed_dataloader(
     parts["steps"] = job_config.training.steps
     if loader.features is not None:
         parts["text_features"] = loader.features.encoder_fingerprint
-    require_agreement(parts)
+    assert_equal_across_ranks(parts)
     return loader
 
 
-def require_agreement(parts: dict[str, Any]) -> None:
+def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
     """Raises InputError on every rank where `parts` (JSON values) are not the same on all ranks."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

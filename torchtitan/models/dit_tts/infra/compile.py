@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from torchtitan.models.dit_tts.job_config import Data
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.tools.logging import logger
 

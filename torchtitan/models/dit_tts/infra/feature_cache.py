@@ -13,18 +13,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchtitan.models.dit_tts.conditioning.encode_features import (
+from torchtitan.models.dit_tts.text.encode_features import (
     feature_kind,
     longest_text,
     make_text_features,
 )
-from torchtitan.models.dit_tts.conditioning.encoder_source import EncoderSource, find_source
-from torchtitan.models.dit_tts.conditioning.feature_file import FeatureKind
-from torchtitan.models.dit_tts.conditioning.text_encoder import (
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
+from torchtitan.models.dit_tts.text.feature_store import FeatureKind
+from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.conditioning.text_features import (
+from torchtitan.models.dit_tts.text.feature_builder import (
     SETTLE_SECONDS,
     TextFeatures,
     find_feature_files,
@@ -32,16 +32,16 @@ from torchtitan.models.dit_tts.conditioning.text_features import (
     open_text_features,
     say_missing,
 )
-from torchtitan.models.dit_tts.data.archive import Dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.frozen_encoder import fetch_together
-from torchtitan.models.dit_tts.infra.together import patient_group, together
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.text_encoder import fetch_together
+from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module, device_type
 
 if TYPE_CHECKING:  # runs with the learned encoder need no tokenizers
-    from torchtitan.models.dit_tts.conditioning.subword_tokenizer import SubwordTokenizer
+    from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 
 
 def ready_text_features(
@@ -58,13 +58,13 @@ def ready_text_features(
     source = find_source(encoder.model, folder=Path(job_config.job.dump_folder))
     with patient_group() as group:
         # One rank reads the weights' files for the fingerprint, which can be many gigabytes.
-        [kind, *_] = together(
+        [kind, *_] = run_on_all_ranks(
             lambda rank: feature_kind(encoder, tokenizer, source) if rank == 0 else None,
             "find the text encoder",
             group,
         )
         maker = _Maker(dataset, tokenizer, job_config, source, kind)
-        missing = together(lambda rank: maker.look(), "look for text features", group)
+        missing = run_on_all_ranks(lambda rank: maker.look(), "look for text features", group)
         if any(missing):
             _make_all(maker, missing, group)
             maker.let_go()
@@ -75,8 +75,8 @@ def ready_text_features(
             f"{source.width} wide, and the stored ones are {features.width}; restore the config.json "
             f"of the encoder that made them"
         )
-    most_tokens = job_config.data.max_text_tokens
-    _check_all_encoded(dataset, features.tokens, longest_text(source), most_tokens)
+    max_tokens = job_config.data.max_text_tokens
+    _check_all_encoded(dataset, features.tokens, longest_text(source), max_tokens)
     return features
 
 
@@ -99,7 +99,7 @@ class _Maker:
         dataset: Dataset,
         tokenizer: "SubwordTokenizer",
         job_config: JobConfig,
-        source: EncoderSource,
+        source: HFEncoderSpec,
         kind: FeatureKind,
     ):
         self.dataset = dataset
@@ -157,16 +157,16 @@ def _make_all(
             raise InputError(f"{lacking}, and cannot be made here: {error}") from error
         maker.kind = replace(maker.kind, encoder_fingerprint=fingerprint)
         # Now that the encoder is known, files of another state of it are found to be wrong.
-        missing = together(lambda rank: maker.look(), "look for text features", group)
+        missing = run_on_all_ranks(lambda rank: maker.look(), "look for text features", group)
     while any(missing):
         shares = share_out(missing)
         logger.info(
             f"text features: {model} encodes the texts of {sum(map(len, shares))} of "
             f"{len(maker.dataset.tar_paths)} shards"
         )
-        together(lambda rank: maker.make(shares[rank], rank == 0), "make text features", group)
+        run_on_all_ranks(lambda rank: maker.make(shares[rank], rank == 0), "make text features", group)
         # Where each machine has its own disk, what others made is still to be made here.
-        missing = together(
+        missing = run_on_all_ranks(
             lambda rank: maker.look_again(shares[rank]), "look for text features", group
         )
 
@@ -180,5 +180,5 @@ def _check_all_encoded(
         raise InputError(
             f"[data] max_text_tokens = {max_text_tokens}, but texts of more than {longest} tokens have "
             f"no stored features, as sample '{dataset.sample_id(int(left_out[0]))}'; lower it to "
-            f"{longest}, or set [encoder] cache = false"
+            f"{longest}, or set [encoder] cache_features = false"
         )

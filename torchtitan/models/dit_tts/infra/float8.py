@@ -15,8 +15,8 @@ from torch import nn
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.products import block_products
-from torchtitan.models.dit_tts.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.protocols.model_converter import ModelConverter, register_model_converter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import has_cuda_capability
@@ -51,7 +51,7 @@ class Float8Converter(ModelConverter):
         from torchao.float8 import convert_to_float8_training
 
         skipped = self.options.filter_fqns
-        large = block_products(model)
+        large = matmul_weights(model)
         products = {
             name: module
             for name, module in model.named_modules()

@@ -20,12 +20,12 @@ from torchtitan.components.lr_scheduler import LRSchedulersContainer, build_lr_s
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.adamw_states import BFloat16AdamW, build_8bit_adamw
+from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
 from torchtitan.models.dit_tts.infra.muon import Muon
-from torchtitan.models.dit_tts.infra.products import block_products
-from torchtitan.models.dit_tts.job_config import Optimizer as OptimizerConfig
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
+from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -139,7 +139,7 @@ def build_tts_optimizers(
     slow = set(encoder.parameters()) if isinstance(encoder, PretrainedTextEncoder) else set()
     optimizers: list[Optimizer] = []
     if config.name == "Muon":
-        fused = {linear.weight: parts for linear, parts in block_products(model).items()}
+        fused = {linear.weight: parts for linear, parts in matmul_weights(model).items()}
         parameters = [parameter for parameter in parameters if parameter not in fused]
         lr = config.muon_lr or config.lr
         optimizers.append(Muon(fused, lr=lr, weight_decay=config.weight_decay, fused=fused))

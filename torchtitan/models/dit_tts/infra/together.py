@@ -30,7 +30,7 @@ def patient_group() -> Iterator[dist.ProcessGroup | None]:
         dist.destroy_process_group(group)
 
 
-def together(
+def run_on_all_ranks(
     action: Callable[[int], Result], what: str, group: dist.ProcessGroup | None = None
 ) -> list[Result]:
     """What `action(rank)` returns on each rank. Where it raises on one, no other waits for ever.

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from torchtitan.config import JobConfig
-from torchtitan.models.dit_tts.conditioning.vocabulary import BYTE_VOCAB_SIZE, LEARNED_UNITS
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE, LEARNED_UNITS
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.protocols.model import BaseModelArgs
 
@@ -142,7 +142,7 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     def _take_pretrained(self, job_config: JobConfig, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
-        from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
+        from torchtitan.models.dit_tts.text.hf_encoder import find_source
 
         encoder, folder = job_config.encoder, job_config.job.dump_folder
         source = find_source(encoder.model, download=download, folder=Path(folder))
@@ -161,7 +161,7 @@ class DiTTTSModelArgs(BaseModelArgs):
             not resumes or not checkpoint.enable or checkpoint.create_seed_checkpoint
         )
         self.text_encoder_sizes = None
-        if not encoder.cache:
+        if not encoder.cache_features:
             self.text_encoder_sizes = TextEncoderSizes(
                 *source.matmul_sizes(), trained=not encoder.frozen
             )

@@ -50,7 +50,7 @@ def attend(
     return out.transpose(1, 2)
 
 
-class MaskedKeys(NamedTuple):
+class SdpaKeys(NamedTuple):
     """Backend "sdpa"."""
 
     mask: torch.Tensor
@@ -85,7 +85,7 @@ class Packing(NamedTuple):
         return _Unpack.apply(self.place, self.valid, rows)
 
 
-class PackedKeys(NamedTuple):
+class VarlenKeys(NamedTuple):
     """Backend "varlen"."""
 
     frames: Packing
@@ -167,7 +167,7 @@ def packed_attention(
     return attend(q[None], k[None], v[None], same[None, None])[0]
 
 
-class BlockSparseKeys(NamedTuple):
+class FlexKeys(NamedTuple):
     """Backend "flex"."""
 
     blocks: BlockMask
@@ -184,7 +184,7 @@ class BlockSparseKeys(NamedTuple):
         return out.transpose(1, 2)
 
 
-JointKeys = MaskedKeys | PackedKeys | BlockSparseKeys
+JointKeys = SdpaKeys | VarlenKeys | FlexKeys
 """What a block needs to know of the batch's keys; `attend(q, keys, values)` is the attention, from
 q (B, T, H, K) and the streams' keys and values to (B, T, H, K)."""
 
@@ -243,10 +243,10 @@ def prepare_keys(
     """
     backend = choose_backend(backend, valid.device, dtype)
     if backend == "varlen":
-        return PackedKeys(frames=_packing(valid[:, :frames]), keys=_packing(valid))
+        return VarlenKeys(frames=_packing(valid[:, :frames]), keys=_packing(valid))
     if backend == "flex":
-        return BlockSparseKeys(_block_mask(valid, frames), valid)
+        return FlexKeys(_block_mask(valid, frames), valid)
     if backend != "sdpa":
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
     mask = torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, float("-inf"))
-    return MaskedKeys(mask[:, None, None])
+    return SdpaKeys(mask[:, None, None])

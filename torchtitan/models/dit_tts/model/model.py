@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.model.layers import (
 from torchtitan.protocols.model import ModelProtocol
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.conditioning.packing import TextRows
+    from torchtitan.models.dit_tts.text.packing import TextRows
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _text_encoder(args: DiTTTSModelArgs) -> nn.Module | None:
     if not args.text_encoder:
         return None
     # transformers is needed for such an encoder only.
-    from torchtitan.models.dit_tts.conditioning.encoder_source import find_source
-    from torchtitan.models.dit_tts.conditioning.text_encoder import PretrainedTextEncoder
+    from torchtitan.models.dit_tts.text.hf_encoder import find_source
+    from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
     folder = Path(args.text_encoder_folder) if args.text_encoder_folder else None
     return PretrainedTextEncoder(find_source(args.text_encoder, download=False, folder=folder))

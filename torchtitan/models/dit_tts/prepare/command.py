@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchtitan.models.dit_tts.codec import KNOWN_CODECS
-from torchtitan.models.dit_tts.job_config import Encoder
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.prepare.formats import FORMATS
 from torchtitan.models.dit_tts.prepare.settings import (
     AudioSettings,
@@ -103,7 +103,7 @@ _positive.__name__ = "number of processes"  # argparse says it in its message
 
 
 def run(options: argparse.Namespace) -> int:
-    from torchtitan.models.dit_tts.prepare.items import ItemRules
+    from torchtitan.models.dit_tts.prepare.recordings import ItemRules
     from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
     from torchtitan.models.dit_tts.prepare.report import lines
 

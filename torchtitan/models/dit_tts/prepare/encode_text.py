@@ -6,32 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.conditioning.encode_features import (
+from torchtitan.models.dit_tts.text.encode_features import (
     feature_kind,
     longest_text,
     make_text_features,
 )
-from torchtitan.models.dit_tts.conditioning.encoder_source import find_source, is_pretrained
-from torchtitan.models.dit_tts.conditioning.feature_file import FeatureKind
-from torchtitan.models.dit_tts.conditioning.subword_tokenizer import (
+from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
+from torchtitan.models.dit_tts.text.feature_store import FeatureKind
+from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,
 )
-from torchtitan.models.dit_tts.conditioning.text_encoder import (
+from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.conditioning.text_features import (
+from torchtitan.models.dit_tts.text.feature_builder import (
     SETTLE_SECONDS,
     find_feature_files,
     missing_shards,
     say_missing,
 )
-from torchtitan.models.dit_tts.data.archive import open_dataset
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.job_config import Encoder
-from torchtitan.models.dit_tts.prepare.engine import codec_devices, open_engine
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.prepare.executors import codec_devices, open_engine
 
 
 def check_encoder(encoder: Encoder) -> None:

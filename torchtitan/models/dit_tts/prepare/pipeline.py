@@ -33,7 +33,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import report, work_folder
 from torchtitan.models.dit_tts.prepare.chunk_file import chunk_path, read_digest, read_header
 from torchtitan.models.dit_tts.prepare.encode import RUN_NAME, Run, digest_items
-from torchtitan.models.dit_tts.prepare.engine import (
+from torchtitan.models.dit_tts.prepare.executors import (
     ENGINES,
     Runner,
     codec_devices,
@@ -42,9 +42,9 @@ from torchtitan.models.dit_tts.prepare.engine import (
     open_engine,
 )
 from torchtitan.models.dit_tts.prepare.formats import FORMATS, Reader, open_corpus
-from torchtitan.models.dit_tts.prepare.items import SPLITS
-from torchtitan.models.dit_tts.prepare.load import Loader
-from torchtitan.models.dit_tts.prepare.plan import (
+from torchtitan.models.dit_tts.prepare.recordings import SPLITS
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader
+from torchtitan.models.dit_tts.prepare.listing import (
     Plan,
     read_plan,
     source_digest,
@@ -53,7 +53,7 @@ from torchtitan.models.dit_tts.prepare.plan import (
 )
 from torchtitan.models.dit_tts.prepare.references import SampleTable, TableBuilder
 from torchtitan.models.dit_tts.prepare.settings import PrepareSettings, difference
-from torchtitan.models.dit_tts.prepare.shards import TABLE_NAME, shard_name
+from torchtitan.models.dit_tts.prepare.pack_shards import TABLE_NAME, shard_name
 from torchtitan.models.dit_tts.run_folder import write_atomic
 
 
@@ -65,7 +65,7 @@ class RunOptions:
     workers: int = 0  # processes; 0: chosen from cores and work
     device: str = "auto"  # of the codec: auto, cpu, cuda, or a list with commas
     on_error: str = "raise"  # or "skip": damaged recordings are left out and counted
-    max_skipped_share: float = 0.01
+    max_corrupt_fraction: float = 0.01
     overwrite: bool = False
 
 
@@ -153,9 +153,9 @@ def _check_options(settings: PrepareSettings, options: RunOptions) -> None:
         raise InputError(f"--on-error is '{options.on_error}'; allowed are raise, skip")
     if options.workers < 0:
         raise InputError(f"--workers is {options.workers}; it must be at least 1")
-    if not 0 <= options.max_skipped_share <= 1:
+    if not 0 <= options.max_corrupt_fraction <= 1:
         raise InputError(
-            f"--max-skipped-share is {options.max_skipped_share}; it is a share between 0 and 1"
+            f"--max-skipped-share is {options.max_corrupt_fraction}; it is a share between 0 and 1"
         )
 
 
@@ -304,10 +304,10 @@ class _Skipped:
                 f"{self.run.source}: {key}: {sentence}; an earlier run with --on-error skip left it "
                 "out: go on with that, or start anew with --overwrite"
             )
-        if self.count > self.options.max_skipped_share * self.total:
+        if self.count > self.options.max_corrupt_fraction * self.total:
             raise InputError(
                 f"{self.run.source}: {self.count} of {self.total} recordings are damaged, more than "
-                f"--max-skipped-share {self.options.max_skipped_share} allows; the last is {key}: "
+                f"--max-skipped-share {self.options.max_corrupt_fraction} allows; the last is {key}: "
                 f"{sentence}"
             )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.prepare.chunk_file import ChunkHeader
-from torchtitan.models.dit_tts.prepare.items import SPLITS
+from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 
 _COLUMNS = {
     "chunk": np.int32,  # number of its chunk

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.items import ItemRules
+from torchtitan.models.dit_tts.prepare.recordings import ItemRules
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.conditioning.feature_file import SUFFIX
-from torchtitan.models.dit_tts.conditioning.text_features import FOLDER_NAME
+from torchtitan.models.dit_tts.text.feature_store import SUFFIX
+from torchtitan.models.dit_tts.text.feature_builder import FOLDER_NAME
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.run_folder import write_atomic

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
-from torchtitan.models.dit_tts.data.sources import is_remote
+from torchtitan.models.dit_tts.data.storage import is_remote
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.items import Item, ItemRules, Unusable
+from torchtitan.models.dit_tts.prepare.recordings import Item, ItemRules, Unusable
 
 
 class Reader(Protocol):

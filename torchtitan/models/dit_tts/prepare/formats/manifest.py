@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats.records import AUDIO_NAMES, read_records
-from torchtitan.models.dit_tts.prepare.items import (
+from torchtitan.models.dit_tts.prepare.recordings import (
     KEY_NAMES,
     TEXT_NAMES,
     Item,

@@ -14,7 +14,7 @@ from typing import Any
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files, has_pattern
 from torchtitan.models.dit_tts.prepare.formats.records import AUDIO_NAMES
-from torchtitan.models.dit_tts.prepare.items import (
+from torchtitan.models.dit_tts.prepare.recordings import (
     KEY_NAMES,
     Item,
     ItemRules,

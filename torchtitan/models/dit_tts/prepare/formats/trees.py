@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.items import (
+from torchtitan.models.dit_tts.prepare.recordings import (
     Item,
     ItemRules,
     Unusable,

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from torchtitan.models.dit_tts.data.sources import Source, find_shards, is_remote, open_source
-from torchtitan.models.dit_tts.data.tar_members import BLOCK_BYTES, Member, shown, walk_members
+from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, is_remote, open_source
+from torchtitan.models.dit_tts.data.tar_reader import BLOCK_BYTES, Member, shown, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
-from torchtitan.models.dit_tts.prepare.items import (
+from torchtitan.models.dit_tts.prepare.recordings import (
     TEXT_NAMES,
     Item,
     ItemRules,
@@ -76,7 +76,7 @@ class AudioWebDataset:
                 source.close()
         yield from _lost(walks)
 
-    def _tar_items(self, source: Source, name: str, walk: _Walk) -> Iterator[Item | Unusable]:
+    def _tar_items(self, source: ShardFile, name: str, walk: _Walk) -> Iterator[Item | Unusable]:
         damage: list[str] = []
         recordings: dict[str, dict[str, list[Member]]] = {}
         end = told = 0
@@ -109,7 +109,7 @@ class AudioWebDataset:
 
     def _item(
         self,
-        source: Source,
+        source: ShardFile,
         tar: str,
         prefix: str,
         own_name: str,
@@ -135,7 +135,7 @@ class AudioWebDataset:
         return make_item(row, key, place, self.rules)
 
 
-def _has_end(source: Source) -> bool:
+def _has_end(source: ShardFile) -> bool:
     """Whether the tar's last block is that of an end-of-archive marker."""
     place = max(0, source.size - BLOCK_BYTES)
     return source.size % BLOCK_BYTES == 0 and not any(source.pread(BLOCK_BYTES, place))
@@ -163,7 +163,7 @@ def _lost(walks: list[_Walk]) -> Iterator[Unusable]:
             yield Unusable(walk.name, sentence, more)
 
 
-def _read(source: Source, member: Member) -> bytes:
+def _read(source: ShardFile, member: Member) -> bytes:
     if member.size <= len(member.head):
         return member.head
     return source.pread(member.size, member.offset)

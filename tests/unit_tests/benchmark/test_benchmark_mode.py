@@ -1,0 +1,343 @@
+"""Benchmark mode: synthetic data behind the real loader, what is timed, and how it is counted."""
+
+import itertools
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.benchmark import recorder as recorder_module
+from torchtitan.models.dit_tts.benchmark.convention import MicroBatch, conventions, table
+from torchtitan.models.dit_tts.benchmark.loader import (
+    as_benchmark,
+    build_synthetic_dataloader,
+    build_synthetic_tokenizer,
+)
+from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder, summary
+from torchtitan.models.dit_tts.benchmark.synthetic import LATENT_STD, utterance_frames
+from torchtitan.models.dit_tts.config.manager import (
+    config_from_dict,
+    load_config,
+    run_folder_path,
+    upstream_view,
+)
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
+from torchtitan.models.dit_tts.model.args import TextEncoderSizes
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.config.checks import validate_config
+
+FLAVORS = ["debug", "800M"]
+SMALL = [
+    "--benchmark.enable",
+    "--benchmark.steps=5",
+    "--benchmark.warmup_steps=2",
+    "--benchmark.mean_seconds=3",
+    "--data.max_frames=128",
+    "--data.max_speaker_frames=64",
+    "--data.max_text_tokens=64",
+    "--data.num_buckets=3",
+    "--data.num_workers=0",
+    "--data.latent_channels=16",
+    "--training.global_batch_size=8",
+]
+
+
+def config(tmp_path, *arguments: str, ranks: int = 1) -> JobConfig:
+    loaded = load_config([*SMALL, f"--job.dump_folder={tmp_path}", *arguments])
+    return upstream_view(as_benchmark(loaded), tmp_path, ranks)
+
+
+def loader_of(job: JobConfig, rank: int = 0, ranks: int = 1) -> LatentDataLoader:
+    return build_synthetic_dataloader(ranks, rank, build_synthetic_tokenizer(job), job)
+
+
+def test_lengths_are_log_normal_within_the_limits():
+    benchmark = Benchmark(mean_seconds=9.0, sigma=0.5)
+    frames = utterance_frames(benchmark, Data(), np.random.default_rng(0))
+    assert frames.min() >= 25 and frames.max() <= 768
+    assert abs(frames.mean() / 25 - 9.0) < 0.15
+    assert abs(np.log(frames).std() - 0.5) < 0.03
+    longest = utterance_frames(replace(benchmark, lengths="longest"), Data(), np.random.default_rng(0))
+    assert set(longest.tolist()) == {768}
+
+
+def test_a_mean_outside_the_limits_is_refused():
+    with pytest.raises(InputError, match=r"mean_seconds = 30.*max_frames = 50.*choose a mean"):
+        utterance_frames(
+            Benchmark(mean_seconds=30.0, sigma=0.2), Data(max_frames=50), np.random.default_rng(0)
+        )
+
+
+def test_batches_are_the_loaders_with_random_values(tmp_path):
+    job = config(tmp_path)
+    loader = loader_of(job)
+    assert loader.policy.edges == tuple(sorted(loader.policy.edges)) and len(loader.policy.edges) == 3
+    values = []
+    for batch, labels in itertools.islice(loader, 10):
+        valid = labels != IGNORE_INDEX
+        assert (valid.sum(1) == batch["frames"]).all()
+        assert not batch["latents"][~valid].any()
+        assert not batch["speaker"][~batch["speaker_mask"]].any()
+        values.append(batch["latents"][valid])
+        ids = batch["text_ids"][batch["text_mask"]]
+        assert ids.min() > 0 and ids.max() < BYTE_VOCAB_SIZE == job.encoder.vocab_size
+        assert len(ids.unique()) > 20
+    values = torch.cat(values)
+    assert (values != 0).all() and abs(values.std() - LATENT_STD) < 0.05
+
+
+def test_every_shape_comes_in_the_warm_up_and_then_the_order(tmp_path):
+    job = config(tmp_path)
+    loader = loader_of(job)
+    shapes = [
+        (batch["latents"].shape[1], batch["text_ids"].shape[1], batch["speaker"].shape[1])
+        for batch, _ in itertools.islice(loader, 26)
+    ]
+    assert shapes[:6] == [shape for shape in reversed(loader.policy.shapes) for _ in range(2)]
+    assert len(set(shapes[6:])) == 3 and shapes[6:12] != shapes[:6]
+    assert job.training.steps == 6 + 5
+
+
+def test_longest_is_one_shape_without_padding(tmp_path):
+    loader = loader_of(config(tmp_path, "--benchmark.lengths=longest"))
+    assert loader.policy.shapes == ((128, 64, 64),)
+    batch, labels = loader.micro_batch(0)
+    assert (labels == 0).all() and batch["text_mask"].all() and batch["speaker_mask"].all()
+
+
+def test_ranks_split_the_same_global_batches(tmp_path):
+    whole = loader_of(config(tmp_path))
+    parts = [loader_of(config(tmp_path, ranks=2), rank, 2) for rank in range(2)]
+    for position in (0, 7):
+        expected = whole.micro_batch(position)[0]
+        halves = [part.micro_batch(position)[0] for part in parts]
+        assert torch.equal(expected["latents"], torch.cat([half["latents"] for half in halves]))
+        assert expected["sample_id"] == halves[0]["sample_id"] + halves[1]["sample_id"]
+
+
+def test_conditions_are_ids_behind_the_text(tmp_path):
+    job = config(tmp_path, "--data.conditioning=speaker,duration")
+    batch, _ = loader_of(job).micro_batch(0)
+    assert job.encoder.vocab_size == BYTE_VOCAB_SIZE + 2
+    assert (batch["text_ids"][:, :2] == torch.tensor([BYTE_VOCAB_SIZE, BYTE_VOCAB_SIZE + 1])).all()
+    assert batch["text_ids"][:, 2:].max() < BYTE_VOCAB_SIZE
+
+
+def test_cached_features_are_random_ones_of_the_encoders_width(tmp_path):
+    job = config(tmp_path, "--encoder.model=google/t5gemma-2-270m-270m", "--encoder.cache_features")
+    batch, _ = loader_of(job).micro_batch(0)
+    features = batch["text_features"]
+    assert features.shape == (*batch["text_ids"].shape, 640) and features.dtype == torch.bfloat16
+    assert (features[batch["text_mask"]] != 0).float().mean() > 0.99
+    assert not features[~batch["text_mask"]].any()
+    assert json.loads((tmp_path / "text_encoder.json").read_text())["model"] == job.encoder.model
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_conventions_are_what_they_say(flavor):
+    args, parameters = model_flavors()[flavor], 1_000_000
+    batches = [
+        MicroBatch((2, 64, 24, 32), [(64, 24, 32), (40, 10, 9)]),
+        MicroBatch((1, 128, 40, 32), [(100, 40, 30)]),
+    ]
+    exact, goodput, frames_only, all_keys = conventions(args, parameters, batches)
+    padded = [(64, 24, 32)] * 2 + [(128, 40, 32)]
+    assert exact.flops == sum(training_flops(args, Lengths(*each)) for each in padded)
+    real = [(64, 24, 32), (40, 10, 9), (100, 40, 30)]
+    assert goodput.flops == sum(training_flops(args, Lengths(*each)) for each in real)
+
+    def rule(length):
+        return 6 * parameters * length + 12 * args.n_layers * args.dim * length**2
+
+    assert frames_only.flops == 2 * rule(64) + rule(128)
+    assert all_keys.flops == 2 * rule(64 + 24 + 8) + rule(128 + 40 + 8)
+    rows = table([exact, goodput, frames_only, all_keys], seconds=2.0, devices=4, peak=1e12)
+    assert [row["mfu"] for row in rows] == [row["flops"] / 8e12 for row in rows]
+    assert rows[0]["times_exact"] == 1.0
+    assert table([exact], 2.0, 4, None)[0]["mfu"] is None
+
+
+class Clock:
+    """Stands in for the `time` module: each step takes as long as it is told."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(recorder_module, "time", made)
+    return made
+
+
+def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkRecorder:
+    job = config(tmp_path, *arguments)
+    loader = loader_of(job)
+    warm_up = len(loader.order.warm_up)
+    args = replace(model_flavors()["debug"], attention=job.attention.backend)
+    return BenchmarkRecorder(job, args, 1000, warm_up, peak)
+
+
+def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> int:
+    """Steps until the recorder says that it is over; each duration in turn, the last repeated."""
+    number = 0
+    while made.remaining_steps(number) > 0:
+        number += 1
+        with made.step(number):
+            made.count((2, 64, 24, 32), [64, 50], [24, 20], [32, 30])
+            clock.now += durations[min(number, len(durations)) - 1]
+        assert number < 1000
+    return number
+
+
+def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
+    made = recorder(tmp_path, peak=1e12)
+    assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 2.0, 2.0]) == 11
+    report = made.finish(tmp_path, peak_memory_gib=1.5)
+    step = report["seconds_per_step"]
+    assert (step["median"], step["min"], step["max"]) == pytest.approx((2.0, 1.0, 3.0))
+    assert report["samples_per_second"] == pytest.approx(5 * 2 / 10.0)
+    assert report["audio_seconds_per_second"] == pytest.approx(5 * 114 / 25 / 10.0)
+    assert report["useful_frames_share"] == pytest.approx(114 / 128)
+    flops = 2 * training_flops(model_flavors()["debug"], Lengths(64, 24, 32))
+    assert report["mfu"] == pytest.approx(5 * flops / 10.0 / 1e12)
+    [shape] = report["shapes"]
+    assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
+    assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
+    assert any("6N T" in line for line in summary(report))
+
+
+def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
+    """Of two ranks: this one, and one that is slower at first, with half the samples."""
+    made = recorder(tmp_path, "--benchmark.steps=4", peak=1e12)
+    assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 10.0]) == 10
+
+    def gather(ranks, mine):
+        other = {name: value // 2 for name, value in mine.items() if isinstance(value, int)}
+        slower = {"seconds": [5.0, 1.0, 1.0, 1.0], "flops": [n // 2 for n in mine["flops"]]}
+        ranks[:] = [mine, {**mine, **other, **slower, "peak_memory_gib": 9.0, "compiles": 3}]
+
+    dist = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_world_size=lambda: 2,
+        get_rank=lambda: 0,
+        all_gather_object=gather,
+    )
+    monkeypatch.setattr(recorder_module, "dist", dist)
+    report = made.finish(tmp_path, peak_memory_gib=1.5)
+    assert report["step_seconds"] == [5.0, 2.0, 3.0, 10.0]
+    step = report["seconds_per_step"]
+    # Between the ordered values at 10, 50 and 90 % of the way: 2 3 5 10.
+    assert [step[name] for name in ("min", "p10", "median", "p90", "max")] == pytest.approx(
+        [2.0, 2.3, 4.0, 8.5, 10.0]
+    )
+    assert report["timed_seconds"] == 20.0 and report["gpus"] == 2
+    assert report["samples_per_second"] == pytest.approx((8 + 4) / 20)
+    assert report["audio_seconds_per_second"] == pytest.approx((4 * 114 + 2 * 114) / 25 / 20)
+    args = model_flavors()["debug"]
+    long, short = (training_flops(args, Lengths(*n)) for n in ((64, 24, 32), (50, 20, 30)))
+    assert report["mfu"] == pytest.approx((4 + 2) * 2 * long / 20 / 2 / 1e12)
+    assert report["goodput_mfu"] == pytest.approx((4 + 2) * (long + short) / 20 / 2 / 1e12)
+    assert (report["peak_memory_gib"], report["compiles_while_timed"]) == (9.0, 3)
+
+
+def test_conventions_count_the_text_encoder():
+    sizes = TextEncoderSizes(matmul_parameters=500, n_layers=2, attention_dim=8, trained=False)
+    args = replace(model_flavors()["debug"], text_encoder_sizes=sizes)
+    batch = MicroBatch((2, 64, 24, 30), [(64, 24, 30), (40, 10, 9)], [(1, 36)])
+    with_encoder = conventions(args, 1000, [batch])
+    without = conventions(replace(args, text_encoder_sizes=None), 1000, [batch])
+    differences = [some.flops - other.flops for some, other in zip(with_encoder, without)]
+
+    def forward(tokens):
+        return 2 * 500 * tokens + 4 * 2 * 8 * tokens**2
+
+    assert differences == [forward(36), forward(24) + forward(10), 0, 0]
+    # 30 reference frames are 8 patches of 4.
+    length = 64 + 24 + 8
+    attention = 12 * args.n_layers * args.dim * length**2
+    assert with_encoder[3].flops == 2 * (6 * 1000 * length + attention)
+
+
+def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    folder = tmp_path / "bm"
+    made = recorder(tmp_path, "--job.experiment=bm")
+    made.job_config = upstream_view(made.job_config, folder, 1)
+    run_steps(made, clock, [1.0])
+    report = made.finish(folder, 0.0)
+    assert run_folder_path(config_from_dict(report["config"], "bm")) == folder  # not bm/bm
+    assert report["gpus_per_node"] == report["environment"]["gpus_per_node"] == 4
+    assert {"cuda", "cudnn", "nccl", "driver"} <= report["environment"].keys()
+    variables = report["environment"]["variables"]
+    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert not {"PATH", "HOME"} & variables.keys()
+
+
+@pytest.mark.parametrize(
+    "backend, ran, words",
+    [
+        ("auto", "sdpa", "are what was executed"),
+        ("varlen", "varlen", "leaves padded keys and frames out"),
+        ("flex", "flex", "leaves blocks of 128 keys in which none counts out"),
+    ],
+)
+def test_the_attention_backend_stands_beside_the_mfu(tmp_path, clock, backend, ran, words):
+    made = recorder(tmp_path, f"--attention.backend={backend}")
+    run_steps(made, clock, [1.0])
+    report = made.finish(tmp_path, 0.0)
+    assert report["attention"] == ran and words in report["attention_note"]
+    assert any(words in line for line in summary(report))
+
+
+def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
+    made = recorder(tmp_path, "--benchmark.steps=0", "--benchmark.duration_seconds=20")
+    # One slow step at first must not end it: the estimate is made anew after each.
+    assert run_steps(made, clock, [50.0] * 6 + [8.0, 1.0]) == 6 + 1 + 12
+    assert made.finish(tmp_path, 0.0)["timed_seconds"] == pytest.approx(20.0)
+
+
+def test_the_first_of_steps_and_duration_ends_it(tmp_path, clock):
+    made = recorder(tmp_path, "--benchmark.duration_seconds=2")
+    assert run_steps(made, clock, [1.0]) == 6 + 2
+    made = recorder(tmp_path, "--benchmark.duration_seconds=200")
+    assert run_steps(made, clock, [1.0]) == 6 + 5
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--benchmark.steps=0"], "would never end"),
+        (["--benchmark.steps=-1"], r"steps = -1 must not be negative"),
+        (["--benchmark.warmup_steps=0"], r"\[benchmark\] warmup_steps = 0 must be greater"),
+        (["--benchmark.sigma=0"], r"\[benchmark\] sigma = 0"),
+        (
+            ["--encoder.model=google-t5/t5-base", "--encoder.no-frozen"],
+            r"frozen = false is not supported.*set frozen = true",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, words):
+    with pytest.raises(InputError, match=words):
+        validate_config(load_config([*SMALL, *arguments]), 1, list(model_flavors()))
+
+
+def test_neither_data_nor_checkpoints_are_asked_for(tmp_path):
+    job = as_benchmark(
+        load_config([*SMALL, "--checkpoint.enable", "--data.path=/nowhere", "--data.epochs=3"])
+    )
+    assert not job.checkpoint.enable and job.data.path == "" and job.data.epochs == 0
+    validate_config(job, 1, list(model_flavors()))

@@ -1,0 +1,415 @@
+"""The DAC-VAE codec against its definition written out: values, edges, portions, precision."""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.helpers.dac_vae_checkpoints import (
+    TINY,
+    Kwargs,
+    layout,
+    write_dac_vae,
+    write_tiny_dac_vae,
+)
+from torchtitan.models.dit_tts.codec import Codec, build_codec
+from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, export_safetensors, load_dac_vae
+from torchtitan.models.dit_tts.codec.tiling import Context, portions
+
+HOP = 1920
+TOLERANCE = 1e-5
+"""Twenty times what is left of values below 5 where a codec computes in float64 and gives float32"""
+FLOAT32_TOLERANCE = 1e-4
+"""Nine times the largest difference seen between float32 convolutions of unlike batches"""
+
+
+# ---- the definition, straight from the state dict
+
+
+def weight(state: dict[str, Tensor], name: str) -> Tensor:
+    g, v = state[f"{name}.weight_g"], state[f"{name}.weight_v"]
+    return g * v / (v * v).sum(dim=(1, 2), keepdim=True).sqrt()
+
+
+def conv(state: dict[str, Tensor], name: str, x: Tensor, padding: int, **how: int) -> Tensor:
+    return F.conv1d(x, weight(state, name), state[f"{name}.bias"], padding=padding, **how)
+
+
+def snake(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    alpha = state[f"{name}.alpha"]
+    return x + torch.sin(alpha * x) ** 2 / (alpha + 1e-9)
+
+
+def residual(state: dict[str, Tensor], name: str, x: Tensor, dilation: int) -> Tensor:
+    y = snake(state, f"{name}.block.0", x)
+    y = conv(state, f"{name}.block.1", y, padding=3 * dilation, dilation=dilation)
+    y = snake(state, f"{name}.block.2", y)
+    return x + conv(state, f"{name}.block.3", y, padding=0)
+
+
+def defined_mean(state: dict[str, Tensor], waveform: Tensor, kwargs: Kwargs = TINY) -> Tensor:
+    """Posterior mean (T, 128) of a waveform of whole frames."""
+    x = conv(state, "encoder.block.0", waveform[None, None], padding=3)
+    for number, stride in enumerate(kwargs.encoder_rates, start=1):
+        block = f"encoder.block.{number}.block"
+        for unit, dilation in enumerate((1, 3, 9)):
+            x = residual(state, f"{block}.{unit}", x, dilation)
+        x = snake(state, f"{block}.3", x)
+        x = conv(state, f"{block}.4", x, padding=stride // 2, stride=stride)
+    last = len(kwargs.encoder_rates) + 1
+    x = conv(state, f"encoder.block.{last + 1}", snake(state, f"encoder.block.{last}", x), padding=1)
+    x = conv(state, "quantizer.in_proj", x, padding=0)
+    return x[0, : kwargs.codebook_dim].T
+
+
+def defined_waveform(state: dict[str, Tensor], latents: Tensor, kwargs: Kwargs = TINY) -> Tensor:
+    """Waveform (T * hop,) of latents (T, 128), without a watermark."""
+    x = conv(state, "quantizer.out_proj", latents.T[None], padding=0)
+    x = conv(state, "decoder.model.0", x, padding=3)
+    for number, stride in enumerate(kwargs.decoder_rates, start=1):
+        block = f"decoder.model.{number}.block"
+        x = snake(state, f"{block}.0", x)
+        x = F.conv_transpose1d(
+            x, weight(state, f"{block}.1"), state[f"{block}.1.bias"], stride, padding=stride // 2
+        )
+        for place, dilation in ((4, 1), (5, 3), (8, 9)):
+            x = residual(state, f"{block}.{place}", x, dilation)
+    x = snake(state, "decoder.wm_model.encoder_block.pre.0", x)
+    return torch.tanh(conv(state, "decoder.wm_model.encoder_block.pre.1", x, padding=3))[0, 0]
+
+
+# ---- fixtures
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return write_tiny_dac_vae(tmp_path_factory.mktemp("dac_vae"))
+
+
+class InFloat64:
+    """A network whose rounding does not hide small errors, nor depend on the processor's kernels."""
+
+    def __init__(self, network):
+        self.network = network.double()
+
+    def encode(self, waveforms: Tensor) -> Tensor:
+        return self.network.encode(waveforms.double())
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return self.network.decode(latents.double())
+
+
+def in_float64(codec: DacVaeCodec) -> DacVaeCodec:
+    codec.network = InFloat64(codec.network)
+    return codec
+
+
+@pytest.fixture(scope="module")
+def codec(file) -> DacVaeCodec:
+    return load_dac_vae(str(file), chunk_seconds=60)
+
+
+@pytest.fixture(scope="module")
+def exact(file) -> DacVaeCodec:
+    return in_float64(load_dac_vae(str(file), chunk_seconds=60))
+
+
+@pytest.fixture
+def in_portions(file) -> DacVaeCodec:
+    """The exact codec with 10 frames at once."""
+    return in_float64(load_dac_vae(str(file), chunk_seconds=0.4))
+
+
+def noise(samples: int, seed: int = 0) -> Tensor:
+    return 0.3 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
+
+
+def latent_noise(frames: int, seed: int = 0) -> Tensor:
+    return torch.randn(frames, 128, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_in_float64(path: Path) -> dict[str, Tensor]:
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {name: value.double() for name, value in state.items()}
+
+
+def difference(first: Tensor, second: Tensor) -> float:
+    assert first.shape == second.shape
+    return float((first - second).abs().max())
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("watermark", [True, False])
+def test_mean_and_waveform_are_as_defined(tmp_path, seed, watermark):
+    path = write_tiny_dac_vae(tmp_path, seed, watermark)
+    state = weights_in_float64(path)
+    codec = build_codec(str(path))
+
+    waveform = noise(9 * HOP, seed)
+    mean = defined_mean(state, waveform.double())
+    assert mean.std() > 0.5
+    latents = codec.encode(waveform)
+    assert difference(latents, mean) < FLOAT32_TOLERANCE
+
+    expected = defined_waveform(state, latents.double())
+    assert 0.05 < expected.std() < 0.7  # neither silent nor all at the ends of tanh
+    assert difference(codec.decode(latents), expected) < FLOAT32_TOLERANCE
+
+    exact = in_float64(codec)
+    assert difference(exact.encode(waveform), mean) < TOLERANCE
+    assert difference(exact.decode(latents), expected) < TOLERANCE
+
+
+OTHER_SIZES = Kwargs(
+    encoder_dim=6,
+    encoder_rates=(4, 6),
+    latent_dim=20,
+    decoder_dim=32,
+    decoder_rates=(6, 4),
+    codebook_dim=5,
+    sample_rate=600,
+)
+
+
+def test_other_sizes_are_as_defined(tmp_path):
+    """Another number of strides and features that are not the encoder's last width."""
+    kwargs = OTHER_SIZES
+    path = write_dac_vae(tmp_path / "weights.pth", kwargs, None)
+    state = weights_in_float64(path)
+    codec = in_float64(build_codec(str(path)))
+    assert (codec.sample_rate, codec.hop_length, codec.latent_channels) == (600, 24, 5)
+    mean = defined_mean(state, noise(480).double(), kwargs)
+    latents = codec.encode(noise(480))
+    assert difference(latents, mean) < TOLERANCE
+    expected = defined_waveform(state, latents.double(), kwargs)
+    assert difference(codec.decode(latents), expected) < TOLERANCE
+
+
+def test_an_export_says_the_rate(tmp_path):
+    path = write_dac_vae(tmp_path / "weights.pth", OTHER_SIZES, None)
+    codec = build_codec(str(path))
+    export_safetensors(codec, tmp_path / "export.safetensors")
+    exported = build_codec(str(tmp_path / "export.safetensors"))
+    assert (exported.fingerprint, exported.sample_rate) == (codec.fingerprint, 600)
+
+
+def test_latents_of_this_fingerprint(tmp_path):
+    """Of weights that every machine makes to the bit; the latents are those of `defined_mean` in
+    float64. Whoever changes what the latents are changes the fingerprint with them."""
+    state = {}
+    for number, (name, shape) in enumerate(layout(OTHER_SIZES, None).items()):
+        values = ((torch.arange(math.prod(shape)) * 37 + number * 11) % 61 - 30) / 32
+        if name.endswith("alpha"):
+            values = values.abs() + 0.5
+        elif name.endswith("weight_g"):
+            values = values.abs() / 4 + 0.75
+        elif name.endswith("bias"):
+            values = values / 8
+        state[name] = values.view(shape)
+    path = tmp_path / "weights.pth"
+    torch.save({"state_dict": state, "metadata": {"kwargs": asdict(OTHER_SIZES)}}, path)
+    codec = build_codec(str(path))
+    assert codec.fingerprint == "7444cf76658e9d10"
+    # 2.4 frames: the end is mirrored.
+    waveform = 0.3 * torch.sin(torch.arange(58, dtype=torch.float64) ** 2 / 100)
+    expected = torch.tensor(
+        [
+            [0.103875, 0.424800, 0.073183, -0.156753, -0.171756],
+            [0.431238, 0.490036, -0.153150, -0.225068, -0.104624],
+            [0.265252, 0.414353, 0.058610, -0.266678, -0.119036],
+        ]
+    )
+    assert difference(in_float64(codec).encode(waveform.float()), expected) < FLOAT32_TOLERANCE
+
+
+def test_decodes_audio_and_not_features(codec):
+    """Switched off by alpha = 0, the original's watermark leaves the features before the last layers."""
+    waveform = codec.decode(10 * latent_noise(4))
+    assert waveform.shape == (4 * HOP,) and waveform.abs().max() <= 1
+
+
+def test_protocol(codec):
+    assert isinstance(codec, Codec)
+    assert (codec.sample_rate, codec.hop_length, codec.latent_channels) == (48_000, HOP, 128)
+    assert codec.frames_per_second == 25.0
+    assert not any(parameter.requires_grad for parameter in codec.network.parameters())
+
+
+# ---- edges
+
+
+@pytest.mark.parametrize("samples", [1, HOP - 1, HOP, HOP + 1, 3 * HOP + 7])
+def test_shapes(codec, samples):
+    latents = codec.encode(noise(samples))
+    assert latents.shape == (-(-samples // HOP), 128)
+    assert latents.dtype == torch.float32 and latents.device.type == "cpu"
+    waveform = codec.decode(latents)
+    assert waveform.shape == (len(latents) * HOP,) and waveform.dtype == torch.float32
+
+
+def test_mirrors_the_end_to_whole_frames_and_pads_no_further(exact):
+    codec = exact
+    waveform = noise(20 * HOP - 700)
+    latents = codec.encode(waveform)
+    mirrored = torch.cat([waveform, waveform[-701:-1].flip(0)])
+    assert torch.equal(latents, codec.encode(mirrored))
+    # What zeros would do, and what a batch of unlike lengths would: the last frames become others.
+    assert difference(latents[19:], codec.encode(F.pad(waveform, (0, 700)))[19:]) > 0.01
+    further = codec.encode(F.pad(mirrored, (0, 8 * HOP)))[:20]
+    assert difference(latents[:14], further[:14]) < TOLERANCE
+    assert difference(latents[19:], further[19:]) > 0.01
+    short = noise(HOP // 2)  # too short to be mirrored
+    assert torch.equal(codec.encode(short), codec.encode(F.pad(short, (0, HOP - len(short)))))
+
+
+@pytest.mark.parametrize("samples", [1, HOP // 2, HOP // 2 + 1, HOP, 3 * HOP, 3 * HOP - 1, 3 * HOP + 1])
+def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
+    waveforms = torch.stack([noise(samples, seed) for seed in range(2)])
+    whole = codec.to_whole_frames(waveforms)
+    assert whole.shape == (2, -(-samples // HOP) * HOP)
+    assert torch.equal(whole[:, :samples], waveforms)
+    assert torch.equal(whole[0], codec.to_whole_frames(waveforms[0]))
+    assert torch.equal(whole, codec.to_whole_frames(whole))
+    if samples > HOP // 2:  # the library's own mirror
+        assert torch.equal(whole, F.pad(waveforms, (0, whole.shape[1] - samples), "reflect"))
+    assert torch.equal(codec.encode_batch(waveforms), codec.encode_batch(whole))
+
+
+def test_batches(exact):
+    codec = exact
+    waveforms = torch.stack([noise(5 * HOP - 3, seed) for seed in range(3)])
+    latents = codec.encode_batch(waveforms)
+    assert latents.shape == (3, 5, 128)
+    for row in range(3):
+        assert difference(latents[row], codec.encode(waveforms[row])) < TOLERANCE
+        assert difference(codec.decode_batch(latents)[row], codec.decode(latents[row])) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "waveform", [torch.zeros(0), torch.zeros(2, HOP), torch.full((HOP,), float("nan"))]
+)
+def test_encode_refuses(codec, waveform):
+    with pytest.raises(ValueError, match="waveform"):
+        codec.encode(waveform)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 128), (0, 3, 128), (1, 3, 64), (3, 128), (1, 1, 3, 128)])
+def test_decode_batch_refuses(codec, shape):
+    with pytest.raises(ValueError, match=r"latents have shape \(.*\(B, T, 128\)"):
+        codec.decode_batch(torch.zeros(shape))
+    with pytest.raises(ValueError, match="latents hold NaN"):
+        codec.decode_batch(torch.full((1, 2, 128), float("nan")))
+
+
+@pytest.mark.parametrize(
+    "latents",
+    [torch.zeros(0, 128), torch.zeros(3, 64), torch.zeros(1, 3, 128), torch.full((1, 128), float("inf"))],
+)
+def test_decode_refuses(codec, latents):
+    with pytest.raises(ValueError, match="latents"):
+        codec.decode(latents)
+
+
+# ---- portions
+
+
+def reach(gradient: Tensor) -> tuple[int, int]:
+    """First and last position (of the first dimension) with a gradient."""
+    touched = gradient.abs().flatten(1).sum(1).nonzero().flatten()
+    return int(touched[0]), int(touched[-1])
+
+
+@pytest.mark.long
+def test_context_is_the_receptive_field(file):
+    """By gradients, in float64: what a frame depends on, and no frame less nor more."""
+    codec = load_dac_vae(str(file))
+    codec.network.double()
+    waveform = noise(30 * HOP).double().requires_grad_()
+    codec.network.encode(waveform[None])[0, 15].sum().backward()
+    first, last = reach(waveform.grad[:, None])
+    assert (15 - first // HOP, last // HOP - 15) == (
+        codec.encoder_context.before, codec.encoder_context.after,
+    )  # fmt: skip
+
+    latents = latent_noise(30).double().requires_grad_()
+    codec.network.decode(latents[None])[0, 15 * HOP : 16 * HOP].square().sum().backward()
+    first, last = reach(latents.grad)
+    assert Context(15 - first, last - 15) == codec.decoder_context
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("frames", [9, 10, 11, 19, 20, 21, 47])
+def test_portions_join_without_seams(exact, in_portions, frames):
+    waveform, latents = noise(frames * HOP - 5), latent_noise(frames)
+    assert difference(in_portions.encode(waveform), exact.encode(waveform)) < TOLERANCE
+    assert difference(in_portions.decode(latents), exact.decode(latents)) < TOLERANCE
+
+
+@pytest.mark.long
+def test_portions_of_batches(exact, in_portions):
+    for frames in (4, 23):  # rows together, and rows cut
+        waveforms = torch.stack([noise(frames * HOP, seed) for seed in range(3)])
+        latents = exact.encode_batch(waveforms)
+        assert difference(in_portions.encode_batch(waveforms), latents) < TOLERANCE
+        decoded = in_portions.decode_batch(latents)
+        assert difference(decoded, exact.decode_batch(latents)) < TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_one_frame_less_of_context_is_seen(exact, in_portions, side):
+    for name in ("encoder_context", "decoder_context"):
+        context = getattr(exact, name)
+        setattr(in_portions, name, replace(context, **{side: getattr(context, side) - 1}))
+    waveform, latents = noise(47 * HOP), latent_noise(47)
+    assert difference(in_portions.encode(waveform), exact.encode(waveform)) > 10 * TOLERANCE
+    assert difference(in_portions.decode(latents), exact.decode(latents)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("rows, frames", [(1, 1), (7, 3), (1, 10), (2, 11), (3, 47)])
+def test_portions_cover_everything_once_within_the_bound(rows, frames):
+    seen = torch.zeros(rows, frames)
+    for one in portions(rows, frames, 10, Context(2, 3)):
+        seen[one.rows, one.frames] += 1
+        own = one.frames.stop - one.frames.start
+        assert (one.rows.stop - one.rows.start) * own <= 10
+        assert one.given.start + one.kept.start == one.frames.start
+        assert one.kept.stop - one.kept.start == own
+        assert one.given.start == max(0, one.frames.start - 2)
+        assert one.given.stop == min(frames, one.frames.stop + 3)
+    assert (seen == 1).all()
+
+
+# ---- precision
+
+
+def test_float32_under_autocast_and_lower_precision(codec):
+    waveform, latents = noise(5 * HOP), latent_noise(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(codec.encode(waveform), codec.encode(waveform.double()))
+        under = codec.encode(waveform), codec.decode(latents)
+        rounded = codec.network.encode(waveform[None]).float()[0]
+    assert torch.equal(under[0], codec.encode(waveform)) and torch.equal(under[1], codec.decode(latents))
+    assert difference(rounded, under[0]) > 1e-3  # what autocast would have done
+
+
+def test_convolutions_are_told_not_to_use_tf32(codec, monkeypatch):
+    backends = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)
+    before = [backend.fp32_precision for backend in backends]
+    inside, run = [], codec.network.encode
+
+    def spy(waveforms: Tensor) -> Tensor:
+        inside.append([backend.fp32_precision for backend in backends])
+        return run(waveforms)
+
+    monkeypatch.setattr(codec.network, "encode", spy)
+    codec.encode(noise(HOP))
+    assert inside == [["ieee", "ieee"]]
+    assert [backend.fp32_precision for backend in backends] == before

@@ -1,0 +1,210 @@
+"""The order of batches and the buckets: pure functions with properties that can be counted."""
+
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from torchtitan.models.dit_tts.data.buckets import choose_edges, make_batch_policy, select_samples
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler, seeded_permutation
+
+BUCKETS = [np.arange(0, 50), np.arange(50, 173), np.arange(173, 180), np.empty(0, np.int64)]
+SIZES = [24, 16, 8, 8]
+
+
+def order(seed=0):
+    return GlobalBatchSampler(BUCKETS, SIZES, seed)
+
+
+def test_every_sample_once_an_epoch():
+    made = order()
+    # 48 epochs hold a whole number of batches of every bucket: 50*48/24, 123*48/16, 7*48/8.
+    total = made.batches_before_epoch(48)
+    taken = [made.batch(k) for k in range(total)]
+    counts = Counter(sample for batch in taken for sample in batch.samples.tolist())
+    assert set(counts.values()) == {48} and len(counts) == 180
+    for batch in taken:
+        assert len(batch.samples) == SIZES[batch.bucket] and batch.samples.dtype == np.int64
+        assert np.isin(batch.samples, BUCKETS[batch.bucket]).all()
+    # A pass that has ended has had every sample once: nobody is ever two passes ahead.
+    for epoch in (1, 7, 30):
+        counts = Counter(
+            s for b in taken[: made.batches_before_epoch(epoch)] for s in b.samples.tolist()
+        )
+        for bucket, size in zip(BUCKETS, SIZES):
+            for sample in bucket.tolist():
+                assert epoch - -(-size // len(bucket)) <= counts[sample] <= epoch
+
+
+def test_random_access_equals_sequential_and_resume():
+    made = order()
+    sequential = [made.batch(k) for k in range(400)]
+    other = order()
+    for k in np.random.default_rng(0).permutation(400).tolist():
+        batch = other.batch(k)
+        assert (batch.number, batch.epoch, batch.bucket) == (
+            k,
+            sequential[k].epoch,
+            sequential[k].bucket,
+        )
+        np.testing.assert_array_equal(batch.samples, sequential[k].samples)
+    np.testing.assert_array_equal(order().batch(399).samples, sequential[399].samples)
+
+
+def test_epochs_are_contiguous_and_counted():
+    made = order()
+    epochs = [made.epoch_of(k) for k in range(500)]
+    assert epochs == sorted(epochs) and epochs == [made.batch(k).epoch for k in range(500)]
+    for epoch in range(epochs[-1]):
+        assert epochs.count(epoch) == made.batches_in_epoch(epoch)
+    assert made.batches_per_epoch == pytest.approx(50 / 24 + 123 / 16 + 7 / 8)
+
+
+def test_every_epoch_and_seed_is_another_permutation_of_the_same_samples():
+    """Batches that divide the samples of their bucket: an epoch is a whole number of them."""
+    buckets = [np.arange(0, 48), np.arange(48, 96)]
+    together, sequences = [], []
+    for seed in (0, 1):
+        made = GlobalBatchSampler(buckets, [4, 4], seed)
+        for epoch in range(4):
+            batches = [made.batch(24 * epoch + k) for k in range(24)]
+            samples = np.concatenate([batch.samples for batch in batches])
+            assert sorted(samples.tolist()) == list(range(96))
+            together.append({frozenset(batch.samples.tolist()) for batch in batches})
+            sequences.append([batch.bucket for batch in batches])
+    for i, j in combinations(range(8), 2):
+        # Other samples meet in a batch, and short and long batches come in another order.
+        assert len(together[i] & together[j]) <= 1
+        assert sequences[i] != sequences[j]
+    # An epoch does not begin with all short utterances.
+    assert all(0 < sum(sequence[:12]) < 12 for sequence in sequences)
+
+
+def test_replacements_are_other_samples_of_the_bucket():
+    made = order()
+    batch = next(b for b in map(made.batch, range(20)) if b.bucket == 1)
+    attempts = {made.replacement(batch, 0, attempt) for attempt in range(40)}
+    rows = {made.replacement(batch, row, 0) for row in range(16)}
+    assert attempts | rows <= set(BUCKETS[1].tolist()) and len(attempts) > 25 and len(rows) > 10
+
+
+def test_seeds_that_are_none():
+    for bad in (-1, 2**63):
+        with pytest.raises(ValueError, match="data.seed"):
+            order(bad)
+
+
+def test_tiny_data_with_epochs_without_a_batch():
+    made = GlobalBatchSampler([np.array([4, 9, 11]), np.array([2])], [32, 8], seed=3)
+    assert made.batches_in_epoch(0) == 0
+    batches = [made.batch(k) for k in range(9)]
+    assert [b.epoch for b in batches] == sorted(b.epoch for b in batches)
+    counts = Counter(s for b in batches if b.bucket == 0 for s in b.samples.tolist())
+    assert set(counts) == {4, 9, 11} and max(counts.values()) - min(counts.values()) <= 1
+    with pytest.raises(ValueError, match="no samples"):
+        GlobalBatchSampler([np.array([], int)], [8], seed=0)
+
+
+def test_far_batches_need_no_walk():
+    batch = order().batch(10**15)
+    assert batch.epoch > 10**13 and len(batch.samples) == SIZES[batch.bucket]
+
+
+def test_permutation_is_pinned():
+    """A resume months later must find the same order: these numbers may never change."""
+    assert seeded_permutation(8, (0, 0, 0)).tolist() == [0, 3, 7, 5, 1, 2, 6, 4]
+    assert seeded_permutation(5, (2**40, 3, 2**32 - 1)).tolist() == [0, 3, 2, 1, 4]
+    assert sorted(seeded_permutation(1000, (5, 6, 7)).tolist()) == list(range(1000))
+
+
+def policy(frames, **changes):
+    settings = dict(
+        max_frames=768, max_speaker_frames=384, max_text_tokens=192, num_buckets=8, bucket_frames=[],
+        global_batch_size=16, batch_multiple=8, speaker_patch_size=4,
+    )  # fmt: skip
+    frames = np.asarray(frames)
+    reference = changes.pop("reference_frames", np.full(len(frames), 50))
+    text = changes.pop("text_tokens", frames // 2 + 2)
+    return make_batch_policy(frames, reference, text, **{**settings, **changes})
+
+
+def brute_force_padded(rounded, candidates, k):
+    best = None
+    for inner in combinations(candidates[:-1], k - 1):
+        edges = np.array([*inner, candidates[-1]])
+        total = edges[np.searchsorted(edges, rounded)].sum()
+        best = total if best is None else min(best, total)
+    return best
+
+
+def test_chosen_edges_are_the_best():
+    frames = np.random.default_rng(0).integers(1, 120, 200)
+    edges = choose_edges(frames, 3, 768)
+    rounded = -(-frames // 8) * 8
+    assert all(edge % 8 == 0 for edge in edges) and edges == sorted(edges)
+    padded = np.array(edges)[np.searchsorted(edges, frames)].sum()
+    assert padded == brute_force_padded(rounded, np.unique(rounded).tolist(), 3)
+    assert choose_edges(np.array([5, 6, 7]), 8, 768) == [8]
+    assert choose_edges(np.array([97, 100]), 8, 100) == [100]
+
+
+def test_policy_shapes_and_sizes():
+    frames = np.clip(np.random.default_rng(1).lognormal(5, 0.6, 5000), 10, 768).astype(int)
+    made = policy(frames, num_buckets=6)
+    assert len(made.edges) == 6 and made.batch_sizes[-1] == 16 and made.useful_fraction > 0.8
+    assert made == policy(frames, num_buckets=6)
+    assert sum(made.sample_counts) == 5000
+    bucket = made.bucket_of(frames)
+    for number, ((T, L, R), size) in enumerate(zip(made.shapes, made.batch_sizes)):
+        assert size == max(8, 16 * made.edges[-1] // made.edges[number] // 8 * 8)
+        assert frames[bucket == number].max() <= T == made.edges[number]
+        assert L == min(192, -(-((frames[bucket == number] // 2).max() + 2) // 8) * 8)
+        assert R == 64  # a multiple of 8 speaker patches of 4 frames
+    assert policy([100], reference_frames=np.array([900])).shapes[0][2] == 384
+    # The longest reference has its place, in multiples of 8 speaker patches.
+    assert policy([100] * 3, reference_frames=np.array([10, 20, 150])).shapes[0][2] == 160
+
+
+def test_given_edges():
+    made = policy([30, 40, 200], bucket_frames=[40, 100, 200])
+    assert made.edges == (40, 100, 200) and made.sample_counts == (2, 0, 1)
+    assert made.useful_fraction == pytest.approx(270 / 280)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        (
+            {"global_batch_size": 12},
+            "comes to 12 samples, which is no multiple of data.batch_multiple = 8",
+        ),
+        ({"num_buckets": 9}, "data.num_buckets is 9"),
+        ({"bucket_frames": [50, 40]}, "ascending"),
+        ({"bucket_frames": [50, 800]}, "ends at 800 frames, above data.max_frames = 768"),
+        ({"bucket_frames": [50]}, "ends at 50 frames but a sample within data.max_frames has 100"),
+        ({"max_speaker_frames": 383}, "data.max_speaker_frames is 383"),
+    ],
+)
+def test_bad_policies(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        policy([20, 100], **changes)
+
+
+def test_selection():
+    frames, text = np.array([10, 900, 20, 768]), np.array([12, 12, 502, 192])
+    settings = dict(max_frames=768, max_text_tokens=192)
+    dropped = select_samples(frames, text, on_too_long="drop", **settings)
+    assert dropped.samples.tolist() == [0, 3] and (dropped.too_long, dropped.too_much_text) == (
+        1,
+        1,
+    )
+    cropped = select_samples(frames, text, on_too_long="crop", **settings)
+    assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 768]
+    assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
+    with pytest.raises(ValueError, match="the first is 'name1' with 900 frames"):
+        select_samples(frames, text, on_too_long="error", sample_name=lambda i: f"name{i}", **settings)
+    with pytest.raises(ValueError, match="none of the 1 samples fits"):
+        select_samples(frames[1:2], text[1:2], on_too_long="drop", **settings)
+    with pytest.raises(ValueError, match="data.on_too_long is 'keep'"):
+        select_samples(frames, text, on_too_long="keep", **settings)

@@ -1,0 +1,254 @@
+"""The loader: the same rows in the same steps however they are split, made ahead or resumed."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.helpers.loaders import CHANNELS, assert_same, build, config, global_batches, joined, take
+from tests.helpers.synthetic import make_shards
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.build import batch_split, build_dataloader
+from torchtitan.models.dit_tts.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("shards"), 120, seed=7, channels=CHANNELS)
+
+
+def test_contents_of_a_batch(folder):
+    loader = build(folder)
+    where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
+    shapes = set()
+    for inputs, labels in take(loader, 12):
+        T, L, R = (
+            inputs["latents"].shape[1],
+            inputs["text_ids"].shape[1],
+            inputs["speaker"].shape[1],
+        )
+        shapes.add((T, L, R))
+        B = len(inputs["sample_id"])
+        assert inputs["latents"].dtype == inputs["speaker"].dtype == torch.float32
+        assert inputs["latents"].shape == (B, T, CHANNELS) and inputs["speaker"].shape == (
+            B,
+            R,
+            CHANNELS,
+        )
+        assert inputs["global_batch_size"] == B and inputs["row"].tolist() == list(range(B))
+        assert labels.dtype == torch.int64 and labels.shape == (B, T)
+        for row, sample_id in enumerate(inputs["sample_id"]):
+            sample = where[sample_id]
+            latents, reference = map(torch.from_numpy, loader.dataset.read(sample))
+            frames = len(latents)
+            reference = reference[:R]
+            assert inputs["frames"][row] == frames
+            assert torch.equal(inputs["latents"][row, :frames], latents)
+            assert not inputs["latents"][row, frames:].any()
+            assert (labels[row, :frames] == 0).all() and (
+                labels[row, frames:] == IGNORE_INDEX
+            ).all()
+            assert torch.equal(inputs["speaker"][row, : len(reference)], reference)
+            assert not inputs["speaker"][row, len(reference) :].any()
+            assert inputs["speaker_mask"][row].tolist() == [i < len(reference) for i in range(R)]
+            ids = byte_tokenizer().encode(loader.dataset.metadata(sample)["text"])
+            assert inputs["text_ids"][row].tolist() == ids + [0] * (L - len(ids))
+            assert inputs["text_mask"][row].tolist() == [i < len(ids) for i in range(L)]
+    assert shapes <= set(loader.policy.shapes) and len(shapes) > 1
+
+
+def test_padding_is_zero_where_memory_is_used_again(folder):
+    """From the third batch on, as the loop holds one while the next is made."""
+    for _, (inputs, labels) in zip(range(8), build(folder)):
+        assert not inputs["latents"][labels == IGNORE_INDEX].any()
+        assert not inputs["speaker"][~inputs["speaker_mask"]].any()
+        inputs["latents"].fill_(7)
+        inputs["speaker"].fill_(7)
+
+
+@pytest.mark.parametrize("ranks, accumulation", [(1, 2), (2, 1), (4, 1), (2, 2)])
+def test_any_split_is_the_same_global_batch(folder, ranks, accumulation):
+    whole, split = global_batches(folder, 1, 1, 8), global_batches(folder, ranks, accumulation, 8)
+    for left, right in zip(whole, split, strict=True):
+        assert_same(left, right)
+
+
+@pytest.mark.parametrize("workers, prefetch", [(1, 1), (2, 4), (3, 9)])
+def test_threads_change_nothing(folder, workers, prefetch):
+    changes = dict(num_workers=workers, prefetch_batches=prefetch)
+    for left, right in zip(
+        global_batches(folder, 1, 2, 10), global_batches(folder, 1, 2, 10, **changes), strict=True
+    ):
+        assert_same(left, right)
+
+
+def test_an_epoch_has_every_sample_once(folder):
+    changes = dict(batch_multiple=1, num_buckets=1)
+    loader = build_dataloader(1, 0, byte_tokenizer(), config(folder, local=10, **changes))
+    ids = [sample_id for inputs, _ in take(loader, 12) for sample_id in inputs["sample_id"]]
+    assert len(ids) == len(set(ids)) == len(loader.dataset) == 120
+
+
+@pytest.mark.parametrize("step", [0, 1, 5, 23])
+def test_resume_under_another_split(folder, step):
+    before = build(folder, ranks=2, rank=1, accumulation=2, num_workers=2, prefetch_batches=5)
+    take(before, 2 * step)
+    state = before.state_dict()
+    assert state["global_batch"] == step and state == build_and_load(folder, state).state_dict()
+    expected = global_batches(folder, 1, 1, step + 3)[step:]
+    for ranks, accumulation, workers in ((1, 1, 0), (4, 1, 1), (1, 2, 2)):
+        resumed = []
+        for rank in range(ranks):
+            changes = dict(num_workers=workers, prefetch_batches=2)
+            loader = build_and_load(
+                folder, state, ranks=ranks, rank=rank, accumulation=accumulation, **changes
+            )
+            resumed.append(take(loader, 3 * accumulation))
+        for k in range(3):
+            parts = [
+                resumed[r][k * accumulation + m] for m in range(accumulation) for r in range(ranks)
+            ]
+            assert_same(joined(parts), expected[k])
+
+
+def build_and_load(folder, state, **changes):
+    loader = build(folder, **changes)
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_state_in_the_middle_of_a_step_stands_before_it(folder):
+    loader = build(folder, accumulation=2)
+    take(loader, 5)
+    assert loader.state_dict()["global_batch"] == 2
+
+
+def test_state_survives_a_distributed_checkpoint(folder, tmp_path):
+    loader = build(folder)
+    take(loader, 4)
+    dcp.save({"dataloader": loader}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    other = build(folder, accumulation=2)
+    dcp.load({"dataloader": other}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    assert other.state_dict() == loader.state_dict()
+    other.load_state_dict({})
+    assert other.consumed == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_made_before_the_load_does_not_replay(folder, workers):
+    loader = build(folder, num_workers=workers)
+    early = iter(loader)
+    started = iter(loader)
+    next(started)
+    state = build(folder).state_dict() | {"global_batch": 6}
+    loader.load_state_dict(state)
+    assert next(early)[0]["global_batch"] == 6
+    assert next(started)[0]["global_batch"] == 7
+    assert next(iter(loader))[0]["global_batch"] == 8
+    assert next(early)[0]["global_batch"] == 9
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"seed": 1}, "its seed is 0 and this run's 1; restore data.seed"),
+        (
+            {"num_buckets": 2},
+            "its bucket_frames is .* restore data.bucket_frames or data.num_buckets, or what limits",
+        ),
+        ({"batch_multiple": 1}, "its batch_sizes is"),
+        (
+            {"max_text_tokens": 40, "bucket_frames": [32, 64, 200]},
+            "restore data.max_frames, data.max_text_tokens, data.on_too_long",
+        ),
+    ],
+)
+def test_another_order_is_refused_and_named(folder, changes, sentence):
+    saved = build(
+        folder, **{name: value for name, value in changes.items() if name == "bucket_frames"}
+    ).state_dict()
+    with pytest.raises(ValueError, match=sentence):
+        build(folder, **changes).load_state_dict(saved)
+
+
+def test_another_dataset_is_refused_and_named(folder, tmp_path):
+    other = make_shards(tmp_path, 120, seed=8, channels=CHANNELS)
+    with pytest.raises(ValueError, match="its dataset is .* restore the shards of data.path"):
+        build(other).load_state_dict(build(folder).state_dict())
+
+
+def test_what_the_ranks_cannot_divide(folder):
+    with pytest.raises(
+        ValueError, match="cannot be divided by 5 data-parallel ranks times 1 accumulation steps"
+    ):
+        build_dataloader(5, 0, byte_tokenizer(), config(folder, local=8))
+    assert batch_split(-1, 4, 2) == (8, 1) and batch_split(32, 4, 2) == (32, 4)
+    with pytest.raises(ValueError, match="training.global_batch_size is 12"):
+        batch_split(12, 4, 2)
+    with pytest.raises(ValueError, match="data.prefetch_batches 0"):
+        build(folder, num_workers=1, prefetch_batches=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_thread_reaches_the_consumer(folder, workers):
+    loader = build(folder, num_workers=workers)
+    bad = take(build(folder), 3)[2][0]["sample_id"][1]
+    load = loader.dataset.load
+
+    def failing(sample, *buffers):
+        if loader.dataset.sample_id(sample) == bad:
+            raise CorruptSampleError(f"sample '{bad}': disk gone")
+        return load(sample, *buffers)
+
+    loader.dataset.load = failing
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    for _ in range(2):  # asking again asks for the same batch
+        with pytest.raises(InputError, match=f"sample '{bad}': disk gone"):
+            next(iterator)
+    loader.dataset.load = load
+    assert next(iterator)[0]["global_batch"] == 2
+
+
+@pytest.mark.long
+def test_dropping_the_iterator_ends_its_threads(folder):
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("data_")]
+
+    gc.collect()
+    iterator = iter(build(folder, num_workers=2))
+    next(iterator)
+    assert threads()
+    del iterator
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not threads()
+
+
+@pytest.mark.long
+def test_the_interpreter_exits_with_batches_ahead(folder):
+    code = (
+        "import sys, tests.helpers.loaders as t\n"
+        "it = iter(t.build(sys.argv[1], num_workers=2, prefetch_batches=8))\n"
+        "next(it)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60, cwd=ROOT)
+
+
+def test_the_log_block(folder, caplog):
+    with caplog.at_level("INFO"):
+        build(folder, max_frames=100, ranks=2)
+    text = caplog.text
+    assert "hours" in text and "too long" in text and "2 ranks x 1 accumulation" in text

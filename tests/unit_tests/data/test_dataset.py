@@ -1,0 +1,560 @@
+"""Shards: what is written is read back, whatever tool wrote the tar; damage is always an error."""
+
+import errno
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.synthetic import make_samples, make_shards
+from tests.helpers.tars import npy, write_tar
+from torchtitan.models.dit_tts.data import index
+from torchtitan.models.dit_tts.data import dataset as archive, local_reader as reading
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
+from torchtitan.models.dit_tts.data.storage import open_source
+
+CHANNELS = 8
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def members_of(sample: Triplet) -> dict[str, bytes]:
+    return {
+        f"{sample.key}.npy": npy(sample.latents),
+        f"{sample.key}.ref.npy": npy(sample.reference),
+        f"{sample.key}.json": json.dumps(sample.metadata).encode(),
+    }
+
+
+def check_equal(dataset, samples, prefix="x:"):
+    assert [dataset.sample_id(i) for i in range(len(dataset))] == [
+        prefix + sample.key for sample in samples
+    ]
+    for number, sample in enumerate(samples):
+        latents, reference = dataset.read(number)
+        np.testing.assert_array_equal(latents, sample.latents.astype(np.float32))
+        np.testing.assert_array_equal(reference, sample.reference.astype(np.float32))
+        metadata = dataset.metadata(number)
+        metadata.pop(HASHES_KEY, None)  # only our own writer adds it
+        assert metadata == sample.metadata
+        assert dataset.frames[number] == len(sample.latents)
+        assert dataset.text_chars[number] == len(sample.metadata["text"])
+        assert dataset.text_bytes[number] == len(sample.metadata["text"].encode())
+
+
+@pytest.fixture
+def samples():
+    made = make_samples(5, seed=1, channels=CHANNELS)
+    made[2].metadata["text"] = "naïve 你好"
+    return made
+
+
+def test_written_shard_is_deterministic_and_read_back(tmp_path, samples):
+    write_shard(tmp_path / "x.tar", iter(samples))
+    first = (tmp_path / "x.tar").read_bytes()
+    write_shard(tmp_path / "x.tar", samples)
+    assert (tmp_path / "x.tar").read_bytes() == first
+    assert os.listdir(tmp_path) == ["x.tar"]
+    check_equal(open_dataset(str(tmp_path), CHANNELS), samples)
+
+
+def test_failed_write_leaves_the_old_shard(tmp_path, samples):
+    write_shard(tmp_path / "x.tar", samples)
+    before = (tmp_path / "x.tar").read_bytes()
+    with pytest.raises(ValueError, match="key 'utt000000' was given twice"):
+        write_shard(tmp_path / "x.tar", [samples[0], samples[0]])
+    assert (tmp_path / "x.tar").read_bytes() == before
+    assert os.listdir(tmp_path) == ["x.tar"]
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"key": "a.b"}, "key 'a.b' cannot name a sample"),
+        ({"latents": np.zeros((0, CHANNELS), np.float16)}, "no latent frame"),
+        ({"latents": np.full((3, CHANNELS), 1e6)}, "not finite in float16"),
+        ({"reference": np.zeros((3, CHANNELS + 1), np.float16)}, "same width"),
+        ({"metadata": {}}, 'no "text" string'),
+        ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as utf-8 JSON"),
+    ],
+)
+def test_writer_refuses(tmp_path, samples, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        write_shard(tmp_path / "x.tar", [Triplet(**{**vars(samples[0]), **change})])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_python_tars_with_long_names_interleaved_and_extra_members(tmp_path, samples, tar_format):
+    # ustar splits a long name into a prefix and a name of at most 100 bytes.
+    samples = [
+        Triplet(
+            f"{'folder' * 12}/{'k' * 80}{number}",
+            *[getattr(s, f) for f in ("latents", "reference", "metadata")],
+        )
+        for number, s in enumerate(samples)
+    ]
+    if tar_format != "ustar":
+        samples.append(
+            Triplet("é" * 140, samples[0].latents, samples[1].reference, samples[0].metadata)
+        )
+    members = [list(members_of(sample).items()) for sample in samples]
+    interleaved = [triplet[kind] for kind in (2, 0, 1) for triplet in members]
+    interleaved.insert(4, ("readme.txt", b"not a sample"))
+    interleaved.insert(9, (samples[0].key + ".wav", b"RIFF"))
+    write_tar(tmp_path / "x.tar", interleaved, FORMATS[tar_format])
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
+
+
+@pytest.mark.parametrize("tar_format", ["ustar", "gnu", "posix", "v7"])
+def test_gnu_tar_both_ways(tmp_path, samples, tar_format):
+    tar = shutil.which("tar")
+    assert tar, "GNU tar is needed on PATH"
+    source = tmp_path / "source"
+    source.mkdir()
+    for sample in samples:
+        for name, data in members_of(sample).items():
+            (source / name).write_bytes(data)
+    # "-C folder ." writes a folder member and names that begin with "./".
+    subprocess.run(
+        [
+            tar,
+            f"--format={tar_format}",
+            "--sort=name",
+            "-cf",
+            tmp_path / "x.tar",
+            "-C",
+            source,
+            ".",
+        ],
+        check=True,
+    )
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
+    write_shard(tmp_path / "ours.tar", samples)
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run([tar, "-xf", tmp_path / "ours.tar", "-C", unpacked], check=True)
+    assert np.array_equal(np.load(unpacked / "utt000003.npy"), samples[3].latents)
+
+
+def test_webdataset_shard_writer_and_reader(tmp_path, samples):
+    """Written by webdataset and read here, written here and read by webdataset."""
+    import webdataset
+
+    with webdataset.ShardWriter(str(tmp_path / "x-%06d.tar"), maxcount=1000, verbose=0) as sink:
+        for sample in samples:
+            sink.write(
+                {
+                    "__key__": sample.key,
+                    "npy": sample.latents,
+                    "ref.npy": sample.reference,
+                    "json": sample.metadata,
+                }
+            )
+    check_equal(open_dataset(str(tmp_path), CHANNELS), samples, prefix="x-000000:")
+
+    write_shard(tmp_path / "ours.tar", samples)
+    url = f"file:{tmp_path / 'ours.tar'}"
+    read = list(webdataset.WebDataset(url, shardshuffle=False).decode())
+    assert [sample["__key__"] for sample in read] == [sample.key for sample in samples]
+    for found, wanted in zip(read, samples, strict=True):
+        np.testing.assert_array_equal(found["npy"], wanted.latents)
+        np.testing.assert_array_equal(found["ref.npy"], wanted.reference)
+        assert found["json"]["text"] == wanted.metadata["text"]
+
+
+def test_float32_arrays_and_given_buffers(tmp_path, samples):
+    sample = Triplet(
+        "a", samples[0].latents.astype(np.float32) / 3, samples[0].reference, samples[0].metadata
+    )
+    write_tar(tmp_path / "x.tar", members_of(sample).items())
+    dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
+    latents = np.full((300, CHANNELS), 7, np.float32)
+    reference = np.full((3, CHANNELS), 7, np.float16)
+    read_latents, read_reference = dataset.read(0, latents, reference)
+    assert np.shares_memory(read_latents, latents) and len(read_latents) == len(sample.latents)
+    np.testing.assert_array_equal(read_latents, sample.latents)
+    assert (latents[len(sample.latents) :] == 7).all()
+    np.testing.assert_array_equal(read_reference, sample.reference[:3])
+    cropped, _ = dataset.read(0, np.empty((5, CHANNELS), np.float32))
+    np.testing.assert_array_equal(cropped, sample.latents[:5])
+
+
+def test_many_rows_are_converted_to_the_last(monkeypatch):
+    """Above 32,767 elements the loader's threads convert in parts."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    stored = np.random.default_rng(0).standard_normal((700, 128)).astype(np.float16)
+    out = np.full((800, 128), 7, np.float32)
+    filled = reading.fill(memoryview(bytearray(stored.tobytes())), 2, out)
+    np.testing.assert_array_equal(filled, stored.astype(np.float32))
+    assert (out[700:] == 7).all()
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        member = tar.getmembers()[4]
+    if how == "end marker cut":
+        del data[tar.offset :]
+    elif how == "half an end marker":
+        del data[tar.offset + 512 :]
+    elif how == "cut in data":
+        del data[member.offset_data + 100 :]
+    elif how == "cut between members":
+        del data[member.offset :]
+    elif how == "flipped header bit":
+        data[member.offset + 3] ^= 4
+    elif how == "flipped checksum bit":
+        data[member.offset + 150] ^= 1
+    elif how == "zeroed header":
+        data[member.offset : member.offset + 512] = bytes(512)
+    elif how == "joined":
+        data = data + data
+    elif how == "compressed":
+        data[:3] = b"\x1f\x8b\x08"
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "how, sentence",
+    [
+        ("end marker cut", "without an end-of-archive marker"),
+        ("half an end marker", "only part of the end-of-archive marker"),
+        ("cut in data", "member 'utt000001.ref.npy' should end at byte"),
+        ("cut between members", "without an end-of-archive marker"),
+        ("flipped header bit", "fails its checksum, so the tar is damaged"),
+        ("flipped checksum bit", "fails its checksum, so the tar is damaged"),
+        ("zeroed header", "data follow a zero block"),
+        ("joined", "joined by cat"),
+        ("compressed", "not a plain tar"),
+    ],
+)
+def test_damage_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence):
+    write_shard(tmp_path / "x.tar", samples)
+    damage(tmp_path / "x.tar", how)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        open_dataset(str(tmp_path), CHANNELS)
+    assert "x.tar: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_no_flipped_header_bit_loses_a_member(tmp_path, samples):
+    tar = tmp_path / "x.tar"
+    write_shard(tar, samples[:1])
+    good = tar.read_bytes()
+    expected = index.build_index(open_source(str(tar))).payload
+    found = 0
+    for bit in range(0, 512 * 8, 3):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << (bit % 8)
+        tar.write_bytes(bad)
+        made = index.build_index(open_source(str(tar)))
+        if made.problems:
+            assert "checksum" in made.problems[0].sentence
+            found += 1
+        else:
+            # Only in the checksum field itself may a flip mean nothing: a zero that turns into a blank.
+            assert made.payload == expected and 148 <= bit // 8 < 156
+    assert found > 1350
+
+
+def replaced(samples, name, data):
+    members = [item for sample in samples for item in members_of(sample).items()]
+    return [(n, data if n == name else d) for n, d in members if not (n == name and data is None)]
+
+
+GOOD = np.zeros((4, CHANNELS), np.float16)
+
+
+@pytest.mark.parametrize(
+    "name, data, sentence",
+    [
+        (
+            "utt000001.npy",
+            npy(np.array([[{}]], dtype=object)),
+            "'utt000001.npy' has dtype '|O'; only",
+        ),
+        ("utt000001.npy", npy(GOOD.astype(np.int16)), "has dtype '<i2'"),
+        ("utt000001.npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
+        ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "in Fortran order"),
+        ("utt000001.npy", npy(GOOD[0]), "has shape (8,)"),
+        ("utt000001.npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
+        ("utt000001.npy", b"RIFF and more than twelve bytes", "is not an npy array"),
+        ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "header that cannot be read"),
+        ("utt000001.npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
+        (
+            "utt000001.ref.npy",
+            npy(GOOD[:, :-1]),
+            "of sample 'utt000001' are 8 and 7 wide where the tar's first is 8",
+        ),
+        (
+            "utt000001.json",
+            b'{"words": 1}',
+            "JSON of sample 'utt000001' is no utf-8 object with a \"text\"",
+        ),
+        ("utt000001.json", b'{"text": "\xff"}', "JSON of sample 'utt000001'"),
+        ("utt000001.json", b'["text"]', "JSON of sample 'utt000001'"),
+        (
+            "utt000001.ref.npy",
+            None,
+            "sample 'utt000001' is incomplete, it lacks .ref.npy",
+        ),
+    ],
+)
+def test_unusable_members_are_one_sentence(tmp_path, samples, name, data, sentence):
+    write_tar(tmp_path / "x.tar", replaced(samples, name, data))
+    with pytest.raises(ValueError) as caught:
+        open_dataset(str(tmp_path), CHANNELS)
+    assert sentence in str(caught.value) and "x.tar" in str(caught.value)
+
+
+def test_other_unusable_tars(tmp_path, samples):
+    tar = tmp_path / "x.tar"
+    write_tar(tar, [("readme.txt", b"hello")])
+    with pytest.raises(ValueError, match="x.tar: none of its members belongs to a sample"):
+        open_dataset(str(tar), CHANNELS)
+    write_tar(tar, list(members_of(samples[0]).items()) * 2)
+    with pytest.raises(ValueError, match="'utt000000' has the member .npy twice"):
+        open_dataset(str(tar), CHANNELS)
+    with tarfile.open(tar, "w") as file:
+        link = tarfile.TarInfo("a.ref.npy")
+        link.type, link.linkname = tarfile.LNKTYPE, "b.npy"
+        file.addfile(link)
+    with pytest.raises(ValueError, match="'a.ref.npy' is a link"):
+        open_dataset(str(tar), CHANNELS)
+    write_shard(tar, samples)
+    with pytest.raises(ValueError, match="data.latent_channels is 128; set it to 8"):
+        open_dataset(str(tar))
+
+
+def test_npy_versions_two_and_three(tmp_path, samples):
+    members = dict(members_of(samples[0]))
+    for version, kind in (((2, 0), ".npy"), ((3, 0), ".ref.npy")):
+        buffer = io.BytesIO()
+        array = samples[0].latents if kind == ".npy" else samples[0].reference
+        np.lib.format.write_array(buffer, array, version=version)
+        members["utt000000" + kind] = buffer.getvalue()
+    write_tar(tmp_path / "x.tar", members.items())
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples[:1])
+
+
+def test_paths(tmp_path):
+    folder = make_shards(tmp_path / "d", 6, channels=CHANNELS, shards=3)
+    (folder / "sub").mkdir()
+    shutil.copy(folder / "000000.tar", folder / "sub" / "deep.tar")
+    assert len(open_dataset(str(folder), CHANNELS).tar_paths) == 3
+    assert len(open_dataset(str(folder / "00000[12].tar"), CHANNELS)) == 4
+    (tmp_path / "empty").mkdir()
+    for path, sentence in (
+        ("", "data.path is empty"),
+        (tmp_path / "empty", "without a .tar file"),
+        (tmp_path / "none", "does not exist"),
+        (tmp_path / "*.tar", "matches no .tar file"),
+        (folder / "000000.tar.idx", "does not end in .tar"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            open_dataset(str(path), CHANNELS)
+    (tmp_path / "e").mkdir()
+    shutil.copy(folder / "000000.tar", tmp_path / "e")
+    both = open_dataset(str(tmp_path / "[de]" / "*.tar"), CHANNELS)
+    assert [both.sample_id(0), both.sample_id(2)] == ["d/000000:utt000000", "e/000000:utt000000"]
+    two = open_dataset([str(tmp_path / "e"), str(folder)], CHANNELS)
+    assert two.source.tolist() == [0] * 2 + [1] * 6 and two.sample_id(2) == "d/000000:utt000000"
+    with pytest.raises(ValueError, match="names .*000000.tar twice"):
+        open_dataset([str(folder), str(folder / "000000.tar")], CHANNELS)
+    with pytest.raises(ValueError, match="data.path is empty"):
+        open_dataset([], CHANNELS)
+
+
+def test_index_is_used_and_rebuilt_when_stale_or_damaged(tmp_path, monkeypatch):
+    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
+    tar, sidecar = str(tmp_path / "000000.tar"), tmp_path / "000000.tar.idx"
+    built = []
+    build = index.build_index
+    monkeypatch.setattr(index, "build_index", lambda source: built.append(source) or build(source))
+    first = open_dataset(tar, CHANNELS)
+    stored = sidecar.read_bytes()
+    again = open_dataset(tar, CHANNELS)
+    assert len(built) == 1 and again.fingerprint == first.fingerprint
+    assert again.sample_id(3) == first.sample_id(3)
+
+    for number, bad in enumerate(
+        (b"", stored[:-1], stored[:-1] + b"?", b"OTHER" + stored[5:]), start=2
+    ):
+        sidecar.write_bytes(bad)
+        assert open_dataset(tar, CHANNELS).fingerprint == first.fingerprint
+        assert len(built) == number and sidecar.read_bytes() == stored
+
+    write_shard(tar, make_samples(3, seed=5, channels=CHANNELS))
+    changed = open_dataset(tar, CHANNELS)
+    assert len(changed) == 3 and changed.fingerprint != first.fingerprint
+    os.utime(tar, ns=(1, 1))
+    assert open_dataset(tar, CHANNELS).fingerprint == changed.fingerprint
+    assert len(built) == 7
+
+
+def test_several_starting_at_once_write_the_same_index(tmp_path):
+    make_shards(tmp_path, 30, channels=CHANNELS, shards=1)
+    tar = str(tmp_path / "000000.tar")
+    with ThreadPoolExecutor(6) as pool:
+        indexes = list(pool.map(index.load_index, [tar] * 12))
+    assert len({made.digest for made in indexes}) == 1
+    assert sorted(os.listdir(tmp_path)) == ["000000.tar", "000000.tar.idx"]
+    assert index._read_local(tar + ".idx").digest == indexes[0].digest
+
+
+def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):
+    folder = make_shards(tmp_path / "d", 4, channels=CHANNELS, shards=1)
+    folder.chmod(0o555)
+    if os.access(folder, os.W_OK):  # permissions do not bind root: refuse as a read-only disk does
+        atomic_file = index.atomic_file
+
+        def refuse(path):
+            if os.path.dirname(path) == str(folder):
+                raise OSError(errno.EROFS, "read-only")
+            return atomic_file(path)
+
+        monkeypatch.setattr(index, "atomic_file", refuse)
+    dataset = open_dataset(str(folder), CHANNELS)
+    cached = os.listdir(os.path.join(os.environ["XDG_CACHE_HOME"], "titan-tts", "index"))
+    assert len(cached) == 1 and os.listdir(folder) == ["000000.tar"]
+    monkeypatch.setattr(index, "build_index", None)  # must not be needed
+    assert open_dataset(str(folder), CHANNELS).fingerprint == dataset.fingerprint
+    folder.chmod(0o755)
+
+
+def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
+    first = make_shards(tmp_path / "a", 6, seed=1, channels=CHANNELS)
+    shutil.copytree(first, tmp_path / "b", copy_function=shutil.copy)
+    other = make_shards(tmp_path / "c", 6, seed=2, channels=CHANNELS)
+    fingerprints = [open_dataset(str(tmp_path / name), CHANNELS).fingerprint for name in "abc"]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    (other / "000000.tar").rename(other / "renamed.tar")
+    assert open_dataset(str(other), CHANNELS).fingerprint != fingerprints[2]
+
+
+def test_many_threads_few_open_files_and_pickle(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_OPEN_SHARDS", 2)
+    make_shards(tmp_path, 40, channels=CHANNELS, shards=8)
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    expected = [dataset.read(sample)[0] for sample in range(40)]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.fingerprint == dataset.fingerprint
+    wrong = []
+
+    def work(seed):
+        for sample in np.random.default_rng(seed).integers(0, 40, 200):
+            if not np.array_equal(copy.read(sample)[0], expected[sample]):
+                wrong.append(sample)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(copy._files._files) <= 2
+
+
+def test_shard_that_changes_during_a_run(tmp_path):
+    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    tar = tmp_path / "000000.tar"
+    tar.write_bytes(tar.read_bytes()[:-512])
+    with pytest.raises(ValueError, match="000000.tar: has .* must not change during a run"):
+        dataset.read(0)
+
+
+@pytest.mark.parametrize("part, name", [(0, "latents"), (1, "reference"), (2, "JSON")])
+def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, name):
+    write_shard(tmp_path / "x.tar", samples)
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        member = tar.getmembers()[3 + part]
+    with open(tmp_path / "x.tar", "r+b") as file:
+        file.seek(member.offset_data + member.size - 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 16]))
+    dataset.read(0)
+    with pytest.raises(CorruptSampleError, match=f"'x:utt000001': its {name} in .*x.tar is not what was"):
+        dataset.load(1)
+    if name == "JSON":
+        with pytest.raises(CorruptSampleError, match="'x:utt000001': its JSON"):
+            dataset.metadata(1)
+
+
+def test_arrays_damaged_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
+    write_shard(tmp_path / "x.tar", samples)
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        member = tar.getmembers()[3]
+    data = bytearray((tmp_path / "x.tar").read_bytes())
+    data[member.offset_data + member.size - 2] ^= 1
+    (tmp_path / "x.tar").write_bytes(data)
+    with pytest.raises(ValueError, match="the .npy of sample 'utt000001' is not the one that was"):
+        open_dataset(str(tmp_path), CHANNELS)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_latents_that_are_not_finite_are_damaged(tmp_path, samples, value, dtype):
+    array = samples[1].latents.astype(dtype)
+    array[3, 2] = value
+    write_tar(tmp_path / "x.tar", replaced(samples, "utt000001.npy", npy(array)))
+    with pytest.raises(ValueError, match="'utt000001.npy' has values that are NaN or infinite"):
+        open_dataset(str(tmp_path), CHANNELS)
+
+
+def test_skip_keeps_the_sound_samples(tmp_path, samples):
+    many = make_samples(40, seed=3, channels=CHANNELS)
+    write_shard(tmp_path / "good.tar", samples)
+    write_tar(tmp_path / "x.tar", replaced(many, "utt000007.ref.npy", npy(GOOD)[:-1]))
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        header = tar.getmembers()[60].offset  # of utt000020.npy
+    data = bytearray((tmp_path / "x.tar").read_bytes())
+    data[header] ^= 1
+    (tmp_path / "x.tar").write_bytes(data)
+    dataset = open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.1)
+    keys = [dataset.key(i) for i in range(len(samples), len(dataset))]
+    assert keys == [s.key for s in many if s.key not in ("utt000007", "utt000020")]
+    assert {tar for tar, _ in dataset.problems} == {str(tmp_path / "x.tar")}
+    assert [problem.key for _, problem in dataset.problems] == ["utt000007", "", "utt000020"]
+    with pytest.raises(ValueError, match="3 damaged samples beside 43 sound ones are 6.5%"):
+        open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.05)
+    with pytest.raises(ValueError, match=r"x.tar: member 'utt000007.ref.npy' .* \(2 more: titan-tts"):
+        open_dataset(str(tmp_path), CHANNELS)
+
+
+def test_labels_and_characters(tmp_path, samples):
+    for sample, speaker in zip(samples, ("b", "a", 7, None, "a")):
+        sample.metadata["speaker"] = speaker
+    write_shard(tmp_path / "x.tar", samples[:3])
+    write_shard(tmp_path / "y.tar", samples[3:])
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    codes, values = dataset.labels("speaker")
+    assert [values[c] if c >= 0 else None for c in codes] == ["b", "a", "7", None, "a"]
+    assert dataset.labels("language")[0].tolist() == [-1] * 5
+    assert dataset.characters == "".join(
+        sorted(set("".join(sample.metadata["text"] for sample in samples)))
+    )
+
+
+def test_ranks_that_start_together_begin_with_other_shards(tmp_path, monkeypatch):
+    make_shards(tmp_path, 16, channels=CHANNELS, shards=8)
+    whole = open_dataset(str(tmp_path), CHANNELS)
+    order = []
+    load = index.load_index
+    monkeypatch.setattr(archive, "load_index", lambda path: order.append(path) or load(path))
+    for number in range(3):
+        order.clear()
+        part = open_dataset(str(tmp_path), CHANNELS, part=(number, 3))
+        assert part.fingerprint == whole.fingerprint and part.tar_paths == whole.tar_paths
+        assert os.path.basename(order[0]) == f"{8 * number // 3:06d}.tar"

@@ -1,0 +1,569 @@
+"""Range reads are right, many at once, and cheap the second time, whatever happens to the cache."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from tests.helpers.http_server import FolderServer
+from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data import remote_cache as disk_cache
+from torchtitan.models.dit_tts.data.remote_cache import RECORD
+from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
+from torchtitan.models.dit_tts.errors import InputError
+
+TAR_BYTES = 400_000
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def fast_and_direct(monkeypatch):
+    """Retries wait milliseconds, and no proxy of the machine comes between."""
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "WAIT_FACTOR", 1.0)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def tars(tmp_path) -> list[bytes]:
+    (tmp_path / "tars").mkdir()
+    contents = [np.random.default_rng(number).bytes(TAR_BYTES) for number in range(6)]
+    for number, content in enumerate(contents):
+        (tmp_path / "tars" / f"{number}.tar").write_bytes(content)
+    return contents
+
+
+@pytest.fixture
+def server(tars, tmp_path):
+    with FolderServer(tmp_path / "tars") as server:
+        yield server
+
+
+def url_of(server, number: int) -> str:
+    return f"{server.url}/{number}.tar"
+
+
+def extents_of(server, number: int, count: int, size: int = 1000) -> list[Extent]:
+    """``count`` extents spread over a tar."""
+    version = remote.stat(url_of(server, number)).version
+    starts = np.linspace(0, TAR_BYTES - size, count).astype(int).tolist()
+    return [
+        Extent(url_of(server, number), TAR_BYTES, version, start, start + size) for start in starts
+    ]
+
+
+def right(tars, extents) -> list[bytes]:
+    return [
+        tars[int(extent.path.rpartition("/")[2].removesuffix(".tar"))][extent.start : extent.stop]
+        for extent in extents
+    ]
+
+
+def disk_bytes(folder: Path) -> int:
+    total = 0
+    for name in os.listdir(folder):
+        try:
+            total += os.stat(folder / name).st_blocks * 512
+        except FileNotFoundError:
+            pass
+    return total
+
+
+def sentence_of(function, *args) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*args)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+def test_two_hundred_extents_at_64_in_flight(server, tars):
+    extents = extents_of(server, 0, 100) + extents_of(server, 1, 100)
+    random.Random(0).shuffle(extents)
+    reader = RangeReader(None, 0, max_in_flight=64)
+    server.latency_seconds = 0.02
+    # No answer leaves before so many requests are there at once: fewer in flight would hang.
+    server.hold_until = 64
+    assert reader.fetch(extents) == right(tars, extents)
+    assert server.peak_in_flight == 64 and server.requests["GET"] == 200
+
+
+@pytest.mark.long
+def test_s3_reaches_64_in_flight_too(server, tars, monkeypatch):
+    """Its client's own pool holds 10 connections unless told otherwise."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.rpartition("/")[0] + "/" + server.url[7:])
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    fsspec.filesystem("s3").clear_instance_cache()
+    (server.folder / "bucket").mkdir()
+    os.link(server.folder / "0.tar", server.folder / "bucket" / "0.tar")
+    extents = [
+        Extent("s3://bucket/0.tar", TAR_BYTES, 1, start, start + 500)
+        for start in range(0, 80_000, 1000)
+    ]
+    server.hold_until = 64
+    assert RangeReader(None, 0).fetch(extents) == right(tars, extents)
+    assert server.peak_in_flight == 64
+    server.hold_until, server.fail_first = 0, 3
+    assert RangeReader(None, 0).fetch(extents[:1]) == right(tars, extents[:1])
+    server.deny.add("0.tar")
+    assert sentence_of(RangeReader(None, 0).fetch, extents[:1]) == (
+        "s3://bucket/0.tar: cannot be read at bytes 0-499 (status 403: access denied); check the "
+        "credentials and their rights."
+    )
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def test_filesystem_without_an_asynchronous_interface(tars, tmp_path):
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/cache/0.tar", tars[0])
+    extents = [
+        Extent("memory://cache/0.tar", TAR_BYTES, 1, start, start + 70)
+        for start in range(0, TAR_BYTES, 5000)
+    ]
+    reader = RangeReader(str(tmp_path / "cache"), 1 << 20)
+    assert reader.fetch(extents) == right(tars, extents)
+    store.rm("/cache", recursive=True)
+    assert reader.fetch(extents) == right(tars, extents)
+
+
+def test_second_fetch_makes_no_request(server, tars, tmp_path):
+    extents = extents_of(server, 0, 50) + extents_of(server, 1, 50)
+    # The same start with another end, an empty one and the same twice.
+    first = extents[0]
+    extents += [Extent(first.path, first.size, first.version, 0, 10), first]
+    extents += [Extent(first.path, first.size, first.version, 7, 7)]
+    cache = str(tmp_path / "cache")
+    server.requests.clear()
+    reader = RangeReader(cache, 4 << 20)
+    assert reader.fetch(extents) == right(tars, extents)
+    assert server.requests == {"GET": 101}
+    server.requests.clear()
+    for again in (reader, RangeReader(cache, 4 << 20)):
+        assert again.fetch(extents[::-1]) == right(tars, extents[::-1])
+    assert not server.requests
+    logs = sum(path.stat().st_size for path in Path(cache).glob("*.log"))
+    assert logs == 101 * 24
+
+
+def test_no_files_without_a_cache(server, tars, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    extents = extents_of(server, 0, 5)
+    for folder, size in ((None, 1 << 20), (str(tmp_path / "cache"), 0)):
+        assert RangeReader(folder, size).fetch(extents) == right(tars, extents)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_another_version_is_another_tar(server, tars, tmp_path):
+    reader = RangeReader(str(tmp_path / "cache"), 1 << 20)
+    (old,) = extents_of(server, 0, 1)
+    reader.fetch([old])
+    (server.folder / "0.tar").write_bytes(tars[1])
+    (new,) = extents_of(server, 0, 1)
+    assert new != old and reader.fetch([new]) == right([tars[1]], [new])
+
+
+@pytest.mark.long
+def test_many_threads_share_a_reader(server, tars, tmp_path):
+    extents = [e for number in range(4) for e in extents_of(server, number, 40)]
+    reader = RangeReader(str(tmp_path / "cache"), 300_000, max_in_flight=8)
+
+    def fetch_some(seed: int) -> bool:
+        some = random.Random(seed).choices(extents, k=30)
+        return reader.fetch(some) == right(tars, some)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(fetch_some, range(24)))
+    assert server.peak_in_flight <= 8
+    assert disk_bytes(tmp_path / "cache") <= 300_000 + 30 * 3 * 4096
+
+
+def test_least_recently_used_tars_go_first(server, tars, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_cache, "TOUCH_SECONDS", 0.0)
+    cache = tmp_path / "cache"
+    groups = [extents_of(server, number, 4, size=20_000) for number in range(6)]
+    reader = RangeReader(str(cache), 480_000)  # four groups of 20 to 24 blocks and a log
+    for number in (0, 1, 2, 3, 0, 4, 5):
+        assert reader.fetch(groups[number]) == right(tars, groups[number])
+        time.sleep(0.02)  # above the resolution of a file's time
+        assert disk_bytes(cache) <= 480_000
+    server.requests.clear()
+    assert RangeReader(str(cache), 480_000).fetch(groups[0]) == right(tars, groups[0])
+    assert RangeReader(str(cache), 480_000).fetch(groups[5]) == right(tars, groups[5])
+    assert not server.requests
+    reader.fetch(groups[1])
+    assert server.requests == {"GET": 4}
+
+
+def test_what_is_larger_than_the_cache_is_not_kept(server, tars, tmp_path):
+    reader = RangeReader(str(tmp_path / "cache"), 50_000)
+    for size in (60_000, 200_000):
+        extents = extents_of(server, 0, 2, size=size)
+        assert reader.fetch(extents) == right(tars, extents)
+        assert disk_bytes(tmp_path / "cache") <= 50_000
+
+
+def test_other_files_in_the_folder_stay(server, tars, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    others = {name: os.urandom(30_000) for name in ("thesis.data", "0.log", "a" * 32, "usage")}
+    for name, data in others.items():
+        (cache / name).write_bytes(data)
+    reader = RangeReader(str(cache), 60_000)
+    for number in range(6):
+        extents = extents_of(server, number, 3, size=10_000)
+        assert reader.fetch(extents) == right(tars, extents)
+    assert {name: (cache / name).read_bytes() for name in others} == others
+
+
+def flip_all_bits(path: Path) -> None:
+    path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
+
+
+def test_damaged_cache_is_read_again(server, tars, tmp_path, caplog):
+    cache = tmp_path / "cache"
+    extents = extents_of(server, 0, 20)
+    reader = RangeReader(str(cache), 4 << 20)
+    reader.fetch(extents)
+    (data,), (log,) = cache.glob("*.data"), cache.glob("*.log")
+    whole_log = log.read_bytes()
+
+    def check(requests: int) -> None:
+        for reading in (RangeReader(str(cache), 4 << 20), reader):
+            server.requests.clear()
+            assert reading.fetch(extents) == right(tars, extents)
+            assert server.requests["GET"] == requests
+            requests = 0  # the first has mended it
+
+    flip_all_bits(data)
+    server.requests.clear()
+    assert reader.fetch(extents) == right(tars, extents)
+    assert server.requests == {"GET": 20}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "damaged" in caplog.text
+    check(0)
+    # A record is torn by a kill, and so is one by another process after it.
+    log.write_bytes(whole_log[:-10])
+    check(1)
+    assert log.read_bytes() == whole_log
+    log.write_bytes(os.urandom(24 * 30 + 5))
+    check(20)
+    data.write_bytes(b"")
+    check(20)
+    log.unlink()
+    check(20)
+    data.unlink()
+    check(20)
+    (cache / "titan-tts-cache.usage").write_bytes(b"junk" * 3)
+    (other,) = extents_of(server, 1, 1)
+    assert RangeReader(str(cache), 4 << 20).fetch([other]) == right(tars, [other])
+    check(0)
+
+
+def test_eviction_while_another_holds_the_file(server, tars, tmp_path):
+    """Readers as of two processes: what one removes, the other does not find and puts back."""
+    cache = tmp_path / "cache"
+    ours, others = (RangeReader(str(cache), 100_000) for _ in range(2))
+    groups = [extents_of(server, number, 4, size=9000) for number in range(2)]
+    ours.fetch(groups[0])
+    held = next(iter(ours._cache._tars.values()))
+    others.fetch(groups[1])
+    assert not held.is_linked()
+    assert os.fstat(held.data).st_blocks == 0  # held open, but its disk is free
+    server.requests.clear()
+    assert ours.fetch(groups[0]) == right(tars, groups[0])
+    assert server.requests == {"GET": 4}
+    assert ours.fetch(groups[0]) == right(tars, groups[0])
+    assert server.requests == {"GET": 4}
+    # The whole folder may go.
+    for path in cache.iterdir():
+        path.unlink()
+    cache.rmdir()
+    for _ in range(2):
+        assert others.fetch(groups[1]) == right(tars, groups[1])
+    assert server.requests == {"GET": 8} and disk_bytes(cache) > 36_000
+
+
+def test_forgotten_extents_are_asked_for_again(server, tars, tmp_path):
+    for cache in (None, str(tmp_path / "cache")):
+        reader = RangeReader(cache, 1 << 20)
+        extents = extents_of(server, 0, 3)
+        reader.fetch(extents)
+        reader.forget(extents[1])
+        server.requests.clear()
+        assert reader.fetch(extents) == right(tars, extents)
+        assert server.requests == {"HEAD": 1, "GET": 3 if cache is None else 1}
+        # One that changed without a change of its length shows itself now.
+        (server.folder / "0.tar").write_bytes(tars[1])
+        reader.forget(extents[1])
+        assert sentence_of(reader.fetch, extents) == (
+            f"{url_of(server, 0)}: has another content than its index was made from; shards must "
+            "not change during a run, so start again."
+        )
+        (server.folder / "0.tar").write_bytes(tars[0])
+
+
+def test_retries_then_one_sentence(server, tars, caplog):
+    extents = extents_of(server, 0, 3)
+    server.fail_first = 4
+    assert RangeReader(None, 0).fetch(extents) == right(tars, extents)
+    assert "status 503" in caplog.text and {r.levelname for r in caplog.records} == {"WARNING"}
+    server.fail_first = 1000
+    server.requests.clear()
+    url = url_of(server, 0)
+    assert sentence_of(RangeReader(None, 0).fetch, extents[:1]) == (
+        f"{url}: cannot be read at bytes 0-999 (status 503, tried {remote.TRIES} times); see the "
+        "server's own log or documentation."
+    )
+    assert server.requests == {"GET": remote.TRIES}
+    server.fail_first, server.fail_status = 1, 400
+    server.requests.clear()
+    assert "(status 400)" in sentence_of(RangeReader(None, 0).fetch, extents[:1])
+    assert server.requests == {"GET": 1}
+    server.deny.add("0.tar")
+    assert "(status 403: access denied)" in sentence_of(RangeReader(None, 0).fetch, extents)
+    os.unlink(server.folder / "0.tar")
+    server.deny.clear()
+    assert "(not found)" in sentence_of(RangeReader(None, 0).fetch, extents)
+
+
+def test_changed_tars_and_servers_without_ranges(server, tars):
+    extents = extents_of(server, 0, 4)
+    server.honour_ranges = False
+    assert "the server ignores range requests" in sentence_of(RangeReader(None, 0).fetch, extents)
+    server.honour_ranges = True
+    (server.folder / "0.tar").write_bytes(tars[0] + b"more")
+    assert "0.tar: has 400004 bytes where its index was made from 400000; shards" in sentence_of(
+        RangeReader(None, 0).fetch, extents
+    )
+    (server.folder / "0.tar").write_bytes(tars[0][:1000])
+    assert "0.tar: has another content than" in sentence_of(RangeReader(None, 0).fetch, extents[1:])
+    with pytest.raises(ValueError, match="lies outside its tar"):
+        RangeReader(None, 0).fetch([Extent(url_of(server, 0), 10, 0, 5, 11)])
+
+
+@pytest.mark.parametrize("how", ["no folder", "disk full"])
+def test_unusable_cache_folder_is_one_warning(server, tars, tmp_path, caplog, monkeypatch, how):
+    extents = extents_of(server, 0, 4)
+    cache = tmp_path / "cache"
+    if how == "no folder":
+        cache.write_bytes(b"a file")
+        reader = RangeReader(str(cache / "below"), 1 << 20)
+    else:
+        reader = RangeReader(str(cache), 1 << 20)
+        reader.fetch(extents[:1])
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(disk_cache.os, "pwrite", full)
+    for _ in range(3):
+        assert reader.fetch(extents) == right(tars, extents)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cannot be used as a cache" in caplog.text
+    server.requests.clear()
+    assert reader.fetch(extents[:1]) == right(tars, extents[:1])
+    assert server.requests["GET"] == (1 if how == "no folder" else 0)
+    server.requests.clear()
+    reader.forget(extents[0])
+    assert reader.fetch(extents[:1]) == right(tars, extents[:1])
+    assert server.requests["GET"] == 1
+
+
+def test_records_of_a_million_samples():
+    count = 1_000_000
+    stored = np.zeros(count, RECORD)
+    stored["start"] = np.random.default_rng(0).permutation(count) * 512
+    stored["stop"] = stored["start"] + 100
+    stored["hash"] = np.arange(count) + 1
+    records = disk_cache._Records()
+    records.add(stored[: count // 2])
+    records.add(stored[count // 2 :])
+    newest = stored[:1000].copy()
+    newest["hash"] += 7
+    records.add(newest)
+    for row in (0, 999, 1000, count // 2, count - 1):
+        start, stop, content_hash = stored[row].tolist()
+        assert records.get(start, stop) == content_hash + (7 if row < 1000 else 0)
+        assert records.get(start, stop + 1) == records.get(start + 1, stop) == 0
+    records.drop(*stored[5].tolist()[:2])
+    assert records.get(*stored[5].tolist()[:2]) == 0
+
+
+# Fetches random extents for ever, or so many; argv: root of the repository, URLs of two tars, size
+# of a tar, their version, cache folder, its limit, seed, number of fetches.
+FETCHING = """
+import importlib, random, sys, types
+sys.path.insert(0, sys.argv[1])
+# The data path alone: the package's own __init__ brings torch, which takes seconds.
+import pathlib
+for name in ("torchtitan", "torchtitan.models", "torchtitan.models.dit_tts",
+             "torchtitan.models.dit_tts.data"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(pathlib.Path(sys.argv[1], *name.split(".")))]
+from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
+first, second, folder = sys.argv[2], sys.argv[3], sys.argv[6]
+size, version, limit, seed, count = (int(sys.argv[i]) for i in (4, 5, 7, 8, 9))
+reader, generator = RangeReader(folder, limit, 16), random.Random(seed)
+is_ready = False
+while count:
+    starts = [generator.randrange(100) * 4000 for _ in range(8)]
+    extents = [Extent(generator.choice([first, second]), size, version, start, start + 3000)
+               for start in starts]
+    reader.fetch(extents)
+    count -= 1
+    if not is_ready:
+        is_ready = True
+        print("ready", flush=True)
+"""
+
+
+def start_fetching(server, cache: Path, limit: int, seed: int, count: int) -> subprocess.Popen:
+    urls = [url_of(server, number) for number in range(2)]
+    arguments = [ROOT, *urls, TAR_BYTES, 1, cache, limit, seed, count]
+    process = subprocess.Popen(
+        [sys.executable, "-c", FETCHING, *map(str, arguments)], stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def all_extents(server) -> list[Extent]:
+    return [
+        Extent(url_of(server, number), TAR_BYTES, 1, start, start + 3000)
+        for number in range(2)
+        for start in range(0, TAR_BYTES, 4000)
+    ]
+
+
+@pytest.mark.long
+def test_bound_holds_while_two_processes_share_the_folder(server, tars, tmp_path):
+    cache, limit = tmp_path / "cache", 200_000
+    cache.mkdir()
+    processes = [start_fetching(server, cache, limit, seed, 60) for seed in range(2)]
+    most = 0
+    while any(process.poll() is None for process in processes):
+        most = max(most, disk_bytes(cache))
+        time.sleep(0.002)
+    assert [process.returncode for process in processes] == [0, 0]
+    one_fetch = 8 * 3 * 4096
+    assert limit // 4 < most <= limit + one_fetch
+    extents = all_extents(server)
+    assert RangeReader(str(cache), limit).fetch(extents) == right(tars, extents)
+
+
+@pytest.mark.long
+def test_kill_leaves_a_cache_that_serves_right_bytes(server, tars, tmp_path):
+    cache, limit = tmp_path / "cache", 600_000
+    cache.mkdir()
+    extents = all_extents(server)
+    for seed in range(2):
+        processes = [start_fetching(server, cache, limit, 2 * seed + i, -1) for i in range(2)]
+        time.sleep(random.Random(seed).uniform(0, 0.1))
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        server.requests.clear()
+        assert RangeReader(str(cache), limit).fetch(extents) == right(tars, extents)
+        assert server.requests["GET"] < len(extents)  # something had been kept
+        assert disk_bytes(cache) <= limit + len(extents) * 3 * 4096
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.long
+# Bytes 4 times, records once, creating once (2 files), the count twice; removing 4 times (2 files).
+@pytest.mark.parametrize("limit, changes_at_least", [(1 << 20, 9), (220_000, 13)])
+def test_killed_at_every_change_to_the_disk(server, tars, tmp_path, limit, changes_at_least):
+    """A kill before the k-th change, or half through it, for each k of a fetch; the second limit
+    makes it evict."""
+    groups = [extents_of(server, number, 4, size=20_000) for number in range(3)]
+
+    def killed_at(change: int) -> bool:
+        """Whether the fetch makes so many changes."""
+        cache = tmp_path / f"cache{change}"
+        reader = RangeReader(str(cache), limit)
+        reader.fetch(groups[0])
+        time.sleep(0.02)  # above the resolution of a file's time
+        reader.fetch(groups[1])
+        changes = 0
+
+        def killing(function):
+            def call(*arguments):
+                nonlocal changes
+                changes += 1
+                if changes == change:
+                    if function is pwrite:
+                        descriptor, data, offset = arguments
+                        pwrite(descriptor, data[: len(data) // 2], offset)
+                    raise Killed
+                return function(*arguments)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            pwrite = os.pwrite
+            for name in ("pwrite", "truncate", "ftruncate", "unlink"):
+                patch.setattr(disk_cache.os, name, killing(getattr(os, name)))
+            try:
+                reader.fetch(groups[2])
+                return False
+            except Killed:
+                pass
+        # What other processes go by is never too little, but for the file itself.
+        count = int.from_bytes((cache / "titan-tts-cache.usage").read_bytes(), "little")
+        assert count + 4096 >= disk_bytes(cache)
+        for number in (2, 1, 0, 2):
+            server.requests.clear()
+            again = RangeReader(str(cache), limit)
+            assert again.fetch(groups[number]) == right(tars, groups[number])
+            assert disk_bytes(cache) <= limit + 4 * 7 * 4096
+        assert again.fetch(groups[2]) == right(tars, groups[2])
+        server.requests.clear()
+        again.fetch(groups[2])
+        assert not server.requests
+        return True
+
+    change = 1
+    while killed_at(change):
+        change += 1
+    assert change > changes_at_least
+
+
+def test_a_stopped_process_does_not_hold_up_the_others(server, tars, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_LOCK_SECONDS", 0.05)
+    cache = tmp_path / "cache"
+    reader, holder = (RangeReader(str(cache), 1 << 20) for _ in range(2))
+    extents = extents_of(server, 0, 2)
+    reader.fetch(extents[:1])
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with holder._cache._locked():
+            locked.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    locked.wait(20)
+    assert reader.fetch(extents) == right(tars, extents)
+    done.set()
+    thread.join()
+    server.requests.clear()
+    reader.fetch(extents)
+    assert server.requests == {"GET": 1}  # it was not kept then, it is now
+    reader.fetch(extents)
+    assert server.requests == {"GET": 1}

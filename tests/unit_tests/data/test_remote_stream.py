@@ -1,0 +1,127 @@
+"""The stream over http: the same batches as from disk, few requests, damage told from bad luck."""
+
+import shutil
+
+import pytest
+
+from tests.helpers.http_server import FolderServer
+from tests.helpers.synthetic import flip_bits, make_shards
+from tests.helpers.loaders import CHANNELS, SKIP, assert_same, build, joined, take
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+
+
+@pytest.fixture
+def server(tmp_path):
+    make_shards(tmp_path / "served", 120, seed=7, channels=CHANNELS)
+    with FolderServer(tmp_path / "served") as started:
+        yield started
+
+
+def remote(server, tmp_path, **changes):
+    urls = f"{server.url}/{{000000..000001}}.tar"
+    changes = {"cache_folder": str(tmp_path / "cache"), **changes}
+    return build(None, path=urls, **changes)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_same_batches_as_from_disk(server, tmp_path):
+    local = build(server.folder)
+    loader = remote(server, tmp_path, num_workers=2)
+    assert loader.dataset.fingerprint == local.dataset.fingerprint
+    for left, right in zip(take(loader, 40), take(local, 40), strict=True):
+        assert_same(joined([left]), joined([right]))
+
+
+def test_a_batch_is_asked_for_at_once_and_kept(server, tmp_path):
+    loader = remote(server, tmp_path)
+    server.hold_until = 8  # answers come only when all samples of a batch have been asked for
+    take(loader, 1)
+    assert server.peak_in_flight >= 8
+    server.hold_until = 0
+    take(loader, 60)  # more than an epoch: every sample has been read
+    before = server.requests["GET"]
+    again = remote(server, tmp_path)
+    take(again, 40)
+    assert server.requests["GET"] == before  # neither indexes nor samples were asked for again
+
+
+def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
+    open_dataset(str(server.folder), CHANNELS)  # makes the sidecars
+    loader = remote(server, tmp_path)
+    assert len(loader.dataset) == 120
+    assert server.requests["GET"] <= 4  # the two sidecars, no more than a look at each tar
+
+
+@pytest.mark.long
+def test_trouble_on_the_way_is_tried_again(server, tmp_path):
+    local = take(build(server.folder), 3)
+    loader = remote(server, tmp_path, cache_gib=0.0)
+    server.fail_first = 3
+    for left, right in zip(take(loader, 3), local, strict=True):
+        assert_same(joined([left]), joined([right]))
+
+
+@pytest.mark.long
+def test_damage_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
+    build(server.folder)  # sidecars of the sound tars
+    flip_bits(server.folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
+    local = take(build(server.folder, **SKIP), 40)
+    loader = remote(server, tmp_path, **SKIP)
+    for left, right in zip(take(loader, 40), local, strict=True):
+        assert_same(joined([left]), joined([right]))
+    assert sum(inputs["replaced"] for inputs, _ in local) >= 3
+
+
+@pytest.mark.long
+def test_damage_in_the_cache_is_mended(server, tmp_path):
+    """The bytes at the origin are sound: the sample is read again, not skipped."""
+    local = take(build(server.folder), 40)
+    take(remote(server, tmp_path), 40)
+    for path in (tmp_path / "cache").rglob("*"):
+        if path.is_file() and path.stat().st_size > 10_000:
+            data = bytearray(path.read_bytes())
+            for position in range(700, len(data), 900):
+                data[position] ^= 1
+            path.write_bytes(data)
+    for left, right in zip(take(remote(server, tmp_path), 40), local, strict=True):
+        assert_same(joined([left]), joined([right]))
+
+
+def test_a_server_that_is_gone_is_no_damaged_sample(server, tmp_path, monkeypatch):
+    from torchtitan.models.dit_tts.data import remote as requests
+
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.01)
+    loader = remote(server, tmp_path, cache_gib=0.0, **SKIP)
+    take(loader, 2)
+    shutil.rmtree(server.folder)
+    with pytest.raises(ValueError, match="http://127.0.0.1"):
+        take(loader, 2)
+    assert loader.damage.reads and not loader.damage._damaged
+
+
+def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):
+    open_dataset(str(server.folder), CHANNELS)  # sidecars, which no signature opens
+
+    def signed(signature, cache):
+        urls = [f"{server.url}/{n:06d}.tar?X-Signature={signature}" for n in range(2)]
+        return build(None, path=urls, cache_folder=str(tmp_path / cache))
+
+    first = signed("one", "cache")
+    for left, right in zip(take(first, 40), take(build(server.folder), 40), strict=True):
+        assert_same(joined([left]), joined([right]))
+    before = server.requests["GET"]
+    renewed = signed("two", "cache")
+    renewed.load_state_dict(first.state_dict())
+    take(renewed, 20)
+    assert server.requests["GET"] == before  # indexes and samples were kept under the tars' names
+    assert "X-Signature" not in str(renewed.dataset.sample_id(0))
+
+
+def test_a_sidecar_of_another_tar_is_not_taken(server, tmp_path):
+    """One of equal size, as a rewritten tar's old index may be."""
+    build(server.folder)
+    other = make_shards(tmp_path / "other", 120, seed=7, channels=CHANNELS)
+    flip_bits(other / "000000.tar", [3 * n + 2 for n in range(60)])
+    shutil.copy(other / "000000.tar", server.folder)
+    loader = remote(server, tmp_path, on_error="skip", max_corrupt_fraction=1.0)
+    assert len(loader.dataset.problems) == 60  # found while the tar was indexed anew

@@ -1,0 +1,133 @@
+"""Mixing and balancing: the distribution that is drawn is the one that was asked for."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
+from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS, GlobalBatchSampler
+
+ONE = 1 << WEIGHT_BITS
+
+
+def draws(source, weights=(), codes=None, beta=0.0, seconds=None, alpha=0.0, offset=0.0):
+    source = np.asarray(source)
+    return draws_per_epoch(
+        source,
+        weights,
+        [f"d{number}" for number in range(source.max() + 1)],
+        label_codes=None if codes is None else np.asarray(codes),
+        beta=beta,
+        duration_seconds=np.ones(len(source)) if seconds is None else np.asarray(seconds, float),
+        alpha=alpha,
+        offset_seconds=offset,
+    )
+
+
+def drawn(order, epochs):
+    """Times that each sample comes in so many epochs."""
+    counts = Counter()
+    for number in range(order.batches_before_epoch(epochs)):
+        counts.update(order.batch(number).samples.tolist())
+    return counts
+
+
+def test_nothing_asked_is_every_sample_once():
+    assert draws([0, 0, 1]) is None
+    plain = GlobalBatchSampler([np.arange(50)], [8], 3)
+    ones = GlobalBatchSampler([np.arange(50)], [8], 3, [np.full(50, ONE)])
+    assert plain.samples_fingerprint() == ones.samples_fingerprint()
+    for number in range(40):
+        assert (plain.batch(number).samples == ones.batch(number).samples).all()
+
+
+def test_datasets_are_mixed_by_weight():
+    source = np.repeat([0, 1], [300, 100])
+    weights = draws(source, weights=[1, 3])
+    assert weights.sum() == pytest.approx(400 * ONE, abs=400)
+    order = GlobalBatchSampler([np.arange(400)], [8], 0, [weights])
+    counts = drawn(order, 12)
+    shares = [sum(counts[i] for i in np.flatnonzero(source == d)) for d in (0, 1)]
+    assert shares[1] / sum(shares) == pytest.approx(0.75, abs=0.01)
+    # Within a dataset all samples come equally often: nobody is ever two draws ahead.
+    for dataset in (0, 1):
+        times = [counts[i] for i in np.flatnonzero(source == dataset)]
+        assert max(times) - min(times) <= 2
+
+
+def test_balanced_classes_follow_the_effective_number():
+    codes = np.repeat([0, 1, -1], [900, 90, 10])
+    for beta in (0.0, 0.99, 0.9999999):
+        weights = draws(np.zeros(1000, int), codes=codes, beta=beta) / ONE
+        share = np.array([weights[codes == code].sum() for code in (0, 1, -1)]) / weights.sum()
+        n = np.array([900, 90, 10])
+        wanted = n * ((1 - beta) / (1 - beta**n))
+        np.testing.assert_allclose(share, wanted / wanted.sum(), atol=1e-4)
+    np.testing.assert_allclose(share, 1 / 3, atol=1e-3)  # towards 1 the classes are equal
+    order = GlobalBatchSampler([np.arange(1000)], [10], 0, [np.rint(weights * ONE).astype(int)])
+    counts = drawn(order, 6)
+    seen = np.array([sum(counts[i] for i in np.flatnonzero(codes == c)) for c in (0, 1, -1)])
+    np.testing.assert_allclose(seen / seen.sum(), share, atol=0.01)
+
+
+def test_durations_are_drawn_by_their_power():
+    seconds = np.repeat([2.0, 8.0], 500)
+    weights = draws(np.zeros(1000, int), seconds=seconds, alpha=0.5, offset=1.0) / ONE
+    assert weights[-1] / weights[0] == pytest.approx(np.sqrt(9 / 3), abs=1e-3)
+    assert weights.mean() == pytest.approx(1, abs=1e-4)
+
+
+def test_balancing_is_within_each_dataset():
+    source = np.repeat([0, 1], [100, 100])
+    codes = np.concatenate([np.repeat([0, 1], [90, 10]), np.repeat([1, 2], [90, 10])])
+    weights = draws(source, weights=[1, 1], codes=codes, beta=0.999999)
+    for dataset, classes in ((0, (0, 1)), (1, (1, 2))):
+        shares = [weights[(source == dataset) & (codes == c)].sum() for c in classes]
+        assert shares[0] == pytest.approx(shares[1], rel=1e-3)
+
+
+def test_weighted_order_is_a_pure_function():
+    """Random access, any start: the same batches; epochs hold what the formula says."""
+    rng = np.random.default_rng(0)
+    buckets = [np.arange(0, 70), np.arange(70, 100), np.arange(100, 104)]
+    weights = [rng.integers(1, 3 * ONE, len(samples)) for samples in buckets]
+    make = lambda: GlobalBatchSampler(buckets, [8, 8, 16], 5, weights)  # noqa: E731
+    made = make()
+    sequential = [made.batch(k) for k in range(300)]
+    other = make()
+    for k in rng.permutation(300).tolist():
+        batch = other.batch(k)
+        assert (batch.epoch, batch.bucket) == (sequential[k].epoch, sequential[k].bucket)
+        np.testing.assert_array_equal(batch.samples, sequential[k].samples)
+    assert [b.epoch for b in sequential] == sorted(b.epoch for b in sequential)
+    counts = Counter(s for b in sequential for s in b.samples.tolist())
+    epochs = sequential[-1].epoch
+    for samples, weight in zip(buckets[:2], weights[:2]):
+        for sample, w in zip(samples.tolist(), weight.tolist()):
+            assert abs(counts[sample] - epochs * w / ONE) <= 2 + w / ONE
+    assert make().samples_fingerprint() != GlobalBatchSampler(buckets, [8, 8, 16], 5).samples_fingerprint()
+
+
+@pytest.mark.parametrize(
+    "settings, sentence",
+    [
+        ({"weights": [1.0]}, "data.weights has 1 numbers and data.path 2 datasets"),
+        ({"weights": [1.0, 0.0]}, "every weight must be from 1e-6 to 1e6"),
+        ({"weights": [1.0, float("nan")]}, "every weight must be from 1e-6 to 1e6"),
+        ({"beta": 1.0}, "data.balance_beta is 1.0"),
+        ({"alpha": float("nan")}, "data.duration_alpha is nan"),
+        ({"offset": -1.0}, "data.duration_offset_seconds is -1.0"),
+    ],
+)
+def test_bad_settings(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        draws([0, 0, 1], **settings)
+
+
+def test_a_weighted_dataset_without_samples():
+    with pytest.raises(ValueError, match="data.weights gives 2 to 'b', of which no sample is used"):
+        draws_per_epoch(
+            np.array([0, 0]), [1, 2], ["a", "b"],
+            label_codes=None, beta=0, duration_seconds=np.ones(2), alpha=0, offset_seconds=0,
+        )  # fmt: skip

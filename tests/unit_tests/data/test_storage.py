@@ -1,0 +1,287 @@
+"""Shards are found and read wherever they lie: folders, patterns, web servers and S3."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import boto3
+import fsspec
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.helpers.http_server import FolderServer
+from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data import storage as sources
+from torchtitan.models.dit_tts.data.storage import (
+    RemoteSource,
+    find_shards,
+    is_remote,
+    open_source,
+)
+from torchtitan.models.dit_tts.errors import InputError
+
+
+def content_of(number: int, size: int = 100_000) -> bytes:
+    return np.random.default_rng(number).bytes(size)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three shards, and what does not belong to them."""
+    folder = tmp_path / "train"
+    (folder / "sub").mkdir(parents=True)
+    for number in range(3):
+        (folder / f"shard-{number:06d}.tar").write_bytes(content_of(number))
+    (folder / "sub" / "deep.tar").write_bytes(b"x")
+    (folder / ".hidden.tar").write_bytes(b"x")
+    (folder / "shard-000000.tar.idx").write_bytes(b"x")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def fast_and_direct(monkeypatch):
+    """Retries wait milliseconds, and no proxy of the machine comes between."""
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "WAIT_FACTOR", 1.0)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def server(folder):
+    with FolderServer(folder.parent) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(folder, monkeypatch):
+    """A bucket "corpus" with the shards of the folder below train/, found by the environment."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    fsspec.filesystem("s3").clear_instance_cache()  # the last test's server had another port
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="corpus")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            client.upload_file(path, "corpus", f"train/{path.relative_to(folder)}")
+    yield client
+    fsspec.filesystem("s3").clear_instance_cache()
+    server.stop()
+
+
+def sentence_of(function, *args) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*args)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize(
+    "path, expected",
+    [
+        ("s3://bucket/x.tar", True),
+        ("http://host/x.tar", True),
+        ("memory://x.tar", True),
+        ("file:///data/x.tar", False),
+        ("/data/x.tar", False),
+        ("data/a://b", False),
+    ],
+)
+def test_is_remote(path, expected):
+    assert is_remote(path) == expected
+
+
+def test_local_folder_file_glob_and_braces(folder, monkeypatch):
+    shards = [str(folder / f"shard-{number:06d}.tar") for number in range(3)]
+    assert find_shards(str(folder)) == shards
+    assert find_shards(shards[1]) == [shards[1]]
+    assert find_shards(f"file://{shards[1]}") == [shards[1]]
+    assert find_shards(str(folder / "shard-00000[02].tar")) == [shards[0], shards[2]]
+    assert find_shards(str(folder / "shard-{000000..000002}.tar")) == shards
+    assert find_shards(str(folder / "shard-{000002,000000}.tar")) == [shards[0], shards[2]]
+    both = find_shards(str(folder.parent / "{train,train/sub}" / "*.tar"))
+    assert both == [str(folder / "sub" / "deep.tar"), *shards]
+    assert find_shards(str(folder / "**" / "*.tar")) == both
+    monkeypatch.chdir(folder)
+    assert find_shards("shard-00000{0..1}.tar") == shards[:2]
+    assert find_shards(".") == shards
+    os.rename(folder, folder.parent / "{a,b}")
+    assert len(find_shards(str(folder.parent / "{a,b}"))) == 3
+
+
+def test_local_mistakes_are_one_sentence(folder, monkeypatch):
+    monkeypatch.setattr(sources, "_MAX_EXPANDED", 100)
+    os.unlink(folder / "shard-000001.tar")
+    (folder / "empty").mkdir()
+    for path, part in (
+        ("", "data.path is empty"),
+        (folder / "none", "does not exist; set it to a folder"),
+        (folder / "empty", "is a folder without a .tar file"),
+        (folder / "*.txt", "matches no .tar file"),
+        (folder / "shard-000000.tar.idx", "does not end in .tar"),
+        (
+            folder / "shard-{000000..000003}.tar",
+            "expands to 4 files of which 2 do not exist, the first is "
+            f"'{folder}/shard-000001.tar'",
+        ),
+        (folder / "{sub,empty}", f"expands to '{folder}/empty', which is a folder without a .tar"),
+        (folder / "shard-{000000..000001.tar", "has a brace without its partner"),
+        (folder / "{sub,sub}/deep.tar", f"names {folder}/sub/deep.tar twice"),
+        (folder / "{0..9}{0..9}{0..9}.tar", "more than 100 names"),
+    ):
+        sentence = sentence_of(find_shards, str(path))
+        assert sentence.startswith("data.path") and part in sentence
+
+
+def check_source(source, content: bytes):
+    assert source.size == len(content)
+    assert source.pread(10, 20) == content[20:30]
+    assert source.pread(100, source.size - 7) == content[-7:]
+    assert source.pread(100, source.size) == source.pread(5, source.size + 9) == b""
+    assert source.pread(0, 5) == b""
+    assert source.pread(source.size + 1, 0) == content
+    target = bytearray(len(content))
+    assert source.pread_into(memoryview(target), 1) == len(content) - 1
+    assert target == content[1:] + b"\0"
+    # In steps that do not fit the blocks, and back to the start.
+    for step in (997, 40_000):
+        parts = [source.pread(step, start) for start in range(0, len(content), step)]
+        assert b"".join(parts) == content
+
+
+def test_local_source(folder):
+    path = folder / "shard-000001.tar"
+    source = open_source(str(path))
+    check_source(source, content_of(1))
+    assert source.version == path.stat().st_mtime_ns and source.path == str(path)
+    source.close()
+    source.close()
+    assert "cannot be opened (No such file" in sentence_of(open_source, str(folder / "x.tar"))
+
+
+def test_http_source_reads_ahead_in_few_requests(folder, server):
+    url = f"{server.url}/train/shard-000001.tar"
+    check_source(RemoteSource(url, read_ahead_bytes=30_000), content_of(1))
+    server.requests.clear()
+    source = open_source(url)
+    headers = [source.pread(512, offset) for offset in range(0, source.size, 512)]
+    assert b"".join(headers) == content_of(1)
+    assert server.requests == {"HEAD": 1, "GET": 1}
+    assert source.version == open_source(url).version > 0
+    (folder / "shard-000001.tar").write_bytes(content_of(7))
+    assert open_source(url).version != source.version
+    source.close()
+
+
+def test_http_shards(folder, server):
+    shards = [f"{server.url}/train/shard-{number:06d}.tar" for number in range(3)]
+    assert find_shards(f"{server.url}/train") == shards
+    assert find_shards(f"{server.url}/train/") == shards
+    assert find_shards(f"{server.url}/train/*.tar") == shards
+    assert find_shards(shards[0] + "?signature=%2Fx*y") == [shards[0] + "?signature=%2Fx*y"]
+    server.requests.clear()
+    assert find_shards(f"{server.url}/train/shard-{{000000..000002}}.tar") == shards
+    assert not server.requests
+    index = f"{server.url}/train/shard-000000.tar.idx"
+    assert "lists no .tar file" in sentence_of(find_shards, index)
+    assert "matches no .tar file" in sentence_of(find_shards, f"{server.url}/train/*.zip")
+    missing = f"{server.url}/none/"
+    assert sentence_of(find_shards, missing) == (
+        f"{missing}: cannot be listed (not found); check the URL."
+    )
+
+
+def test_http_mistakes_are_one_sentence(server):
+    url = f"{server.url}/train/shard-000001.tar"
+    assert sentence_of(open_source, f"{server.url}/train/none.tar") == (
+        f"{server.url}/train/none.tar: cannot be opened (not found); check the URL."
+    )
+    server.deny.add("shard-000001.tar")
+    with_secrets = url.replace("http://", "http://user:password@") + "?signature=secret"
+    sentence = sentence_of(open_source, with_secrets)
+    assert sentence.startswith(f"{url}: cannot be opened (status 403: access denied); ")
+    server.deny.clear()
+    server.honour_ranges = False
+    source = RemoteSource(url, read_ahead_bytes=1000)
+    assert "the server ignores range requests" in sentence_of(source.pread, 10, 10)
+
+
+def test_unreachable_host_is_tried_again_then_one_sentence(caplog):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/x.tar"
+        sentence = sentence_of(open_source, url)
+    assert sentence.startswith(f"{url}: cannot be opened (Cannot connect to host ")
+    assert f"tried {remote.TRIES} times" in sentence
+    assert len(caplog.records) == remote.TRIES - 1
+
+
+def test_failures_that_pass_are_tried_again(server, caplog):
+    server.fail_first = 2
+    assert len(find_shards(f"{server.url}/train/")) == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "status 503" in caplog.text
+
+
+def test_unknown_schemes_and_missing_packages(monkeypatch):
+    assert "'floppy://' is no known kind of store" in sentence_of(find_shards, "floppy://a/b")
+    # As where the packages were never installed: neither imported nor importable.
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    for package, url, protocol in (
+        ("s3fs", "s3://bucket/x.tar", "s3"),
+        ("aiohttp", "http://host/x.tar", "http"),
+    ):
+        monkeypatch.setitem(sys.modules, package, None)
+        assert sentence_of(open_source, url) == (
+            f"{url}: the package that reads '{protocol}://' is not installed; "
+            'install it by pip install "titan-tts[remote]".'
+        )
+
+
+def test_filesystem_without_an_asynchronous_interface():
+    store = fsspec.filesystem("memory")
+    for number in range(2):
+        store.pipe_file(f"/sources/{number}.tar", content_of(number))
+    shards = find_shards("memory://sources")
+    assert shards == find_shards("memory://sources/*.tar")
+    assert shards == ["memory:///sources/0.tar", "memory:///sources/1.tar"]
+    check_source(RemoteSource(shards[1], read_ahead_bytes=30_000), content_of(1))
+    store.rm("/sources", recursive=True)
+
+
+@pytest.mark.long
+def test_s3(s3):
+    shards = [f"s3://corpus/train/shard-{number:06d}.tar" for number in range(3)]
+    assert find_shards("s3://corpus/train") == find_shards("s3://corpus/train/") == shards
+    assert find_shards("s3://corpus/train/shard-*.tar") == shards
+    assert find_shards("s3://corpus/train/shard-00000?.tar") == shards
+    assert find_shards("s3://corpus/train/shard-{000001..000002}.tar") == shards[1:]
+    source = open_source(shards[1])
+    check_source(source, content_of(1))
+    first_version = source.version
+    s3.put_object(Bucket="corpus", Key="train/shard-000001.tar", Body=content_of(5))
+    assert remote.stat(shards[1], fresh=True) != (source.size, first_version)
+    s3.put_object(Bucket="corpus", Key="train/shard-000003.tar", Body=b"x")
+    assert len(find_shards("s3://corpus/train")) == 4  # no listing of before is kept
+
+    assert sentence_of(open_source, "s3://corpus/train/none.tar") == (
+        "s3://corpus/train/none.tar: cannot be opened (not found); check the URL."
+    )
+    for path in ("s3://other/train", "s3://other/train/x.tar"):
+        assert sentence_of(lambda path=path: open_source(find_shards(path)[0])).startswith(
+            f"{path}: cannot be "
+        )
+    assert sentence_of(find_shards, "s3://other/train") == (
+        "s3://other/train: cannot be listed (not found); check the URL."
+    )

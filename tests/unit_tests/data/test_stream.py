@@ -1,0 +1,286 @@
+"""The stream's choices: damaged samples skipped, over-long ones cropped, datasets mixed, epochs."""
+
+import itertools
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.synthetic import flip_bits, make_samples, make_shards
+from tests.helpers.loaders import (
+    SKIP,
+    CHANNELS,
+    assert_same,
+    build,
+    config,
+    global_batches,
+    joined,
+    take,
+)
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.errors import InputError
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """120 samples, indexed while they were sound, of which 4 have been damaged since."""
+    folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
+    build(folder)
+    flip_bits(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
+    flip_bits(folder / "000001.tar", [3 * 11])
+    return folder
+
+
+BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
+
+
+def test_raise_names_the_sample(damaged):
+    with pytest.raises(ValueError, match="its (latents|reference|JSON) in .* is not what was index"):
+        take(build(damaged), 60)
+
+
+@pytest.mark.parametrize("ranks, accumulation", [(1, 1), (2, 1), (2, 2), (4, 1)])
+def test_skip_is_the_same_on_any_split(damaged, ranks, accumulation):
+    whole = [joined([batch]) for batch in take(build(damaged, **SKIP), 30)]
+    for left, right in zip(
+        whole, global_batches(damaged, ranks, accumulation, 30, **SKIP), strict=True
+    ):
+        assert_same(left, right)
+    replaced = sum(batch["replaced"] for batch in whole)
+    assert replaced >= len(BAD) and not BAD & {i for b in whole for i in b["sample_id"]}
+    # All else stands where it stood: only the damaged rows differ from the sound data's.
+
+
+def test_skip_changes_only_the_damaged_rows(damaged, tmp_path):
+    sound = make_shards(tmp_path / "sound", 120, seed=7, channels=CHANNELS)
+    for (left, _), (right, _) in zip(take(build(damaged, **SKIP), 30), take(build(sound), 30)):
+        for row, (found, wanted) in enumerate(zip(left["sample_id"], right["sample_id"])):
+            if wanted in BAD:
+                assert found not in BAD
+            else:
+                assert found == wanted
+                assert torch.equal(left["latents"][row], right["latents"][row])
+
+
+def test_skip_survives_a_resume_and_threads(damaged):
+    whole = take(build(damaged, **SKIP), 30)
+    first = build(damaged, **SKIP)
+    take(first, 11)
+    rest = build(damaged, num_workers=3, **SKIP)
+    rest.load_state_dict(first.state_dict())
+    for left, right in zip(whole[11:], take(rest, 19), strict=True):
+        assert_same(joined([left]), joined([right]))
+
+
+def test_each_file_is_told_once_and_too_many_end_the_run(damaged, caplog):
+    loader = build(damaged, **SKIP)
+    with caplog.at_level("WARNING"):
+        take(loader, 60)
+    assert sum("Another sample takes its place" in record.message for record in caplog.records) == 2
+    few = build(damaged, on_error="skip", max_corrupt_fraction=0.02)
+    with pytest.raises(ValueError, match="3 damaged samples among the 120 .* data.max_corrupt_fraction = 0.02"):
+        take(few, 60)
+
+
+def test_damage_that_comes_late_is_not_thinned_by_earlier_passes(tmp_path):
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
+    loader = build(folder, on_error="skip", max_corrupt_fraction=0.05)
+    iterator = iter(loader)
+    while loader.damage.reads < 20 * 120:
+        next(iterator)
+    flip_bits(folder / "000000.tar", range(0, 30, 3))
+    with pytest.raises(ValueError, match="data.max_corrupt_fraction = 0.05"):
+        for _ in range(60):
+            next(iterator)
+
+
+class TenThousandSamples:
+    """What the counter asks of a dataset."""
+
+    shard = np.zeros(10_000, np.int32)
+
+    def __init__(self, left_out=0):
+        self.damaged_samples = left_out
+
+    def __len__(self):
+        return len(self.shard)
+
+
+@pytest.mark.parametrize(
+    "reads, left_out, allowed",
+    [
+        (8, 0, 10),  # 1 % of the first 1000, however early they come
+        (2000, 0, 20),  # of those that were read, not of all
+        (50_000, 0, 100),  # five passes over the data read no more than is there
+        (2000, 50, 10),  # half of the per cent was left out when the data were opened
+    ],
+)
+def test_the_limit_is_a_share_of_what_was_read(reads, left_out, allowed):
+    counter, dataset = CorruptSampleCounter("skip", 0.01), TenThousandSamples(left_out)
+    counter.reads = reads
+    error = CorruptSampleError("a bit flipped")
+    for sample in [*range(allowed), *range(allowed)]:  # what comes again counts once
+        counter.count(dataset, sample, error)
+    with pytest.raises(InputError, match=f"{allowed + 1} damaged samples .* a bit flipped"):
+        counter.count(dataset, allowed, error)
+
+
+def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS, shards=4)
+    (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)
+    with pytest.raises(ValueError, match="about 30 damaged samples beside 90 sound ones are 25.0%"):
+        build(folder, on_error="skip", max_corrupt_fraction=0.2)
+    assert len(build(folder, on_error="skip", max_corrupt_fraction=0.3).dataset) == 90
+    whole = (folder / "000001.tar").read_bytes()
+    (folder / "000001.tar").write_bytes(whole[: len(whole) // 50])
+    with pytest.raises(ValueError, match="about (59|60) damaged samples"):
+        build(folder, on_error="skip", max_corrupt_fraction=0.3)
+
+
+def test_replacements_keep_the_weights(tmp_path):
+    a = make_shards(tmp_path / "a", 100, seed=1, channels=CHANNELS)
+    b = make_shards(tmp_path / "b", 100, seed=2, channels=CHANNELS)
+    settings = {"path": [str(a), str(b)], "weights": [99.0, 1.0], "num_buckets": 1}
+    build(None, **settings)
+    flip_bits(a / "000000.tar", range(0, 120, 3))
+    loader = build(None, **settings, on_error="skip", max_corrupt_fraction=1.0)
+    ids = [name for inputs, _ in take(loader, 60) for name in inputs["sample_id"]]
+    assert sum(name.startswith("b/") for name in ids) / len(ids) < 0.04
+
+
+def test_edges_suit_what_is_drawn(tmp_path):
+    folder = make_shards(tmp_path, 300, seed=7, channels=CHANNELS)
+    short, even = build(folder, num_buckets=2, duration_alpha=-3.0), build(folder, num_buckets=2)
+    assert short.policy.edges[0] < even.policy.edges[0]
+    padded = valid = 0
+    for inputs, labels in take(short, 200):
+        padded, valid = padded + labels.numel(), valid + int((labels == 0).sum())
+    assert valid / padded == pytest.approx(short.policy.useful_fraction, abs=0.04)
+
+
+def test_problems_of_the_index_are_left_out_and_told(tmp_path, caplog):
+    samples = make_samples(60, seed=7, channels=CHANNELS)
+    write_shard(tmp_path / "a.tar", samples)
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        offset = tar.getmembers()[30].offset
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[offset] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(ValueError, match="a.tar: the header at byte .* fails its checksum"):
+        build(tmp_path)
+    with caplog.at_level("INFO"):
+        loader = build(tmp_path, **SKIP)
+    assert "a.tar: 2 problems left out, the first: the header at byte" in caplog.text
+    assert len(loader.dataset) == 59
+
+
+def test_overlong_samples_are_cropped(tmp_path):
+    folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
+    kept, cropped = build(folder, max_frames=48), build(folder, max_frames=48, on_too_long="crop")
+    long = int((kept.dataset.frames > 48).sum())
+    assert long > 5
+    assert sum(kept.policy.sample_counts) == 60 - long and sum(cropped.policy.sample_counts) == 60
+    whole = {s.key: s for s in make_samples(60, seed=7, channels=CHANNELS)}
+    # A duration token stands for two frames.
+    timed = make_vocabulary(
+        "bytes", conditioning=["duration"], duration_token_seconds=0.08, max_seconds=8.0
+    )
+    settings = config(folder, total=8, max_frames=48, on_too_long="crop")
+    cropped = build_dataloader(1, 0, Tokenizer(timed), settings)
+    seen = 0
+    for inputs, labels in take(cropped, 20):
+        for row, sample_id in enumerate(inputs["sample_id"]):
+            latents = whole[sample_id.split(":")[1]].latents[:48]
+            frames = int(inputs["frames"][row])
+            assert frames == len(latents) == int((labels[row] == 0).sum())
+            np.testing.assert_array_equal(inputs["latents"][row, :frames].numpy(), latents)
+            # The duration token has the length that the model trains on.
+            assert timed.token(int(inputs["text_ids"][row, 1])) == f"<duration:{frames // 2}>"
+            seen += len(whole[sample_id.split(":")[1]].latents) > 48
+    assert seen
+
+
+def test_datasets_are_mixed_and_resumed(tmp_path):
+    """Two datasets whose shards have the same names, one drawn three times as often."""
+    a = make_shards(tmp_path / "a", 90, seed=1, channels=CHANNELS)
+    b = make_shards(tmp_path / "b", 30, seed=2, channels=CHANNELS)
+    settings = {"path": [str(a), str(b)], "weights": [1.0, 3.0]}
+    loader = build(None, **settings)
+    batches = take(loader, 120)
+    ids = list(itertools.chain.from_iterable(inputs["sample_id"] for inputs, _ in batches))
+    share = sum(name.startswith("b/") for name in ids) / len(ids)
+    assert share == pytest.approx(0.75, abs=0.03)
+    resumed = build(None, ranks=2, rank=1, **settings)
+    first = build(None, **settings)
+    take(first, 17)
+    resumed.load_state_dict(first.state_dict())
+    half = take(resumed, 5)
+    for (whole, _), (part, _) in zip(batches[17:22], half, strict=True):
+        rows = len(whole["sample_id"]) // 2
+        assert part["sample_id"] == whole["sample_id"][rows:]
+    with pytest.raises(ValueError, match="its samples is .* data.weights or the balancing"):
+        build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(first.state_dict())
+
+
+def test_balancing_by_speaker_changes_what_is_drawn(tmp_path):
+    samples = make_samples(100, seed=7, channels=CHANNELS)
+    for number, sample in enumerate(samples):
+        sample.metadata["speaker"] = "rare" if number < 10 else "common"
+    write_shard(tmp_path / "a.tar", samples)
+    rare = {f"a:{sample.key}" for sample in samples[:10]}
+
+    def share(**changes):
+        batches = take(build(tmp_path, num_buckets=1, **changes), 80)
+        ids = [name for inputs, _ in batches for name in inputs["sample_id"]]
+        return sum(name in rare for name in ids) / len(ids)
+
+    assert share() == pytest.approx(0.1, abs=0.02)
+    assert share(balance_by="speaker", balance_beta=0.99999) == pytest.approx(0.5, abs=0.03)
+    with pytest.raises(ValueError, match="data.balance_by = 'language', but no sample's JSON"):
+        build(tmp_path, balance_by="language")
+
+
+def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):
+    """Weights, classes and the longest reference are those of the samples that are used."""
+    for name, frames, rare, reference in (
+        ("a", [100] * 10 + [40] * 10, range(20), 8),
+        ("b", [40] * 20, range(15, 20), 60),
+    ):
+        lengths = iter(frames)
+        samples = make_samples(20, seed=7, channels=CHANNELS, frames=lambda _: next(lengths))
+        for number, sample in enumerate(samples):
+            sample.metadata["speaker"] = "rare" if number in rare else "common"
+            last = (name, number) == ("b", 19)
+            object.__setattr__(sample, "reference", sample.latents[: reference if last else 8])
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / "000000.tar", samples)
+    loader = build(
+        None, path=[str(tmp_path / "a"), str(tmp_path / "b")], weights=[1.0, 3.0],
+        balance_by="speaker", balance_beta=0.99999, max_frames=48, num_buckets=1,
+    )  # fmt: skip
+    assert loader.policy.sample_counts == (30,) and loader.policy.shapes[0][2] == 48
+    order = loader.order
+    drawn = [order.batch(k).samples for k in range(order.batches_before_epoch(20))]
+    keys = [loader.dataset.sample_id(sample) for sample in np.concatenate(drawn).tolist()]
+    of_b = [int(key[-2:]) for key in keys if key.startswith("b/")]
+    assert len(of_b) / len(keys) == pytest.approx(0.75, abs=0.02)
+    assert sum(number >= 15 for number in of_b) / len(of_b) == pytest.approx(0.5, abs=0.02)
+
+
+def test_epochs_set_the_steps(tmp_path):
+    folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
+    job = config(folder, epochs=3)
+    loader = build_dataloader(1, 0, byte_tokenizer(), job)
+    assert job.training.steps == loader.order.batches_before_epoch(3) > 0
+    assert loader.order.epoch_of(job.training.steps - 1) == 2
+    assert build(folder, max_frames=96, bucket_frames=[32, 96], on_too_long="crop")
+    with pytest.raises(ValueError, match="bucket_frames ends at 120 frames, above data.max_frames"):
+        build(folder, max_frames=96, bucket_frames=[32, 120], on_too_long="crop")
+    with pytest.raises(ValueError, match="data.epochs = 1 of 60 samples are less than one"):
+        build_dataloader(1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96))

@@ -1,0 +1,418 @@
+"""The objective, its randomness keyed by position, and the solver."""
+
+import math
+
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.flow.objective import (
+    FlowMatching,
+    build_objective,
+    squared_error_sum,
+)
+from torchtitan.models.dit_tts.flow.counter_rng import _bits, mix, normal, stream_keys, uniform
+from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
+
+
+def keys_of(seed: int, batch: int, rows: int | list[int], stream: int = 0) -> torch.Tensor:
+    rows = list(range(rows)) if isinstance(rows, int) else rows
+    return stream_keys(seed, torch.tensor(batch), torch.tensor(rows), stream)
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    return torch.corrcoef(torch.stack([a.flatten().double(), b.flatten().double()]))[0, 1].item()
+
+
+def kolmogorov_smirnov(values: torch.Tensor) -> float:
+    """Greatest distance of the values' distribution from the uniform one on (0, 1)."""
+    values = values.double().sort().values
+    steps = torch.arange(len(values) + 1, dtype=torch.float64) / len(values)
+    return max((steps[1:] - values).max().item(), (values - steps[:-1]).max().item())
+
+
+# Randomness
+
+
+def test_splitmix64_known_answers():
+    bits = _bits(torch.tensor([0]), 5)[0]
+    assert [value % 2**64 for value in bits.tolist()] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+        0xF88BB8A8724C81EC,
+        0x1B39896A51A8749B,
+    ]
+
+
+def test_mix_spreads_every_bit():
+    """Avalanche: flipping one input bit flips each output bit about half the time."""
+    x = _bits(torch.tensor([17]), 2000)[0]
+    for bit in (0, 1, 31, 62, 63):
+        changed = mix(x) ^ mix(x ^ (1 << bit if bit < 63 else -(2**63)))
+        flips = torch.stack([(changed >> out) & 1 for out in range(64)]).double().mean(1)
+        assert (flips - 0.5).abs().max() < 0.06  # 5 standard deviations
+
+
+def test_keys_are_distinct_over_seeds_batches_rows_and_streams():
+    keys = torch.cat(
+        [
+            keys_of(seed, batch, 16, stream)
+            for seed in (0, 1, 2, 2**62)
+            for batch in range(16)
+            for stream in range(4)
+        ]
+    )
+    assert keys.unique().numel() == keys.numel()
+
+
+def test_uniform():
+    u = uniform(keys_of(0, 0, 100_000))
+    assert u.dtype == torch.float64 and 0 < u.min() and u.max() < 1
+    assert kolmogorov_smirnov(u) < 1.95 / math.sqrt(len(u))  # p = 0.001
+    assert abs(correlation(u[:-1], u[1:])) < 0.015
+
+
+def key_whose_first_bits_are(bits: int) -> torch.Tensor:
+    """SplitMix64 run backwards."""
+
+    def unshift(x: int, by: int) -> int:
+        y = x
+        for _ in range(64 // by):
+            y = x ^ (y >> by)
+        return y
+
+    x = unshift(bits, 31) * pow(0x94D049BB133111EB, -1, 2**64) % 2**64
+    x = unshift(x, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
+    key = (unshift(x, 30) - 0x9E3779B97F4A7C15) % 2**64
+    return torch.tensor([key - 2**64 if key >= 2**63 else key])
+
+
+@pytest.mark.parametrize("bits", [0, 2**64 - 1, 2**64 - 2**40, 2**32 - 1])
+def test_extreme_bits_give_no_infinity(bits):
+    key = key_whose_first_bits_are(bits)
+    assert _bits(key, 1).item() % 2**64 == bits
+    assert 0 < uniform(key).item() < 1
+    assert torch.special.ndtri(uniform(key)).isfinite()
+    assert normal(key, (2,)).abs().max() < 6
+
+
+def test_normal_moments():
+    z = normal(keys_of(0, 0, 64), (50, 128))
+    assert z.dtype == torch.float32 and z.shape == (64, 50, 128)
+    z = z.double()
+    n = z.numel()
+    assert abs(z.mean()) < 4 / math.sqrt(n)
+    assert abs(z.std() - 1) < 4 / math.sqrt(2 * n)
+    assert abs(z.pow(3).mean()) < 4 * math.sqrt(15 / n)
+    assert abs(z.pow(4).mean() - 3) < 4 * math.sqrt(96 / n)
+    assert kolmogorov_smirnov(torch.special.ndtr(z.flatten())) < 1.95 / math.sqrt(n)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rows": [1], "seed": 0, "batch": 0, "stream": 0},
+        {"rows": [0], "seed": 0, "batch": 1, "stream": 0},
+        {"rows": [0], "seed": 1, "batch": 0, "stream": 0},
+        {"rows": [0], "seed": 0, "batch": 0, "stream": 1},
+    ],
+    ids=["row", "batch", "seed", "stream"],
+)
+def test_normal_is_independent_across(other):
+    shape = (400, 128)
+    a = normal(keys_of(0, 0, [0]), shape)
+    b = normal(keys_of(**other), shape)
+    bound = 4.5 / math.sqrt(a.numel())
+    assert abs(correlation(a, b)) < bound
+    assert abs(correlation(a.square(), b.square())) < bound
+
+
+def test_normal_is_independent_within_a_row():
+    z = normal(keys_of(5, 3, [2]), (400, 128))[0]
+    bound = 4.5 / math.sqrt(z.numel() / 2)
+    flat = z.flatten()
+    # Lag 1 holds the cosine and the sine of one pair.
+    for lag in (1, 2, 3, 128, 256):
+        assert abs(correlation(flat[:-lag], flat[lag:])) < bound
+        assert abs(correlation(flat[:-lag].square(), flat[lag:].square())) < bound
+    assert abs(correlation(flat[0::2].square(), flat[1::2].square())) < bound
+
+
+@pytest.mark.parametrize("channels", [128, 6, 5])
+def test_longer_padding_leaves_earlier_frames(channels):
+    keys = keys_of(0, 7, 3)
+    short = normal(keys, (9, channels))
+    for frames in (10, 16, 31):
+        assert torch.equal(normal(keys, (frames, channels))[:, :9], short)
+
+
+def test_rows_separately_equal_rows_together():
+    together = normal(keys_of(2, 4, 8), (13, 16))
+    for rows in ([0], [3, 4, 5], [7, 1]):
+        assert torch.equal(normal(keys_of(2, 4, rows), (13, 16)), together[rows])
+
+
+# Objective
+
+
+def corrupted(objective: FlowMatching, latents: torch.Tensor, batch: int = 0, rows=None, of=None):
+    rows = list(range(len(latents))) if rows is None else rows
+    return objective.add_noise(
+        latents, torch.tensor(batch), torch.tensor(rows), torch.tensor(of or len(latents))
+    )
+
+
+def some_latents(rows: int = 6, frames: int = 10, channels: int = 8) -> torch.Tensor:
+    return torch.randn(rows, frames, channels, generator=torch.Generator().manual_seed(0))
+
+
+def test_identities_of_velocity_and_noise():
+    latents = some_latents()
+    noisy = corrupted(FlowMatching(), latents)
+    noise = corrupted(FlowMatching(prediction="noise"), latents)
+    assert torch.equal(noise.latents, noisy.latents) and torch.equal(noise.t, noisy.t)
+    t = noisy.t[:, None, None]
+    torch.testing.assert_close(noisy.latents - t * noisy.target, latents, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        noisy.latents + (1 - t) * noisy.target, noise.target, rtol=0, atol=1e-5
+    )
+    assert noise.target.std() == pytest.approx(1, abs=0.15)
+
+
+def test_velocity_from_either_prediction():
+    latents = some_latents()
+    velocity, noise = FlowMatching(), FlowMatching(prediction="noise")
+    noisy = corrupted(velocity, latents)
+    assert velocity.velocity(noisy.target, noisy.latents, noisy.t) is noisy.target
+    target = corrupted(noise, latents).target
+    torch.testing.assert_close(
+        noise.velocity(target, noisy.latents, noisy.t), noisy.target, rtol=0, atol=1e-4
+    )
+    # At t = 1 the identity is 0 / 0; the answer must still be finite.
+    one = torch.ones(len(latents))
+    assert torch.equal(noise.velocity(target, target, one), torch.zeros_like(target))
+    # An error of the prediction moves the sample by no more than itself in a first step of 1/10.
+    error = torch.full_like(target, 0.01)
+    moved = 0.1 * noise.velocity(target + error, target, one, smallest_step=0.1)
+    torch.testing.assert_close(moved, error, rtol=0, atol=1e-5)
+
+
+def strata(objective: FlowMatching, t: torch.Tensor) -> torch.Tensor:
+    """Times mapped back to uniform numbers."""
+    if objective.time_distribution == "uniform":
+        return t.double()
+    return torch.special.ndtr((torch.logit(t.double()) - objective.logit_mean) / objective.logit_std)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        FlowMatching(),
+        FlowMatching(time_distribution="uniform"),
+        FlowMatching(logit_mean=0.6, logit_std=0.7),
+    ],
+    ids=["logit_normal", "uniform", "shifted"],
+)
+def test_times_are_stratified_and_follow_the_distribution(objective):
+    n, pooled = 48, []
+    for batch in range(100):
+        t = objective.sample_times(torch.tensor(batch), torch.arange(n), torch.tensor(n))
+        assert t.dtype == torch.float32 and 0 < t.min() and t.max() < 1
+        u = strata(objective, t)
+        # Exactly one time in each of n equal parts of the distribution.
+        assert torch.equal((u * n).floor().long(), torch.arange(n))
+        pooled.append(u)
+    # Within a stratum the place is uniform, else a mean would be biased.
+    places = torch.cat(pooled) * n % 1
+    assert kolmogorov_smirnov(places) < 1.95 / math.sqrt(len(places))
+    assert kolmogorov_smirnov(torch.cat(pooled)) < 1 / n
+
+
+def test_times_differ_by_batch_and_seed_not_by_split():
+    n = torch.tensor(8)
+
+    def times(seed, batch, rows):
+        return FlowMatching(seed=seed).sample_times(torch.tensor(batch), torch.tensor(rows), n)
+
+    whole = times(0, 3, list(range(8)))
+    assert torch.equal(torch.cat([times(0, 3, [0, 1, 2]), times(0, 3, [3, 4, 5, 6, 7])]), whole)
+    assert not torch.isclose(whole, times(0, 4, list(range(8)))).any()
+    assert not torch.isclose(whole, times(1, 3, list(range(8)))).any()
+
+
+def test_condition_dropout_rates_and_independence():
+    objective = FlowMatching(
+        time_distribution="uniform", text_dropout=0.1, speaker_dropout=0.3
+    )
+    latents, drawn = torch.zeros(500, 1, 2), []
+    for batch in range(100):
+        noisy = corrupted(objective, latents, batch)
+        place = noisy.t.double() * 500 % 1
+        noise = noisy.latents[:, 0] / noisy.t[:, None]
+        kept = [~noisy.keep_text, ~noisy.keep_speaker]
+        drawn.append(torch.stack([*kept, noisy.t, place, noise[:, 0], noise.norm(dim=1)]))
+    text, speaker, *others = torch.cat(drawn, dim=1).double()
+    n = len(text)
+    assert text.mean().item() == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / n))
+    assert speaker.mean().item() == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / n))
+    assert abs(correlation(text, speaker)) < 4 / math.sqrt(n)
+    # Neither goes with the time, its place within the stratum, or the noise.
+    for other in others:
+        assert abs(correlation(text, other)) < 4 / math.sqrt(n)
+        assert abs(correlation(speaker, other)) < 4 / math.sqrt(n)
+    # Nor does the time with the noise, whose radius and angle come from bits of their own.
+    _, place, *noise = others
+    assert all(abs(correlation(place, other)) < 4 / math.sqrt(n) for other in noise)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_condition_dropout_at_its_ends(rate):
+    noisy = corrupted(FlowMatching(text_dropout=rate, speaker_dropout=rate), some_latents(64))
+    assert noisy.keep_text.unique().tolist() == [rate == 0.0]
+    assert noisy.keep_speaker.unique().tolist() == [rate == 0.0]
+
+
+def test_corruption_does_not_depend_on_split_or_padding():
+    latents = some_latents()
+    whole = corrupted(FlowMatching(seed=9), latents, batch=2)
+    longer = torch.nn.functional.pad(latents, (0, 0, 0, 5))
+    for rows in ([0, 1], [2], [3, 4, 5]):
+        part = corrupted(FlowMatching(seed=9), longer[rows], batch=2, rows=rows, of=6)
+        for name in ("t", "keep_text", "keep_speaker"):
+            assert torch.equal(getattr(part, name), getattr(whole, name)[rows]), name
+        for name in ("latents", "target"):
+            assert torch.equal(getattr(part, name)[:, :10], getattr(whole, name)[rows]), name
+
+
+def test_objective_from_the_config():
+    objective = build_objective(
+        load_config(
+            [
+                "--objective.prediction=noise",
+                "--objective.time_distribution=uniform",
+                "--objective.logit_mean=0.5",
+                "--objective.logit_std=2",
+                "--objective.text_dropout=0.2",
+                "--objective.speaker_dropout=0.4",
+                "--data.seed=11",
+            ]
+        )
+    )
+    assert objective == FlowMatching("noise", "uniform", 0.5, 2.0, 0.2, 0.4, 11)
+    assert build_objective(load_config([])) == FlowMatching()
+
+
+# Loss
+
+
+def test_loss_sums_over_any_split_and_leaves_padding_out():
+    prediction, target = some_latents(4), some_latents(4).roll(1, 0)
+    mask = torch.arange(10) < torch.tensor([10, 3, 7, 1])[:, None]
+    whole = squared_error_sum(prediction, target, mask)
+    parts = [squared_error_sum(prediction[r], target[r], mask[r]) for r in ([0], [1, 2], [3])]
+    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
+    by_hand = sum(
+        ((prediction[b, f] - target[b, f]) ** 2).mean().item()
+        for b in range(4)
+        for f in range(10)
+        if mask[b, f]
+    )
+    assert whole.item() == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("garbage", [1e4, math.inf, math.nan])
+def test_padding_has_neither_loss_nor_gradient(garbage):
+    target = some_latents(2)
+    mask = torch.arange(10) < torch.tensor([10, 4])[:, None]
+    prediction = torch.zeros_like(target)
+    clean = squared_error_sum(prediction, target, mask)
+    prediction[~mask] = garbage
+    prediction.requires_grad_()
+    loss = squared_error_sum(prediction, target, mask)
+    assert torch.equal(loss, clean)
+    if math.isfinite(garbage):
+        loss.backward()
+        assert not prediction.grad[~mask].any() and prediction.grad[mask].all()
+
+
+def test_loss_is_float32_whatever_the_network_gives():
+    prediction = torch.full((1, 4096, 1), 1.0, dtype=torch.bfloat16)
+    loss = squared_error_sum(
+        prediction, torch.zeros(1, 4096, 1), torch.ones(1, 4096, dtype=torch.bool)
+    )
+    assert loss.dtype == torch.float32 and loss == 4096
+
+
+# Sampling
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+def test_times_of_the_solver(steps):
+    times = linear_times(steps)
+    assert len(times) == steps + 1 and times[0] == 1.0 and times[-1] == 0.0
+    differences = [a - b for a, b in zip(times, times[1:])]
+    assert differences == pytest.approx([1 / steps] * steps, abs=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_euler_is_exact_where_the_velocity_is_constant(steps):
+    noise, data = some_latents(2).double(), some_latents(2).flip(0).double()
+    seen = []
+
+    def velocity(x, t):
+        seen.append(t)
+        return noise - data
+
+    torch.testing.assert_close(
+        euler(velocity, noise, linear_times(steps)), data, rtol=0, atol=1e-12
+    )
+    assert seen == linear_times(steps)[:-1]  # velocity is never asked for at t = 0
+
+
+def test_euler_on_a_linear_field_is_its_product_and_of_first_order():
+    """dx/dt = a·x: each step multiplies by 1 - a/N, and the error of exp(-a) falls as 1/N."""
+    a, x = 0.7, torch.ones(1, 1, 1, dtype=torch.float64)
+    errors = []
+    for steps in (50, 100):
+        end = euler(lambda x, t: a * x, x, linear_times(steps)).item()
+        assert end == pytest.approx((1 - a / steps) ** steps, rel=1e-12)
+        errors.append(abs(end - math.exp(-a)))
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.02)
+
+
+def test_euler_reaches_the_data_of_a_single_point():
+    """The exact velocity of data that is one point, (x - data) / t, is a straight line."""
+    data, noise = some_latents(1), some_latents(1).flip(1)
+    end = euler(lambda x, t: (x - data) / t, noise, linear_times(8))
+    torch.testing.assert_close(end, data, rtol=0, atol=1e-5)
+
+
+def branch_values(latents, t, keep_text, keep_speaker):
+    """A network whose answer tells its branch, 1 + 10·text + 100·speaker, and its row."""
+    value = 1.0 + 10.0 * keep_text + 100.0 * keep_speaker
+    return latents + value[:, None, None]
+
+
+@pytest.mark.parametrize(
+    "text_scale, speaker_scale, t, expected, rows",
+    [
+        (3.0, 5.0, 0.9, 111 + 3 * 10 + 5 * 100, 6),
+        (3.0, 0.0, 0.9, 111 + 3 * 10, 4),
+        (0.0, 5.0, 0.5, 111 + 5 * 100, 4),
+        (3.0, 5.0, 0.4, 111, 2),
+        (0.0, 0.0, 0.9, 111, 2),
+    ],
+)
+def test_guidance(text_scale, speaker_scale, t, expected, rows):
+    seen = []
+
+    def network(latents, time, *keep):
+        seen.append((len(latents), time))
+        return branch_values(latents, time, *keep)
+
+    latents = torch.arange(24.0).view(2, 3, 4)
+    velocity = Guidance(text_scale, speaker_scale, min_t=0.5).velocity(network, latents, t)
+    assert torch.equal(velocity, latents + expected)
+    assert seen == [(rows, t)]

@@ -1,0 +1,48 @@
+"""How long a text takes to say, fitted on texts and speakers whose rates are known."""
+
+import numpy as np
+import pytest
+
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.inference.duration import fit_durations
+
+LETTERS = "abcdefghij"
+FRAMES = np.arange(2, 12)
+"""frames that each of the letters takes"""
+
+
+def frames_of(text: str, rate: float = 1.0) -> int:
+    return int(rate * (6 + sum(FRAMES[LETTERS.index(letter)] for letter in text)))
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory):
+    """`fast` and `slow` say the same texts, `slow` in three times the frames."""
+    generator = np.random.default_rng(0)
+    samples = []
+    for number in range(60):
+        text = "".join(generator.choice(list(LETTERS), size=int(generator.integers(5, 40))))
+        for speaker, rate in (("fast", 1), ("slow", 3)):
+            latents = np.zeros((frames_of(text, rate), 1), np.float16)
+            metadata = {"text": text, "speaker": speaker}
+            samples.append(Triplet(f"{speaker}{number}", latents, latents[:1], metadata))
+    path = tmp_path_factory.mktemp("rates") / "a.tar"
+    write_shard(path, samples)
+    return fit_durations(open_dataset(str(path), 1))
+
+
+@pytest.mark.parametrize("text", ["abcdefghijabcdefghij", "aaaaaaaaaaaaaaaaaa", "jjjjjjjjjjjj"])
+def test_letters_and_speakers_have_rates_of_their_own(fit, text):
+    """Within what the ridge takes."""
+    assert fit.frames(text, "fast") == pytest.approx(frames_of(text), rel=0.03)
+    assert fit.frames(text, "slow") == pytest.approx(3 * frames_of(text), rel=0.03)
+    for unknown in (None, "", "nobody"):
+        assert fit.frames(text, unknown) == pytest.approx(2 * frames_of(text), rel=0.03)
+
+
+def test_the_weights_are_those_of_ridge_regression(fit):
+    """A text's constant is the fitted one, and letters that were never seen take no time."""
+    assert fit.weights[-1] * 0.5 == pytest.approx(6, abs=2)
+    assert fit.weights[ord("z")] == 0
+    assert fit.frames("", "fast") >= 1 and fit.frames("zzz", "fast") == fit.frames("", "fast")

@@ -1,0 +1,112 @@
+"""A run's model, as it is built to sample from: its weights, and those that it started from."""
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from torchtitan.models.dit_tts import DiTTTSModel, model_flavors
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run, untrained_model
+
+SEED = 3
+CONFIG = f"""
+[model]
+flavor = "debug"
+[encoder]
+n_layers = 1
+n_heads = 2
+[debug]
+seed = {SEED}
+[objective]
+prediction = "noise"
+"""
+
+
+@pytest.mark.parametrize("backend", ["flex", "varlen", "auto"])
+def test_sampling_does_not_need_the_runs_attention_kernel(tmp_path, backend):
+    """It compiles nothing, and uncompiled flex attention would hold all scores."""
+    config = load_config([f"--attention.backend={backend}"])
+    run = LoadedRun(
+        tmp_path, config, None, None, None, build_objective(config), 1, torch.device("cpu")
+    )
+    model = untrained_model(run)
+    assert model.args.attention == "sdpa" and not model.training
+    assert config.attention.backend == backend
+
+
+@pytest.fixture(scope="module")
+def initial(tmp_path_factory):
+    """The model as training starts it."""
+    path = tmp_path_factory.mktemp("initial") / "config.toml"
+    path.write_text(CONFIG)
+    config = load_config([f"--job.config_file={path}"])
+    config.encoder.vocab_size = 259
+    args = model_flavors()["debug"]
+    args.update_from_config(config)
+    model = DiTTTSModel(args)
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        model.init_weights()
+    return model
+
+
+def write_checkpoint(folder, step, initial, weights, averaged):
+    """A checkpoint as training saves it: each weight is the initial one plus a number."""
+    named = dict(initial.named_parameters())
+    state = {name: p.detach() + weights for name, p in named.items()}
+    if averaged is not None:
+        ema = {name: p.detach() + averaged for name, p in named.items()}
+        state["ema"] = {"num_updates": step, **ema}
+    dcp.save(state, checkpoint_id=folder / "checkpoint" / f"step-{step}", no_dist=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, initial):
+    """Steps 2 and 10, and 11 as a kill left it; the average is the weights plus one."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "config.toml").write_text(CONFIG)
+    write_checkpoint(folder, 2, initial, 2.0, None)
+    write_checkpoint(folder, 10, initial, 10.0, 11.0)
+    (folder / "checkpoint/step-11").mkdir()
+    return folder
+
+
+def above(model, initial) -> float:
+    """The number that every weight lies above its initial value."""
+    differences = torch.cat(
+        [
+            (p - start).detach().flatten()
+            for p, start in zip(model.parameters(), initial.parameters(), strict=True)
+        ]
+    )
+    mean = float(differences.double().mean())
+    assert (differences - mean).abs().max() < 1e-4
+    return round(mean, 4)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_which_weights_are_loaded(run, initial):
+    averaged = load_run(run)
+    assert averaged.step == 10 and above(averaged.model, initial) == 11
+    assert not averaged.model.training and averaged.objective.prediction == "noise"
+    assert above(load_run(run, use_ema=False).model, initial) == 10
+    earlier = load_run(run, step=2, use_ema=False)
+    assert earlier.step == 2 and above(earlier.model, initial) == 2
+    with pytest.raises(InputError, match="no averaged weights"):
+        load_run(run, step=2)
+    with pytest.raises(InputError, match="has not checkpoint step-11; it has steps: 2, 10"):
+        load_run(run, step=11)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_the_untrained_model_is_the_one_that_training_started_from(run, initial):
+    loaded = load_run(run)
+    torch.manual_seed(99)  # whatever was drawn before
+    model = untrained_model(loaded)
+    assert model is not loaded.model and not model.training
+    for (name, p), start in zip(model.named_parameters(), initial.parameters(), strict=True):
+        assert torch.equal(p, start), name
+    assert above(loaded.model, initial) == 11

@@ -1,0 +1,141 @@
+"""The recogniser reads real recordings and the codec's, and does not flatter; the error rate; pictures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.inference.evaluate import HeldOut, listen
+from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_error_rate
+from torchtitan.models.dit_tts.prepare.audio import resample
+from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
+
+CORPUS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    return [one for one in read_audio_corpus(CORPUS) if one.split == "heldout"]
+
+
+@pytest.fixture(scope="module")
+def recognizer():
+    return KeywordRecognizer()
+
+
+@pytest.fixture(scope="module")
+def heard(recordings, recognizer):
+    return [recognizer.transcribe(one.waveform, one.sample_rate) for one in recordings]
+
+
+@pytest.mark.long
+def test_reads_recordings(recordings, heard):
+    references = [one.text.split() for one in recordings]
+    assert len({one.speaker for one in recordings}) == 4
+    assert word_error_rate(references, heard) < 0.05
+    assert word_error_rate(references[1:] + references[:1], heard) > 0.7
+
+
+@pytest.mark.long
+def test_reads_the_codec_with_noise_on_the_latents(recordings, recognizer):
+    codec, generator = build_codec("mel_dct"), torch.Generator().manual_seed(0)
+    some = recordings[::3]
+    hypotheses = []
+    for one in some:
+        latents = codec.encode(one.waveform)
+        latents = latents + 0.3 * torch.randn(latents.shape, generator=generator)
+        hypotheses.append(recognizer.transcribe(codec.decode(latents), codec.sample_rate))
+    assert word_error_rate([one.text.split() for one in some], hypotheses) < 0.1
+
+
+def test_noise_and_silence_are_not_read(recordings, recognizer):
+    generator = torch.Generator().manual_seed(0)
+    noise = [0.1 * torch.randn(one.waveform.shape, generator=generator) for one in recordings[:8]]
+    hypotheses = [recognizer.transcribe(wave, 16_000) for wave in noise]
+    assert word_error_rate([one.text.split() for one in recordings[:8]], hypotheses) > 0.7
+    assert recognizer.transcribe(torch.zeros(0), 16_000) == []
+
+
+def test_calls_are_independent(recordings, recognizer, heard):
+    again = [recognizer.transcribe(one.waveform, one.sample_rate) for one in recordings[7::-1]]
+    assert again == heard[7::-1]
+
+
+@pytest.mark.long
+def test_reads_other_rates(recordings, recognizer):
+    some = recordings[::6]
+    references = [one.text.split() for one in some]
+    for rate in (48_000, 22_050):
+        waves = [torch.from_numpy(resample(one.waveform.numpy(), 16_000, rate)) for one in some]
+        at_their_rate = [recognizer.transcribe(wave, rate) for wave in waves]
+        assert word_error_rate(references, at_their_rate) < 0.05
+    taken_for_16_khz = [recognizer.transcribe(wave[:48_000], 16_000) for wave in waves]
+    assert word_error_rate(references, taken_for_16_khz) > 0.2
+    assert recognizer.transcribe(torch.zeros(0), 48_000) == []
+
+
+def test_each_sound_is_heard_at_its_own_rate(recordings, recognizer):
+    items = [
+        HeldOut(one.key, one.key, one.text, one.speaker, torch.zeros(1, 1), torch.zeros(1, 1), {})
+        for one in recordings[:4]
+    ]
+    rates = (16_000, 48_000, 24_000, 8_000)
+    sounds = [
+        (torch.from_numpy(resample(one.waveform.numpy(), one.sample_rate, rate)), rate)
+        for one, rate in zip(recordings[:4], rates, strict=True)
+    ]
+    errors, heard = listen(recognizer, items, sounds)
+    assert errors.rates()["all"] < 0.1 and len(heard) == 4
+
+
+def test_recognizer_refuses(recognizer):
+    with pytest.raises(ValueError, match="one channel"):
+        recognizer.transcribe(torch.zeros(2, 100), 16_000)
+    with pytest.raises(ValueError, match="'blorptang' is not in"):
+        KeywordRecognizer(["one", "blorptang"])
+    with pytest.raises(ValueError, match="empty"):
+        KeywordRecognizer([])
+
+
+@pytest.mark.parametrize(
+    "reference, hypothesis, rate",
+    [
+        ("one two three", "one two three", 0.0),
+        ("one two three", "one three", 1 / 3),
+        ("one two three", "one nine two three", 1 / 3),
+        ("one two three", "one nine three", 1 / 3),
+        ("one two three", "", 1.0),
+        ("one", "two three four", 3.0),
+        ("one two three four", "two three four one", 0.5),
+    ],
+)
+def test_word_error_rate(reference, hypothesis, rate):
+    assert word_error_rate([reference.split()], [hypothesis.split()]) == pytest.approx(rate)
+
+
+def test_word_error_rate_weighs_by_words():
+    references, hypotheses = (
+        [["one"], ["two", "three", "four"]],
+        [["nine"], ["two", "three", "four"]],
+    )
+    assert word_error_rate(references, hypotheses) == 0.25
+    assert word_error_rate([[], ["one"]], [["two"], ["one"]]) == 1.0
+    with pytest.raises(ValueError, match="one of each"):
+        word_error_rate([["one"]], [])
+    with pytest.raises(ValueError, match="no word"):
+        word_error_rate([[]], [[]])
+
+
+def test_spectrogram_comparison(tmp_path):
+    from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
+
+    path = tmp_path / "new" / "comparison.png"
+    panels = [("long", torch.sin(torch.arange(8000) * 0.3)), ("short", torch.zeros(3000))]
+    save_spectrogram_comparison(path, panels, 16_000)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in path.parent.iterdir()] == ["comparison.png"]
+    with pytest.raises(ValueError, match="no panel"):
+        save_spectrogram_comparison(path, [], 16_000)
+    with pytest.raises(ValueError, match="'empty'"):
+        save_spectrogram_comparison(path, [("empty", torch.zeros(0))], 16_000)

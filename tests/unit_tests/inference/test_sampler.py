@@ -1,0 +1,135 @@
+"""Sampling with a model that tells rows, conditions, keep flags and times apart."""
+
+import pytest
+import torch
+
+from tests.helpers.row_model import RowModel, moved
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
+
+TOKENIZER = Tokenizer(make_vocabulary("bytes", "", ["speaker"], {"speaker": ["ann", "bob"]}))
+BEGIN, END, UNKNOWN_SPEAKER, ANN, BOB = 1, 2, 259, 260, 261
+GUIDANCE = Guidance(text_scale=2.0, speaker_scale=3.0, min_t=0.5)
+
+
+def reference(*values: float) -> torch.Tensor:
+    """(R, C) whose first channel has these values."""
+    return torch.tensor(values, dtype=torch.float16)[:, None].repeat(1, 8)
+
+
+REQUESTS = [
+    SpeechRequest("ab", reference(0.5, 2.0, 4.0), 5, {"speaker": "bob"}),
+    SpeechRequest("zebra", reference(7.0), 3, {"speaker": "ann"}),
+    SpeechRequest("c", reference(0.25, 0.125), 4),
+]
+IDS = [
+    [BEGIN, BOB, *(ord(letter) + 3 for letter in "ab"), END],
+    [BEGIN, ANN, *(ord(letter) + 3 for letter in "zebra"), END],
+    [BEGIN, UNKNOWN_SPEAKER, ord("c") + 3, END],
+]
+
+
+def generate(requests, guidance=GUIDANCE, steps=4, seed=0, model=None, objective=None, **more):
+    return generate_latents(
+        model or RowModel(),
+        TOKENIZER,
+        objective or FlowMatching(),
+        requests,
+        guidance,
+        steps,
+        seed,
+        torch.device("cpu"),
+        **more,
+    )
+
+
+class Constant(RowModel):
+    """Answers the same number everywhere."""
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def denoise(self, latents, *args):
+        return torch.full_like(latents, self.value)
+
+
+def noise_of(requests, seed=0):
+    """The noise that sampling starts from: where nothing moves it."""
+    return generate(requests, seed=seed, model=Constant(0.0))
+
+
+@pytest.mark.parametrize(
+    "guidance, text_gain, speaker_gain",
+    [
+        (Guidance(0.0, 0.0), 1.0, 1.0),
+        (GUIDANCE, 1 + 2 * 3 / 4, 1 + 3 * 3 / 4),  # at t = 1, 3/4 and 1/2 of four steps
+        (Guidance(2.0, 0.0, min_t=0.0), 3.0, 1.0),
+        (Guidance(0.0, 3.0, min_t=0.9), 1.0, 1 + 3 / 4),
+    ],
+)
+def test_each_row_is_made_of_its_own_request(guidance, text_gain, speaker_gain):
+    found = generate(REQUESTS, guidance)
+    noise = noise_of(REQUESTS)
+    for number, request in enumerate(REQUESTS):
+        way = moved(
+            IDS[number], request.reference, request.frames, text_gain, speaker_gain, 2.5 / 4
+        )
+        assert found[number].shape == (request.frames, 8)
+        assert found[number].dtype == torch.float32 and found[number].device.type == "cpu"
+        expected = noise[number].double() - way.double()
+        torch.testing.assert_close(found[number].double(), expected, atol=2e-3, rtol=1e-5)
+
+
+def test_features_of_a_text_encoder_take_the_place_of_the_ids():
+    """It sees text alone: neither padding nor the ids of conditioning tokens."""
+    seen = []
+
+    def text_encoder(ids, mask):
+        seen.append((ids, mask))
+        return ids[..., None].float() / 2
+
+    found = generate(REQUESTS, text_encoder=text_encoder)
+    [(ids, mask)] = seen  # once for all steps
+    for number, request in enumerate(REQUESTS):
+        own = IDS[number]
+        assert ids[number, : len(own)].tolist() == own
+        valid = mask[number].tolist()
+        assert valid == [i < len(own) and i != 1 for i in range(ids.shape[1])]
+        way = moved([i / 2 for i in own], request.reference, request.frames, 2.5, 3.25, 2.5 / 4)
+        expected = noise_of(REQUESTS)[number] - way
+        torch.testing.assert_close(found[number], expected, atol=2e-3, rtol=1e-5)
+
+
+def test_noise_is_keyed_by_seed_and_row():
+    same = [SpeechRequest("a", reference(1.0), frames) for frames in (300, 300)]
+    first, second = noise_of(same)
+    assert abs(float(first.mean())) < 0.1 and abs(float(first.std()) - 1) < 0.1
+    assert (first - second).abs().max() > 1
+    assert (first - noise_of(same, seed=1)[0]).abs().max() > 1
+    # Longer neighbours change nothing.
+    longer = [same[0], SpeechRequest("longer", reference(1.0), 500)]
+    assert torch.equal(noise_of(longer)[0], first)
+
+
+def test_no_noise_is_one_that_was_trained_on():
+    """With one seed for both: batches of training have the streams of their own."""
+    objective = FlowMatching(prediction="noise", seed=5)
+    rows = torch.arange(2)
+    trained = objective.add_noise(torch.zeros(2, 9, 8), torch.tensor(0), rows, 2).target
+    noise = noise_of([SpeechRequest("a", reference(1.0), 9)] * 2, seed=5)
+    for drawn in noise:
+        assert (drawn - trained).abs().amax((1, 2)).min() > 1
+
+
+def test_a_noise_prediction_is_read_as_velocity():
+    """Where 1 - t is below a step's width, that width divides."""
+    request = SpeechRequest("a", reference(1.0), 3)
+    [found] = generate([request], model=Constant(2.0), objective=FlowMatching(prediction="noise"))
+    [x] = noise_of([request])
+    x = x.double()
+    for t in (1.0, 0.75, 0.5, 0.25):
+        x = x - 0.25 * (2.0 - x) / max(1 - t, 0.25)
+    torch.testing.assert_close(found.double(), x, atol=1e-4, rtol=1e-5)

@@ -1,0 +1,106 @@
+"""What ranks learn of each other: that they would train on different data, that one has failed."""
+
+import pytest
+import torch.distributed as dist
+
+from tests.helpers.synthetic import make_shards
+from tests.helpers.forked import run_ranks
+from tests.helpers.loaders import CHANNELS, config
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader, assert_equal_across_ranks
+from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
+
+
+def start(rank: int, folders: list[str], rendezvous: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+
+    def build(folder: str, epochs: int):
+        job = config(folder, local=4, total=8, epochs=epochs)
+        return build_agreed_dataloader(2, rank, byte_tokenizer(), job)
+
+    try:
+        assert build(folders[0], 2).consumed == 0
+        for folder, epochs in ((folders[rank], 2), (folders[0], 2 + rank)):
+            with pytest.raises(
+                InputError, match="rank 1 is about to train on other data than rank 0"
+            ):
+                build(folder, epochs)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_both_ranks_refuse_what_differs(tmp_path):
+    one = str(make_shards(tmp_path / "one", 60, seed=1, channels=CHANNELS))
+    two = str(make_shards(tmp_path / "two", 60, seed=2, channels=CHANNELS))
+    run_ranks(start, 2, [one, two], str(tmp_path / "rendezvous"))
+
+
+# Both ranks in one process
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Puts a second rank beside this one: what it gathers is made from what this one gives."""
+
+    def put(other, rank=0):
+        def gather(gathered, mine, group=None):
+            gathered[:] = [mine, other(mine)] if rank == 0 else [other(mine), mine]
+
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+        monkeypatch.setattr(dist, "get_rank", lambda group=None: rank)
+        monkeypatch.setattr(dist, "all_gather_object", gather)
+
+    return put
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_part_has_to_agree(beside, rank):
+    parts = {"samples": "a", "tokens": "b", "steps": 4}
+    beside(lambda mine: mine, rank)
+    assert_equal_across_ranks(parts)
+    for name in parts:
+        beside(lambda mine: {**mine, name: 7}, rank)
+        with pytest.raises(InputError, match=f"rank 1 .* its {name} is"):
+            assert_equal_across_ranks(parts)
+
+
+def test_data_tokens_and_steps_are_compared(beside, tmp_path):
+    folder = str(make_shards(tmp_path / "data", 60, seed=1, channels=CHANNELS))
+    given = []
+    beside(lambda mine: given.append(mine) or mine)
+    tokenizer = byte_tokenizer()
+    jobs = [
+        config(folder, local=4, total=8, **each)
+        for each in ({"epochs": 2}, {"epochs": 3}, {"seed": 9})
+    ]
+    for job in jobs:
+        build_agreed_dataloader(2, 0, tokenizer, job).close()
+    first, longer, reordered = given
+    assert first["tokens"] == tokenizer.vocabulary.fingerprint
+    assert [each["steps"] for each in given[:2]] == [job.training.steps for job in jobs[:2]]
+    assert longer == {**first, "steps": longer["steps"]} != first
+    assert {**reordered, "steps": first["steps"]} != first
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mistake_of_one_rank_is_one_of_all(beside, rank):
+    def fail(rank):
+        raise ValueError("no disk")
+
+    other = (None, "no disk"), ("its result", None)
+    beside(lambda mine: other[1], rank)
+    assert run_on_all_ranks(lambda number: number, "read") == (
+        [0, "its result"] if rank == 0 else ["its result", 1]
+    )
+    with pytest.raises(ValueError, match="no disk"):  # its own, as it was
+        run_on_all_ranks(fail, "read")
+    beside(lambda mine: other[0], rank)
+    with pytest.raises(InputError, match=f"rank {1 - rank} could not read: no disk"):
+        run_on_all_ranks(lambda number: number, "read")
+
+
+def test_a_process_alone_does_it_itself():
+    assert run_on_all_ranks(lambda rank: f"rank {rank}", "read") == ["rank 0"]
+    assert_equal_across_ranks({"steps": 1})

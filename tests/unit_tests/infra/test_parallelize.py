@@ -1,0 +1,135 @@
+"""Data parallelism on ranks of which there is one: what they send and what the model sees."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
+
+ARGS = DiTTTSModelArgs(
+    dim=32,
+    n_layers=2,
+    n_heads=2,
+    mlp_dim=48,
+    speaker_dim=32,
+    speaker_n_layers=1,
+    speaker_n_heads=2,
+    speaker_mlp_dim=48,
+    text_dim=32,
+    adaln_rank=8,
+    timestep_dim=16,
+    latent_channels=8,
+    text_vocab_size=8,
+    text_n_layers=1,
+    text_n_heads=2,
+)
+
+
+def model_on(layout: DataParallelLayout, dims, *arguments: str) -> DiTTTSModel:
+    torch.manual_seed(0)
+    model = DiTTTSModel(ARGS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    config = load_config(["--activation_checkpoint.mode=none", *arguments])
+    return parallelize_dit_tts(model, dims, config) if layout.gpus > 1 else model
+
+
+def backward(model: DiTTTSModel) -> None:
+    torch.manual_seed(1)
+    out = model(
+        torch.randn(2, 6, 8),
+        torch.rand(2),
+        torch.ones(2, 6, dtype=torch.bool),
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.ones(2, 3, dtype=torch.bool),
+        torch.randn(2, 8, 8),
+        torch.ones(2, 8, dtype=torch.bool),
+    )
+    out.square().sum().backward()
+
+
+def test_replicas_sum_their_gradients():
+    """The loss is divided by the frames of all ranks already. The exchange changes nothing here, so
+    a mean over two ranks would be half."""
+    with fake_process_group(DataParallelLayout(1, 1)) as dims:
+        expected = model_on(DataParallelLayout(1, 1), dims)
+        backward(expected)
+    with fake_process_group(DataParallelLayout(2, 1)) as dims:
+        found = model_on(DataParallelLayout(2, 1), dims)
+        backward(found)
+        for (name, value), other in zip(
+            expected.named_parameters(), found.parameters(), strict=True
+        ):
+            gradient = other.grad.to_local() if isinstance(other.grad, DTensor) else other.grad
+            torch.testing.assert_close(gradient, value.grad, msg=name)
+
+
+class Sent(TorchDispatchMode):
+    """Dtypes of what collectives carry, by the collective's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            name = func._schema.name.split("::")[1]
+            tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+            self.dtypes.setdefault(name, set()).update(each.dtype for each in tensors)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", [DataParallelLayout(1, 2), DataParallelLayout(2, 2)], ids=lambda each: each.name)
+def test_weights_travel_in_bfloat16_and_gradients_in_float32(layout):
+    seen = []
+    with fake_process_group(layout) as dims, Sent() as sent:
+        model = model_on(layout, dims, "--training.mixed_precision_param=bfloat16")
+        # FSDP's own hook ran before: what the model sees of its inputs.
+        model.register_forward_pre_hook(
+            lambda _, args: seen.extend(each.dtype for each in args[:2])
+        )
+        backward(model)
+    assert seen == [torch.float32] * 2  # a time in bfloat16 would be another time
+    assert sent.dtypes["_allgather_base_"] == {torch.bfloat16}
+    assert sent.dtypes["_reduce_scatter_base_"] == {torch.float32}
+    assert (sent.dtypes.get("allreduce_") == {torch.float32}) == (layout.replicas > 1)
+
+
+class FrozenEncoder(PretrainedTextEncoder):
+    """Stands in for a text encoder, of two blocks."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.core = nn.Module()
+        self.core.blocks = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    "layout, limit_bytes, sharded",
+    [
+        (DataParallelLayout(1, 2), 30_000, True),
+        (DataParallelLayout(2, 2), 30_000, True),
+        (DataParallelLayout(1, 2), 36_000, False),
+        (DataParallelLayout(2, 1), 0, False),  # replicas have no shards
+    ],
+)
+def test_a_frozen_encoder_is_sharded_from_a_size_on(layout, limit_bytes, sharded):
+    module = FrozenEncoder()  # 2 x 64 x 64 x 4 = 32,768 bytes
+    with fake_process_group(layout) as dims:
+        assert shard_if_large(module, Encoder(fsdp_min_gib=limit_bytes / 2**30), dims) == sharded
+    parts = [
+        weight.to_local() if isinstance(weight, DTensor) else weight
+        for weight in module.parameters()
+    ]
+    assert sum(part.nbytes for part in parts) == 32_768 // (layout.shards if sharded else 1)

@@ -1,0 +1,446 @@
+"""The network: exact sizes and FLOPs, and what its output may and may not depend on."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.attention import rotated_groups
+from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
+from torchtitan.models.dit_tts.model.initialization import plain_name
+from torchtitan.models.dit_tts.model.layers import (
+    HeadRMSNorm,
+    RMSNorm,
+    apply_rope,
+    rms_norm,
+    rope_table,
+)
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.protocols.train_spec import get_train_spec
+
+VOCABULARY = 40
+
+SMALL = DiTTTSModelArgs(
+    dim=32,
+    n_layers=2,
+    n_heads=4,
+    mlp_dim=48,
+    speaker_dim=16,
+    speaker_n_layers=2,
+    speaker_n_heads=2,
+    speaker_mlp_dim=24,
+    speaker_patch_size=4,
+    latent_channels=8,
+    text_dim=16,
+    text_vocab_size=VOCABULARY,
+    text_n_layers=2,
+    text_n_heads=2,
+    adaln_rank=6,
+    timestep_dim=16,
+)
+
+COUNTS = {"800M": 780_973_696, "3B": 3_507_659_904, "8B": 8_238_706_816}
+
+
+@torch.no_grad()
+def initialized(args: DiTTTSModelArgs = SMALL, seed: int = 3) -> DiTTTSModel:
+    torch.manual_seed(seed)
+    model = DiTTTSModel(args)
+    model.init_weights()
+    return model
+
+
+def build(args: DiTTTSModelArgs = SMALL, seed: int = 0) -> DiTTTSModel:
+    """A model with every parameter random: `output` and `adaln.up` start at zero and hide the rest."""
+    model = initialized(args, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 1.0 / math.sqrt(parameter.shape[-1]) if parameter.dim() > 1 else 0.5
+            parameter.add_(scale * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+def until(lengths: list[int], padded: int) -> torch.Tensor:
+    return torch.arange(padded) < torch.tensor(lengths)[:, None]
+
+
+def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tensor]:
+    """Two rows with padding in each of frames, text and speaker; no speaker is whole patches."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    batch = {"text_ids": torch.randint(VOCABULARY, (2, 7), generator=generator)}
+    if not args.text_vocab_size:
+        batch["text_features"] = normal(2, 7, args.text_dim)
+    return batch | {
+        "latents": normal(2, 11, args.latent_channels),
+        "t": torch.tensor([0.3, 0.8]),
+        "frame_mask": until([11, 6], 11),
+        "text_mask": until([4, 7], 7),
+        "speaker": normal(2, 10, args.latent_channels),
+        "speaker_mask": until([10, 5], 10),
+    }
+
+
+@torch.no_grad()
+def output(model: DiTTTSModel, batch: dict, **changes) -> torch.Tensor:
+    return model(**{**batch, **changes})
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """But for float32's rounding, about 1e-6 of the largest: kernels sum in an order of their own."""
+    largest = expected.abs().max().item()
+    assert largest > 0.1
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * largest)
+
+
+# Sizes and FLOPs
+
+
+def test_flavors_build_the_plain_model():
+    spec = get_train_spec("dit_tts")
+    assert set(spec.model_args) == {"debug", "800M", "3B", "8B"}
+    with torch.device("meta"):
+        assert type(spec.model_cls(spec.model_args["debug"])) is DiTTTSModel
+    assert get_train_spec("dit_tts").model_args["debug"] is not spec.model_args["debug"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavor", COUNTS)
+def test_count_is_exact_and_the_closed_form(flavor):
+    spec = get_train_spec("dit_tts")
+    a = spec.model_args[flavor]
+    with torch.device("meta"):
+        model = spec.model_cls(a)
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    d, c, r, f = a.dim, a.speaker_dim, a.adaln_rank, a.mlp_dim
+    C, p, E, h = a.latent_channels, a.speaker_patch_size, a.timestep_dim, a.text_dim
+    block = 5 * d**2 + 4 * d * c + 2 * d + 3 * d * f + 2 * (6 * d * r + 3 * d)
+    closed_form = a.n_layers * block
+    closed_form += E * d + 4 * d**2
+    closed_form += C * d + d + d + d * C + C
+    closed_form += C * p * c + c + c
+    closed_form += a.speaker_n_layers * (5 * c**2 + 3 * c * a.speaker_mlp_dim + 4 * c)
+    closed_form += h * c + 2 * c
+    assert count == closed_form == COUNTS[flavor]
+    n_params, _ = a.get_nparams_and_flops(model, 768)
+    assert n_params == count
+
+
+def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[int, int]:
+    """Forward and training FLOPs by torch's counter, on the meta device."""
+    T, L, S = lengths.frames, lengths.text_tokens, lengths.speaker_frames
+    with torch.device("meta"):
+        model = DiTTTSModel(args)
+        ids = torch.zeros(batch, L, dtype=torch.long)
+        features = None if args.text_vocab_size else torch.zeros(batch, L, args.text_dim)
+        masks = [torch.ones(batch, length, dtype=torch.bool) for length in (T, L, S)]
+        latents, speaker = (torch.zeros(batch, n, args.latent_channels) for n in (T, S))
+        t = torch.zeros(batch)
+    with FlopCounterMode(display=False) as counter:
+        out = model(
+            latents, t, masks[0], ids, masks[1], speaker, masks[2], text_features=features
+        )
+        forward = counter.get_total_flops()
+        out.sum().backward()
+        return forward, counter.get_total_flops()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("vocabulary", [0, 259])
+@pytest.mark.parametrize("flavor", ["debug", *COUNTS])
+def test_flops_equal_the_counter(flavor, vocabulary):
+    args = get_train_spec("dit_tts").model_args[flavor]
+    # Two blocks of each stack: a pass over all of them would only take longer.
+    args = replace(args, text_vocab_size=vocabulary, n_layers=2, speaker_n_layers=2)
+    lengths = Lengths(frames=101, text_tokens=37, speaker_frames=50)
+    forward, training = counted_flops(args, 2, lengths)
+    assert forward == 2 * forward_flops(args, lengths)
+    assert training == 2 * training_flops(args, lengths)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("vocabulary, condition_ids", [(0, 0), (0, 3), (259, 0)])
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 2, 4), (13, 7, 5), (8, 16, 31)])
+def test_flops_equal_the_counter_at_odd_lengths(lengths, vocabulary, condition_ids):
+    args = replace(SMALL, text_vocab_size=vocabulary, condition_ids=condition_ids)
+    forward, training = counted_flops(args, 3, Lengths(*lengths))
+    assert forward == 3 * forward_flops(args, Lengths(*lengths))
+    assert training == 3 * training_flops(args, Lengths(*lengths))
+
+
+# What the output does not depend on
+
+
+def with_garbage(padded: torch.Tensor, mask: torch.Tensor, longer: int, seed: int) -> torch.Tensor:
+    """Lengthened by `longer`, large numbers wherever `mask` is false."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (padded.shape[0], padded.shape[1] + longer, *padded.shape[2:])
+    if padded.dtype == torch.long:
+        garbage = torch.randint(VOCABULARY, shape, generator=generator)
+    else:
+        garbage = 1e3 * torch.randn(shape, generator=generator)
+    valid = torch.nn.functional.pad(mask, (0, longer))
+    garbage[valid] = padded[mask]
+    return garbage
+
+
+STREAMS = {
+    "latents": ["latents"], "text": ["text_ids", "text_features"], "speaker": ["speaker"]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("longer", [0, 1, 5])
+@pytest.mark.parametrize("vocabulary", [0, VOCABULARY])
+@pytest.mark.parametrize("stream", ["latents", "text", "speaker"])
+def test_padding_changes_nothing(stream, vocabulary, longer):
+    args = replace(SMALL, text_vocab_size=vocabulary)
+    model, batch = build(args), inputs(args=args)
+    mask_name = {"latents": "frame_mask"}.get(stream, f"{stream}_mask")
+    mask = batch[mask_name]
+    changes = {mask_name: torch.nn.functional.pad(mask, (0, longer))}
+    for name in STREAMS[stream]:
+        if name in batch:
+            changes[name] = with_garbage(batch[name], mask, longer, seed=5)
+            assert not torch.equal(changes[name][:, : mask.shape[1]], batch[name])
+    changed = output(model, batch, **changes)[:, :11]
+    valid = batch["frame_mask"]
+    assert_close(changed[valid], output(model, batch)[valid])
+
+
+@pytest.mark.parametrize("condition", ["text", "speaker"])
+def test_masking_a_condition_equals_its_absence(model, condition):
+    batch = inputs()
+    hidden = output(model, batch, **{f"keep_{condition}": torch.tensor([False, False])})
+    [name] = [name for name in STREAMS[condition] if name in batch]
+    other = torch.roll(batch[name], 3, dims=1).repeat(1, 2, *[1] * (batch[name].dim() - 2))
+    absent = output(
+        model,
+        batch,
+        **{name: other, f"{condition}_mask": torch.zeros(other.shape[:2], dtype=torch.bool)},
+    )
+    valid = batch["frame_mask"]
+    assert_close(hidden[valid], absent[valid])
+    assert (hidden - output(model, batch))[valid].abs().max() > 1e-2
+
+
+def test_hiding_is_row_by_row(model):
+    batch = inputs()
+    kept = output(model, batch, keep_text=torch.tensor([True, True]))
+    mixed = output(model, batch, keep_text=torch.tensor([True, False]))
+    dropped = output(model, batch, keep_text=torch.tensor([False, False]))
+    assert_close(kept, output(model, batch))
+    assert_close(mixed[:1], kept[:1])
+    assert_close(mixed[1:], dropped[1:])
+    assert (mixed[1] - kept[1]).abs().max() > 1e-2
+
+
+def test_rows_do_not_see_each_other(model):
+    batch = inputs()
+    together = output(model, batch)
+    for row in range(2):
+        alone = output(model, {name: value[row : row + 1] for name, value in batch.items()})
+        assert_close(alone, together[row : row + 1])
+
+
+@torch.no_grad()
+def test_kept_key_values_give_the_same_output(model):
+    batch = inputs()
+    conditions = model.encode_conditions(
+        batch["text_ids"], batch["text_mask"], batch["speaker"], batch["speaker_mask"]
+    )
+    key_values = model.condition_key_values(conditions)
+    for t in (torch.tensor([1.0, 1.0]), batch["t"]):
+        arguments = (batch["latents"], t, batch["frame_mask"], conditions)
+        kept = model.denoise(*arguments, key_values=key_values)
+        assert_close(kept, model.denoise(*arguments))
+        assert_close(kept, output(model, batch, t=t))
+
+
+@torch.no_grad()
+def test_speaker_encoder_is_causal(model):
+    batch = inputs()
+    later = batch["speaker"].clone()
+    later[:, 8:] += 1.0
+    keys, mask = model.speaker_encoder(batch["speaker"], batch["speaker_mask"])
+    changed, _ = model.speaker_encoder(later, batch["speaker_mask"])
+    assert mask.tolist() == [[True, True, True], [True, True, False]]
+    assert torch.equal(changed[0, :2], keys[0, :2])
+    assert (changed[0, 2] - keys[0, 2]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("empty", ["conditions", "everything"])
+def test_a_row_without_keys_is_finite(empty):
+    model, batch = build(), inputs()
+    for name in ("text_mask", "speaker_mask"):
+        batch[name] = batch[name].clone()
+        batch[name][0] = False
+    every_frame = output(model, batch)
+    if empty == "everything":
+        batch["frame_mask"] = batch["frame_mask"].clone()
+        batch["frame_mask"][0] = False
+    out = model(**batch)
+    out.square().sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    # A row without any key sees all its frames: no softmax is empty, on any device.
+    assert_close(out.detach(), every_frame)
+
+
+# Initialisation
+
+
+def test_starts_by_predicting_zero():
+    model = initialized()
+    assert output(model, inputs()).abs().max() == 0
+    for layer in model.layers:
+        assert not layer.adaln.up.weight.any() and not layer.adaln.up.bias.any()
+        assert layer.adaln.down.weight.any()
+
+
+@torch.no_grad()
+def test_weights_depend_on_seed_and_name_only():
+    reference = dict(initialized().named_parameters())
+    torch.manual_seed(3)
+    torch.rand(100)  # a moved generator changes nothing, the seed alone counts
+    model = DiTTTSModel(SMALL)
+    model.init_weights()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, reference[name]), name
+
+    # Other parameters before and between them: no byte encoder, and a third layer.
+    fewer = dict(initialized(replace(SMALL, text_vocab_size=0)).named_parameters())
+    more = dict(initialized(replace(SMALL, n_layers=3)).named_parameters())
+    assert fewer.keys() < reference.keys() < more.keys()
+    for name in fewer:
+        assert torch.equal(fewer[name], reference[name]), name
+    for name in reference:
+        residual = name.startswith("layers.") and name.endswith((".out.weight", ".down.weight"))
+        scale = math.sqrt(2 / 3) if residual and "adaln" not in name else 1.0
+        torch.testing.assert_close(more[name], scale * reference[name], rtol=1e-5, atol=0)
+
+    other = dict(initialized(seed=4).named_parameters())
+    for name, parameter in reference.items():
+        if parameter.unique().numel() > 1:
+            assert (other[name] != parameter).float().mean() > 0.99, name
+
+
+def test_equal_shapes_get_different_weights():
+    layers = initialized().layers
+    for name, parameter in layers[0].named_parameters():
+        if parameter.unique().numel() > 1:
+            assert not torch.equal(parameter, layers[1].get_parameter(name)), name
+
+
+@torch.no_grad()
+def test_wrapped_blocks_get_the_same_weights():
+    reference = dict(initialized().named_parameters())
+    torch.manual_seed(3)
+    model = DiTTTSModel(SMALL)
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = checkpoint_wrapper(layer)
+    model.init_weights()
+    names = set()
+    for name, parameter in model.named_parameters():
+        names.add(plain_name(name))
+        assert torch.equal(parameter, reference[plain_name(name)]), name
+    assert names == reference.keys()
+
+
+def test_initial_scale():
+    sizes = {"dim": 160, "mlp_dim": 300, "speaker_dim": 128, "n_layers": 3}
+    model = initialized(replace(SMALL, **sizes, text_vocab_size=1000))
+    layer = model.layers[0]
+    for weight, fan_in, scale in (
+        (layer.attention.qkv_gate.weight, 160, 1.0),
+        (layer.attention.text_kv.weight, 128, 1.0),
+        (layer.attention.out.weight, 160, 1 / math.sqrt(6)),
+        (layer.mlp.down.weight, 300, 1 / math.sqrt(6)),
+        (model.speaker_encoder.layers[0].attention.out.weight, 128, 1.0),
+    ):
+        assert weight.std().item() == pytest.approx(scale / math.sqrt(fan_in), rel=0.02)
+    assert model.text_encoder.embedding.weight.std().item() == pytest.approx(1, rel=0.02)
+    assert all((p == 1).all() for n, p in model.named_parameters() if n.endswith("norm.weight"))
+    assert not any(p.any() for n, p in model.named_parameters() if n.endswith(".bias"))
+
+
+# Parts against their formulas
+
+
+@pytest.mark.parametrize("heads", [1, 4, 5, 10])
+def test_decoder_rotates_the_first_half_of_its_heads(heads):
+    """Against complex numbers."""
+    x = torch.randn(2, 7, heads, 8, generator=torch.Generator().manual_seed(0))
+    rotated = apply_rope(x, rope_table(7, 8, 10000.0, x.device, rotated_groups(heads)))
+    half = heads // 2
+    angles = torch.arange(7.0)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x[:, :, :half].unflatten(-1, (-1, 2)))
+    expected = torch.view_as_real(pairs * turns[:, None]).flatten(-2)
+    torch.testing.assert_close(rotated[:, :, :half], expected, rtol=0, atol=1e-5)
+    assert torch.equal(rotated[:, :, half:], x[:, :, half:])
+    assert half == 0 or (rotated[:, 1:, :half] - x[:, 1:, :half]).abs().amax((0, 2, 3)).min() > 0.1
+
+
+# In bfloat16
+
+
+def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> None:
+    """bfloat16 has 8 significant bits: float32 rounded once is off by at most half of the last."""
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - exact).abs() <= 2**-8 * 1.01 * exact.abs() + 1e-6).all()
+
+
+@torch.no_grad()
+def test_norms_and_rotation_are_computed_in_float32():
+    x = 30 * torch.randn(2, 7, 4, 64, generator=torch.Generator().manual_seed(0))
+    x = x.bfloat16()
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert_rounded_once(rms_norm(x, 1e-6), exact)
+    for norm in (RMSNorm(64, 1e-6), HeadRMSNorm(4, 64, 1e-6)):
+        norm.weight.copy_(torch.linspace(0.5, 2, norm.weight.numel()).view_as(norm.weight))
+        norm.bfloat16()
+        assert_rounded_once(norm(x), exact * norm.weight.double())
+    rope = rope_table(7, 64, 10000.0, x.device)
+    assert_rounded_once(apply_rope(x, rope), apply_rope(x.float(), rope).double())
+
+
+def test_weights_in_bfloat16_leave_time_and_output_in_float32():
+    """t in bfloat16 would turn the fastest angle, 1000·t, by up to 2 radians."""
+    model, batch = build(), inputs()
+    batch["t"] = torch.tensor([0.3037, 0.8063])
+    low = output(model.bfloat16(), batch)
+    assert low.dtype == torch.float32
+    valid = batch["frame_mask"]
+    exact = output(model.float(), batch)[valid]
+    assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
+
+
+# From the config
+
+
+def test_the_data_section_sets_the_models_input():
+    config = load_config(["--data.latent_channels=24", "--data.speaker_patch_size=2"])
+    args = replace(SMALL)
+    args.update_from_config(config)
+    assert (args.latent_channels, args.speaker_patch_size) == (24, 2)
+    assert args.text_vocab_size == 259
+
+
+@pytest.mark.parametrize("heads", ["0", "3", "32"])
+def test_heads_that_do_not_fit(heads):
+    with pytest.raises(InputError, match=rf"text encoder.* {heads} heads"):
+        replace(SMALL).update_from_config(load_config([f"--encoder.n_heads={heads}"]))

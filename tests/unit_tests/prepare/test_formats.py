@@ -1,0 +1,467 @@
+"""Every format's reader: what it lists, how it is recognised, and what it says about mistakes."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.helpers import speech_corpora as corpora
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus
+from torchtitan.models.dit_tts.prepare.recordings import (
+    Item,
+    ItemRules,
+    Unusable,
+    make_item,
+    plain,
+    sample_key,
+    split_of,
+)
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents
+from torchtitan.models.dit_tts.prepare.listing import Plan, list_items, usable_items
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    return corpora.speech(each=2)
+
+
+def items_of(
+    source: Path | str, rules: ItemRules = ItemRules(), format: str = "auto"
+) -> list[Item]:
+    reader = open_corpus(str(source), format, rules)
+    return list(usable_items(reader, str(source), "raise", Plan()))
+
+
+def problems_of(source: Path | str, rules: ItemRules = ItemRules()) -> list[Unusable]:
+    reader = open_corpus(str(source), "auto", rules)
+    return [found.item for found in list_items(reader) if isinstance(found.item, Unusable)]
+
+
+def tone(path: Path, seconds: float = 0.1, rate: int = 16_000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, 0.1 * np.sin(0.1 * np.arange(int(seconds * rate))), rate)
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.long
+def test_ljspeech(recordings, tmp_path):
+    mine = [one for one in recordings if one.speaker == "slt"]
+    folder = corpora.write_ljspeech(tmp_path / "LJ", mine)
+    items = items_of(folder)
+    assert [item.key for item in items] == [one.key for one in mine]
+    assert [item.text for item in items] == [one.text for one in mine]
+    # No quotes are taken off, and nothing is a second field's separator.
+    assert items[0].metadata["original_text"] == f'"{mine[0].text}", said in figures'
+    assert {(item.speaker, item.split) for item in items} == {("LJSpeech", "train")}
+    assert (
+        items_of(folder, ItemRules(speaker="linda", language="en"))[0].metadata["speaker"]
+        == "linda"
+    )
+    shares = [item.split for item in items_of(folder, ItemRules(heldout_share=0.5, heldout_seed=3))]
+    assert shares == [
+        item.split for item in items_of(folder, ItemRules(heldout_share=0.5, heldout_seed=3))
+    ]
+    with open(folder / "metadata.csv", "a") as file:
+        file.write("LJ999|only said|\nno bar\nlost|a text|a text\n")
+    tone(folder / "wavs/LJ999.wav")
+    keys = [(one.key, one.sentence) for one in problems_of(folder)]
+    assert keys[0][0] == "metadata.csv line 5" and "1 fields" in keys[0][1]
+    assert keys[1][0] == "lost" and "lost.wav cannot be read (No such file" in keys[1][1]
+
+
+def test_libritts_r(recordings, tmp_path):
+    root = corpora.write_libritts_r(tmp_path / "LibriTTS_R", recordings)
+    items = items_of(root)
+    assert len(items) == len(recordings)
+    by_key = {item.key: item for item in items}
+    item = by_key["slt_7_000000_000000"]
+    assert (item.speaker, item.split) == ("slt", "heldout")
+    assert item.metadata["subset"] == "dev-clean" and item.metadata["chapter"] == "7"
+    assert item.metadata["original_text"] == item.text.upper()
+    # One subset alone is a corpus too, and gives the same items of it.
+    subset = items_of(root / "train-clean-100")
+    wanted = [item for item in items if item.metadata["subset"] == "train-clean-100"]
+    assert [(item.key, item.speaker, item.metadata) for item in subset] == [
+        (item.key, item.speaker, item.metadata) for item in wanted
+    ]
+    tone(root / "train-clean-100/slt/7/mute.wav")
+    (problem,) = problems_of(root)
+    assert "no mute.normalized.txt beside it" in problem.sentence
+
+
+def test_manifest(recordings, tmp_path):
+    path = corpora.write_manifest(tmp_path / "m", recordings)
+    items = items_of(path)
+    assert [item.text for item in items] == [one.text for one in recordings]
+    assert [item.split for item in items] == [one.split for one in recordings]
+    assert (
+        items[0].key == f"audio/{recordings[0].key}" and items[0].speaker == recordings[0].speaker
+    )
+    assert items[0].metadata["gender"] == "unknown" and items[0].metadata["language"] == "en"
+
+
+def test_manifest_as_nemo_writes_it(tmp_path):
+    tone(tmp_path / "long.wav", 2.0)
+    tone(tmp_path / "sub/whole.v2.wav", 1.0)
+    rows = [
+        {"audio_filepath": "long.wav", "text": "a", "offset": 0.5, "duration": 0.25, "speaker": 7},
+        {"audio_filepath": "long.wav", "text": "b", "offset": 0.75, "duration": 0.25, "speaker": 7,
+         "snr": float("nan"), "tags": ["x", 1]},
+        {"audio_filepath": str(tmp_path / "sub/whole.v2.wav"), "text": "c", "duration": 0.99,
+         "speaker": 8, "utt_id": "my.id"},
+    ]  # fmt: skip
+    manifest = tmp_path / "train.jsonl"
+    manifest.write_text("\ufeff" + "\n".join(json.dumps(row) for row in rows) + "\n\n")
+    items = items_of(manifest)
+    assert [item.key for item in items] == ["long-00000500", "long-00000750", "my_id"]
+    assert [item.speaker for item in items] == ["7", "7", "8"]
+    assert items[1].metadata["snr"] is None and items[1].metadata["tags"] == ["x", 1]
+    loader = Loader(str(tmp_path))
+    lengths = [len(loader.load(item.audio, 128).samples) for item in items]
+    assert lengths == [4000, 4000, 16_000]  # a duration alone is no cut
+    assert loader.digest(items[0].audio, 128) != loader.digest(items[1].audio, 128)
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("m.jsonl", '["x"]', "m.jsonl line 1: is no JSON object"),
+        ("m.jsonl", '{"text": "x", "speaker": "s"}', "names no audio file"),
+        ("m.jsonl", '{"audio": "a.wav", "speaker": "s"}', "a string is needed as text or"),
+        ("m.jsonl", '{"audio": "a.wav", "text": 5, "speaker": "s"}', '"text" = 5'),
+        ("m.jsonl", '{"audio": "a.wav", "text": "x"}', "no speaker.*--speaker NAME"),
+        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": [1]}', r'"speaker" = \[1\]'),
+        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "split": "all"}', "'all'"),
+        ("m.jsonl", '{"audio": "b.wav", "text": "x", "speaker": "s"}', "b.wav cannot be read"),
+        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "offset": "soon"}', "'soon'"),
+        (
+            "m.jsonl",
+            '{"audio": "a.wav", "text": "x", "speaker": "s"}\n' * 2,
+            "more than one recording",
+        ),
+        ("m.csv", "audio,text,speaker\na.wav,x\n", "has not the 3 fields"),
+        ("m.csv", "audio,text,speaker\na.wav,x,s,t\n", "has not the 3 fields"),
+        ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
+        ("m.csv", 'audio,text,speaker\na.wav,"x,s\n', "m.csv line 2: is not CSV"),
+        ("m.jsonl", '{"audio": "a.wav", "text": "\\ud800", "speaker": "s"}', "utf-8 cannot encode"),
+        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "\\udc00": 1}', "utf-8 cannot"),
+        ("m.jsonl", '{"file": "\\u0000", "text": "x", "speaker": "s"}', "which is no path"),
+        ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "no JSON object"),
+        (
+            "m.jsonl",
+            f'{{"file": "a.wav", "text": "x", "speaker": "s", "x": {"[" * 80 + "]" * 80}}}',
+            "nested more than 64",
+        ),
+        ("m.csv", "audio,text,speaker\n", None),
+    ],
+)
+def test_bad_manifests(name, content, said, tmp_path):
+    tone(tmp_path / "a.wav")
+    path = tmp_path / name
+    path.write_text(content)
+    if said is None:
+        assert items_of(path) == []
+        return
+    with pytest.raises(InputError, match=said) as caught:
+        items_of(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_quotes_in_lists_cost_one_record(tmp_path):
+    for name in "abcde":
+        tone(tmp_path / f"{name}.wav")
+    # Common Voice does not quote: a quote is a character of the text.
+    path = tmp_path / "cv.tsv"
+    path.write_text(
+        "client_id\tpath\tsentence\n"
+        's\ta.wav\t"Hello there\ns\tb.wav\t"Hi," he said\ns\tc.wav\tthird"\n'
+    )
+    assert [item.text for item in items_of(path)] == ['"Hello there', '"Hi," he said', 'third"']
+    path = tmp_path / "m.csv"
+    for bad, said in (
+        ('a.wav,"Hello,s', "mind its quotes"),  # open to the end
+        ('a.wav,"Hi," he said,s', "is not CSV"),
+        ('a.wav,"Hello,s\nb.wav,again",s', "over the next record"),
+    ):
+        rows = [f"{name}.wav,two lines,s" for name in "cde"] + ['0.wav,"two\r\nlines, or so",s']
+        path.write_text("\n".join(["audio,text,speaker", bad, *rows]) + "\n", newline="")
+        tone(tmp_path / "0.wav")
+        found = [one.item for one in list_items(open_corpus(str(path), "auto", ItemRules()))]
+        problems = [one for one in found if isinstance(one, Unusable)]
+        assert problems[0].key == "m.csv line 2" and said in problems[0].sentence
+        kept = [one for one in found if isinstance(one, Item)]
+        assert [one.key for one in kept][-4:] == ["c", "d", "e", "0"] and len(problems) == 1
+        assert kept[-1].text == "two\r\nlines, or so"
+    # A quote that is never closed does not take the rest of a long list with it.
+    rows = [f"a.wav,x,s,{number}" for number in range(500)]
+    path.write_text("\n".join(["audio,text,speaker,id", 'b.wav,"x,s,b', *rows]))
+    found = [one.item for one in list_items(open_corpus(str(path), "auto", ItemRules()))]
+    assert sum(isinstance(one, Item) for one in found) == 500 and len(found) == 501
+
+
+def test_ordinary_lists(tmp_path):
+    tone(tmp_path / "a.wav")
+    tone(tmp_path / "b.wav")
+    path = tmp_path / "m.csv"
+    path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")  # as pandas writes it
+    plan = Plan()
+    reader = open_corpus(str(path), "auto", ItemRules())
+    (item,) = usable_items(reader, str(path), "raise", plan)
+    assert item.text == "hello" and "" not in item.metadata
+    assert plan.dropped == {"empty_text": 1}  # as in JSON
+    path.write_text("audio,text,speaker,said\na.wav,,s,hello\n")
+    assert items_of(path, ItemRules(text_column="said"))[0].text == "hello"
+    item = make_item({"text": "x", "speaker": 3.0}, "k", {}, ItemRules())
+    assert item.speaker == item.metadata["speaker"] == "3"
+    assert isinstance(make_item({"text": "x", "speaker": 3.5}, "k", {}, ItemRules()), Unusable)
+
+
+def test_text_of_a_webdataset_stands_in_txt(tmp_path):
+    for row, column in ((b'{"speaker": "s", "text": null}', ""), (b'{"speaker": "s"}', "caption")):
+        members = good_members() | {"x.json": row, "x.txt": b"hello\n"}
+        (item,) = items_of(write_tar(tmp_path / "c.tar", members), ItemRules(text_column=column))
+        assert item.text == "hello"
+
+
+def test_libritts_r_of_another_depth_is_told(tmp_path):
+    for folder in ("dev-clean/sp", "dev-clean", "other/sp"):
+        tone(tmp_path / "Libri" / folder / "a.wav")
+        (tmp_path / "Libri" / folder / "a.normalized.txt").write_text("hello")
+    problems = problems_of(tmp_path / "Libri")
+    assert len(problems) == 3 and all("SUBSET/SPEAKER/CHAPTER" in one.sentence for one in problems)
+
+
+def test_splits_by_folder(recordings, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    row = {"audio": b"x", "text": "one", "speaker": "s"}
+    for number, name in enumerate(
+        ("default/test/0000.parquet", "default/train/0000.parquet", "test-clean/data-0.parquet",
+         "valentina/0000.parquet")
+    ):  # fmt: skip
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row | {"id": str(number)}]), path)
+    splits = {item.key: item.split for item in items_of(tmp_path / "tests")}
+    assert splits == {"0": "heldout", "1": "train", "2": "heldout", "3": "train"}
+    # What is above the source says nothing.
+    assert items_of(tmp_path / "tests/valentina")[0].split == "train"
+    assert items_of(tmp_path / "tests/valentina/0000.parquet")[0].split == "train"
+    assert items_of(f"{tmp_path}/tests/*/data-*.parquet")[0].split == "heldout"
+
+
+def test_values_that_python_lacks_are_told(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"audio": [b"x"], "text": ["one"], "speaker": ["s"]}
+    columns["when"] = pyarrow.array([2**62], pyarrow.timestamp("us"))
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="t.parquet: cannot be read as a table"):
+        items_of(tmp_path)
+
+
+def test_webdataset(recordings, tmp_path):
+    folder = corpora.write_webdataset(tmp_path / "wds", recordings)
+    items = items_of(folder)
+    assert {item.key for item in items} == {
+        f"{'ab'[number >= len(recordings) // 2]}/{one.key}" for number, one in enumerate(recordings)
+    }
+    assert {item.text for item in items} == {one.text for one in recordings}
+    assert all(item.metadata["mood"] == "calm" for item in items)
+    for pattern in ("*.tar", "{a,b}.tar"):
+        assert items_of(f"{folder}/{pattern}") == items
+    # One tar's keys are its own.
+    assert items_of(folder / "a.tar")[0].key == items[0].key.removeprefix("a/")
+
+
+def good_members() -> dict[str, bytes]:
+    audio = corpora.audio_bytes(np.zeros(800), 16_000, "FLAC")
+    return {"x.flac": audio, "x.json": b'{"text": "one", "speaker": "s"}'}
+
+
+@pytest.mark.parametrize(
+    "members, said",
+    [
+        ({"x.json": b"{"}, "x.json that is not JSON"),
+        ({"x.json": b"[1]"}, "x.json that is not JSON, or no object"),
+        ({"x.flac": None}, "lacks an audio member"),
+        ({"x.json": None}, "lacks KEY.json"),
+        ({"x.WAV": b"RIFF"}, "more than one audio member"),
+        ({"x.json": b'{"text": "one", "speaker": ""}'}, "no speaker"),
+        ({"x.flac": None, "x.json": None, "x.png": b""}, "holds no recording"),
+    ],
+)
+def test_bad_webdatasets(members, said, tmp_path):
+    merged = good_members() | members
+    path = write_tar(
+        tmp_path / "c.tar", {n: data for n, data in merged.items() if data is not None}
+    )
+    with pytest.raises(InputError, match=said) as caught:
+        items_of(path)
+    assert "c.tar" in str(caught.value)
+
+
+def test_damaged_tars_are_told(tmp_path):
+    members = {}
+    for number in range(6):
+        members |= {f"{number}{n[1:]}": data for n, data in good_members().items()}
+    path = write_tar(tmp_path / "c.tar", members)
+    content = path.read_bytes()
+    with tarfile.open(path) as tar:
+        fifth = tar.getmembers()[4].offset
+    flipped = bytearray(content)
+    flipped[fifth + 10] ^= 1  # Python's tarfile takes it for the end of the archive
+    for damaged in (content[: fifth + 700], content[:fifth], bytes(flipped), b"not a tar" * 200):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="c.tar"):
+            items_of(path)
+    path.write_bytes(bytes(flipped))
+    found = [one.item for one in list_items(open_corpus(str(path), "auto", ItemRules()))]
+    assert sum(isinstance(one, Item) for one in found) == 5  # the rest can be had
+    assert sum(isinstance(one, Unusable) for one in found) == 2  # the header, and its recording
+
+
+def test_table_of_audio(recordings, tmp_path):
+    folder = corpora.write_parquet(tmp_path / "t", recordings)
+    items = items_of(folder)
+    assert [item.key for item in items] == [
+        f"all-00000-of-00001-{n:08d}" for n in range(len(items))
+    ]
+    assert [item.text for item in items] == [one.text for one in recordings]
+    assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].metadata
+    loader = Loader(str(folder))
+    for number in (0, 1, 7, 3, len(items) - 1):  # forwards, backwards, over row groups
+        samples = loader.load(items[number].audio, 128).samples[:, 0]
+        np.testing.assert_allclose(samples, recordings[number].samples, atol=1e-4)
+    assert items_of(folder / "all-00000-of-00001.parquet") == items
+
+
+@pytest.mark.parametrize("bytes_type", ["null", "binary"])
+def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    tone(tmp_path / "data/clips/a.wav")
+    struct = {"audio": {"bytes": None, "path": "clips/a.wav"}, "text": "one", "speaker": "s"}
+    flat = {"path": "clips/a.wav", "text": "two", "speaker": "s", "blob": b"\0", "key": "k"}
+    for name, row in (("train-0.parquet", struct), ("test-0.parquet", flat)):
+        table = pyarrow.Table.from_pylist([row])
+        if row is struct:
+            audio = pyarrow.struct({"bytes": bytes_type, "path": "string"})
+            table = table.set_column(0, "audio", table["audio"].cast(audio))
+        pyarrow.parquet.write_table(table, tmp_path / "data" / name)
+    items = items_of(tmp_path)
+    assert [(item.key, item.split) for item in items] == [
+        ("k", "heldout"),
+        ("train-0-00000000", "train"),
+    ]
+    assert "blob" not in items[0].metadata and items[0].audio == {"file": "clips/a.wav"}
+    (tmp_path / "data/clips/a.wav").unlink()
+    assert len(problems_of(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_table_of_latents(recordings, flat, tmp_path):
+    folder = corpora.write_latents_table(tmp_path / "t", recordings[:6], flat)
+    items = items_of(folder)
+    assert [item.key for item in items] == [one.key for one in recordings[:6]]
+    loader = Loader(str(folder))
+    for item, one in zip(items, recordings, strict=False):
+        loaded = loader.load(item.audio, 128)
+        assert isinstance(loaded, ReadyLatents)
+        assert loaded.latents.shape == (-(-len(one.samples) // 640), 128)
+        np.testing.assert_array_equal(loaded.reference, loaded.latents[:10])
+    with pytest.raises(InputError, match="no multiple of the 100|frames of .'128'. values; 100"):
+        loader.load(items[0].audio, 100)
+
+
+@pytest.mark.parametrize(
+    "cell, said",
+    [([], "has no frame"), (None, "is null"), ([1.0] * 127, "no multiple"),
+     ([float("nan")] * 128, "not finite"), ([1e9] * 128, "not finite"), ([None] * 128, "nulls")],
+)  # fmt: skip
+def test_bad_latents(cell, said, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array([cell], pyarrow.list_(pyarrow.float32()))
+    table = pyarrow.table({"latents": column, "text": ["x"], "speaker": ["s"]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    (item,) = items_of(tmp_path)
+    with pytest.raises(InputError, match=said):
+        Loader(str(tmp_path)).load(item.audio, 128)
+
+
+def test_bad_tables(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="has the columns text; one of latents, audio"):
+        items_of(tmp_path)
+    for name in ("t.parquet", "t.arrow"):
+        (tmp_path / name).write_bytes(b"PAR1 no table at all")
+        with pytest.raises(InputError, match=f"{name}: cannot be read as a table"):
+            items_of(tmp_path / name)
+
+
+def test_layouts_are_recognised_or_named(recordings, tmp_path):
+    tone(tmp_path / "a.wav")
+    with pytest.raises(InputError, match="no layout that is known") as caught:
+        open_corpus(str(tmp_path), "auto", ItemRules())
+    assert all(name in str(caught.value) for name in FORMATS)
+    write_tar(tmp_path / "c.tar", good_members())
+    (tmp_path / "manifest.jsonl").write_text('{"audio": "a.wav", "text": "x", "speaker": "s"}')
+    with pytest.raises(InputError, match="could be manifest or webdataset"):
+        open_corpus(str(tmp_path), "auto", ItemRules())
+    assert items_of(tmp_path, format="manifest")[0].key == "a"
+    for source, format, said in (
+        ("nowhere", "auto", "does not exist"), ("nowhere", "table", "does not exist"),
+        ("", "mp3", "allowed are auto, ljspeech"), ("", "ljspeech", "no metadata.csv"),
+        ("", "libritts_r", "no UTT.normalized.txt"), ("", "table", "holds no .parquet"),
+        ("a.wav", "manifest", "is no manifest"), ("*.taz", "webdataset", "holds no .tar"),
+        ("{c,d}.tar", "auto", "d.tar does not exist"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            open_corpus(str(tmp_path / source), format, ItemRules())
+
+
+def test_keys_splits_and_values():
+    for name, key in (
+        ("a", "a"), ("./a/b.c.d", "a/b_c_d"), ("/abs/x", "abs/x"), ("../../up/x", "up/x"),
+        ("v1.2/x", "v1_2/x"), ("naïve", "naïve"), ("/", "_"), ("bad\udcff", "bad\\udcff"),
+    ):  # fmt: skip
+        assert sample_key(name) == key
+    names = (
+        "train",
+        "train-clean-360",
+        "Training",
+        "dev-other",
+        "test",
+        "validation",
+        "heldout",
+        "x",
+    )
+    assert [split_of(name) for name in names] == ["train"] * 3 + ["heldout"] * 4 + [None]
+    import datetime
+
+    value = {"a": float("inf"), 1: (b"x", datetime.date(2024, 5, 1)), "c": np.float64(2.5)}
+    assert plain(value) == {"a": None, "1": [None, "2024-05-01"], "c": 2.5}
+    item = make_item({"said": "x", "who": 3}, "k", {}, ItemRules("said", "who", language="de"))
+    assert (item.text, item.speaker, item.metadata["language"]) == ("x", "3", "de")
+    assert Item.from_json(item.to_json()) == item

@@ -1,0 +1,340 @@
+"""The step of the trainer: what it computes, that the host waits for the device only where a step
+is logged, and that replicas exchange gradients once a step."""
+
+import copy
+import json
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sum
+from torchtitan.models.dit_tts.infra.compile import CompileWatch
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
+from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
+from torchtitan.train import Trainer
+
+ARGS = DiTTTSModelArgs(
+    dim=32, n_layers=2, n_heads=2, mlp_dim=48, speaker_dim=32, speaker_n_layers=1,
+    speaker_n_heads=2, speaker_mlp_dim=48, text_dim=32, adaln_rank=8, timestep_dim=16,
+    text_vocab_size=8, text_n_layers=1, text_n_heads=2,
+)  # fmt: skip
+CONFIG = [
+    "--training.steps=20",
+    "--metrics.log_freq=10",
+    "--metrics.no-enable-tensorboard",
+    "--optimizer.implementation=foreach",
+    "--training.mixed_precision_param=float32",
+]
+MICRO_BATCHES = 3
+LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayout(2, 2)]
+ONE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where a tensor goes from the CPU to the device and the host would wait for it. The other
+    way, and reading a value, fails by itself: the device "meta" has none."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name in ("aten::_to_copy", "aten::copy_"):
+            source = args[1] if func._schema.name == "aten::copy_" else args[0]
+            waits = not (kwargs or {}).get("non_blocking") and not args[2:]
+            assert not (waits and source.is_cpu and out.is_meta), f"the host waits: {func}"
+        return out
+
+
+def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTrainer:
+    """With all that a step needs, and neither a folder nor data; about to make a step that is not
+    logged."""
+    trainer = DiTTTSTrainer.__new__(DiTTTSTrainer)
+    config = trainer.job_config = load_config([*CONFIG, *arguments])
+    trainer.device, trainer.parallel_dims, trainer.model_args = torch.device(device), dims, ARGS
+    with torch.device(device):
+        model = parallelize_dit_tts(DiTTTSModel(ARGS), dims, config)
+    trainer.model_parts = [model]
+    trainer.optimizers = build_tts_optimizers([model], config.optimizer, dims)
+    trainer.lr_schedulers = build_tts_lr_schedulers(trainer.optimizers, config.lr_scheduler, 20)
+    trainer.metrics_processor = TTSMetricsProcessor(config, dims, ARGS)
+    trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
+    trainer.ema = EMA(model, 0.999)
+    trainer.compile_watch = CompileWatch(model)
+    trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sum
+    trainer.train_context = dist_utils.get_train_context(False)
+    trainer.maybe_enable_amp = nullcontext()
+    trainer.text_encoder = trainer.benchmark = None
+    trainer.gradient_accumulation_steps = MICRO_BATCHES
+    trainer.step, trainer.ntokens_seen, trainer.step_ids = 2, 0, []
+    return trainer
+
+
+def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
+    """A step's micro-batches as they come from the loader."""
+    batches = []
+    for first in range(0, rows * MICRO_BATCHES, rows):
+        lengths = torch.randint(4, frames + 1, (rows,))
+        valid = torch.arange(frames) < lengths[:, None]
+        batch = {
+            "latents": torch.randn(rows, frames, 128),
+            "speaker": torch.randn(rows, 8, 128),
+            "speaker_mask": torch.ones(rows, 8, dtype=torch.bool),
+            "text_ids": torch.zeros(rows, 4, dtype=torch.int64),
+            "text_mask": torch.ones(rows, 4, dtype=torch.bool),
+            "frames": lengths,
+            "global_batch": torch.tensor(1),
+            "row": torch.arange(first, first + rows),
+            "global_batch_size": torch.tensor(rows * MICRO_BATCHES),
+            "sample_id": [f"s{row}" for row in range(rows)],
+            "replaced": 0,
+        }
+        batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
+    return batches
+
+
+# What a step computes
+
+LR, BETA1, BETA2, EPS, WEIGHT_DECAY, WARMUP, MAX_NORM = 0.01, 0.8, 0.95, 1e-4, 0.1, 4, 0.05
+BY_HAND = [
+    f"--optimizer.lr={LR}",
+    f"--optimizer.beta1={BETA1}",
+    f"--optimizer.beta2={BETA2}",
+    f"--optimizer.eps={EPS}",
+    f"--optimizer.weight_decay={WEIGHT_DECAY}",
+    f"--lr_scheduler.warmup_steps={WARMUP}",
+    f"--training.max_norm={MAX_NORM}",
+    "--metrics.log_freq=1",
+    "--metrics.peak_tflops=1",
+    "--data.audit",
+    "--activation_checkpoint.mode=none",
+]
+
+
+def problem(latents, global_batch, row, global_batch_size) -> NoisyBatch:
+    """Times, noise and dropout that differ from row to row and from step to step."""
+    generator = torch.Generator().manual_seed(int(1000 * global_batch + row[0]))
+    noise = torch.randn(latents.shape, generator=generator)
+    t = (row + 0.5) / global_batch_size
+    noisy = latents + t[:, None, None] * (noise - latents)
+    return NoisyBatch(noisy, t, noise - latents, row % 2 == 0, row % 3 != 1)
+
+
+def step_data(step: int) -> list[tuple[dict, torch.Tensor]]:
+    """Micro-batches with other numbers of valid frames and of padded ones."""
+    torch.manual_seed(step)
+    batches = loaded()
+    for number, (batch, _) in enumerate(batches):
+        batch["global_batch"] = torch.tensor(step)
+        batch["text_ids"] = torch.randint(1, 8, (2, 4))
+        batch["text_mask"][0, 2:] = False
+        batch["speaker_mask"][1, 4 * number - 4 :] = number == 0
+        batch["sample_id"] = [f"{step}-{number}-{row}" for row in range(2)]
+    valid = [int((labels != IGNORE_INDEX).sum()) for _, labels in batches]
+    assert len({*valid, 32}) == MICRO_BATCHES + 1
+    return batches
+
+
+def loss_and_gradients(model: DiTTTSModel, step: int, on_padding: bool):
+    """One mean over the frames of all micro-batches, and not a mean of means."""
+    errors = []
+    for batch, labels in step_data(step):
+        mask = torch.ones_like(labels, dtype=torch.bool) if on_padding else labels != IGNORE_INDEX
+        place = (batch[key] for key in ("global_batch", "row", "global_batch_size"))
+        draw = problem(batch["latents"], *place)
+        prediction = model(
+            latents=draw.latents,
+            t=draw.t,
+            frame_mask=mask,
+            text_ids=batch["text_ids"],
+            text_mask=batch["text_mask"],
+            speaker=batch["speaker"],
+            speaker_mask=batch["speaker_mask"],
+            keep_text=draw.keep_text,
+            keep_speaker=draw.keep_speaker,
+        )
+        errors.append((prediction.double() - draw.target.double()).square().mean(-1)[mask])
+    loss = torch.cat(errors).mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return loss.item(), [gradient.double() for gradient in gradients]
+
+
+def real_lengths(step: int) -> list[Lengths]:
+    return [
+        Lengths(*(int(mask[row].sum()) for mask in masks))
+        for batch, labels in step_data(step)
+        for masks in [(labels != IGNORE_INDEX, batch["text_mask"], batch["speaker_mask"])]
+        for row in range(2)
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("on_padding", [False, True])
+def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
+    """The mean loss, clipping, AdamW, the schedule and the moving average; AdamW's first step does
+    not depend on its betas."""
+    given = ["--objective.loss_on_padding"] if on_padding else []
+    dims = replace(ONE)  # whose mesh goes with the process group
+    trainer = trainer_on("cpu", dims, *BY_HAND, *given)
+    [model] = trainer.model_parts
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    trainer.ema = EMA(model, 0.999)
+    trainer.add_noise = problem
+    trainer.run_folder = RunFolder(tmp_path, 0, trainer.job_config)
+    logged = []
+    trainer.metrics_processor.logger = SimpleNamespace(log=lambda row, step: logged.append(row))
+
+    reference = copy.deepcopy(model)
+    parameters = dict(reference.named_parameters())
+    weights = [parameter.detach().double() for parameter in parameters.values()]
+    first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    for step in (1, 2):
+        trainer.step = step
+        trainer.train_step(trainer.batch_generator(step_data(step)))
+
+        loss, gradients = loss_and_gradients(reference, step, on_padding)
+        norm = sum(gradient.square().sum() for gradient in gradients).sqrt().item()
+        assert norm > 2 * MAX_NORM
+        lr = LR * step / WARMUP
+        before = weights
+        weights = []
+        for i, (name, gradient) in enumerate(zip(parameters, gradients)):
+            gradient = gradient * MAX_NORM / norm
+            first[i] = BETA1 * first[i] + (1 - BETA1) * gradient
+            second[i] = BETA2 * second[i] + (1 - BETA2) * gradient**2
+            update = first[i] / (1 - BETA1**step) / ((second[i] / (1 - BETA2**step)).sqrt() + EPS)
+            plain = name.endswith((".bias", "norm.weight", "embedding.weight"))
+            decay = 0.0 if plain else WEIGHT_DECAY
+            weights.append(before[i] * (1 - lr * decay) - lr * update)
+        # The average has the first weights and then a tenth of its own: min(0.999, n / (9 + n)).
+        average = weights if step == 1 else [0.1 * b + 0.9 * w for b, w in zip(before, weights)]
+
+        row = logged[-1]
+        assert row["loss"] == pytest.approx(loss, rel=1e-5)
+        assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert row["lr"] == pytest.approx(lr)
+        lengths = real_lengths(step)
+        valid = sum(each.frames for each in lengths)
+        assert row["padding_fraction"] == pytest.approx(1 - valid / (16 * len(lengths)))
+        useful = sum(training_flops(ARGS, each) for each in lengths)
+        executed = len(lengths) * training_flops(ARGS, Lengths(16, 4, 8))
+        assert row["goodput_mfu"] / row["mfu"] == pytest.approx(useful / executed)
+        moved = max((new - old).abs().max().item() for new, old in zip(weights, before))
+        assert moved > 0.5 * lr
+        found = dict(model.named_parameters())
+        for name, value, mean in zip(parameters, weights, average):
+            assert (found[name].detach() - value).abs().max() < 5e-6, name
+            assert (trainer.ema.shadow[name] - mean).abs().max() < 5e-6, name
+        with torch.no_grad():
+            for parameter, value in zip(parameters.values(), weights):
+                parameter.copy_(value)
+    ids = [f"{number}-{row}" for number in range(MICRO_BATCHES) for row in range(2)]
+    audited = trainer.run_folder.audit.read()
+    assert audited == [{"step": n, "ids": [f"{n}-{each}" for each in ids]} for n in (1, 2)]
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["state"], state["step"]) == ("running", 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
+def test_the_loss_is_divided_by_the_frames_of_all_ranks(layout, monkeypatch):
+    """Each of the ranks has what this one has."""
+    trainer = trainer_on("cpu", ONE)
+    batches = step_data(1)
+    here = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in batches)
+    divisors = []
+
+    def watched(*, input_dict, labels, global_valid_tokens):
+        divisors.append(int(global_valid_tokens))
+        return torch.zeros(())
+
+    trainer.forward_backward_step = watched
+    with fake_process_group(layout) as dims:
+        monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
+        trainer.parallel_dims = dims
+        trainer.train_step(trainer.batch_generator(batches))
+    assert divisors == [layout.gpus * here] * MICRO_BATCHES
+
+
+def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
+    """An all-reduce over ranks that have the same."""
+    tensor.mul_(torch.distributed.get_world_size(group))
+
+
+# What it waits for
+
+
+@pytest.mark.long
+def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
+    clip = dist_utils.clip_grad_norm_
+    monkeypatch.setattr(  # the device "meta" has no foreach for it
+        dist_utils, "clip_grad_norm_", lambda parameters, most, foreach: clip(parameters, most)
+    )
+    trainer = trainer_on("meta", ONE)
+    with NoWaiting():
+        trainer.train_step(trainer.batch_generator(loaded()))
+    assert trainer.ema.num_updates == 1 and trainer.lr_schedulers.schedulers[0].last_epoch == 1
+
+
+def test_upstreams_step_waits():
+    """Or the test above would say nothing."""
+    trainer = trainer_on("meta", ONE)
+    with NoWaiting(), pytest.raises(AssertionError, match="the host waits"):
+        Trainer.train_step(trainer, Trainer.batch_generator(trainer, loaded()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
+def test_no_step_on_ranks_reads_a_value(layout):
+    """A fake tensor has no value to read. Replicas reduce gradients in the last pass of a step."""
+    with ExitStack() as modes:
+        trainer = trainer_on("cpu", modes.enter_context(fake_process_group(layout)))
+        batches = list(islice(trainer.batch_generator(loaded()), MICRO_BATCHES))
+        modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        counted = modes.enter_context(Collectives())
+        passes = []
+        step = trainer.forward_backward_step
+
+        def watched(**arguments):
+            before = counted.calls.copy()
+            loss = step(**arguments)
+            passes.append(counted.calls - before)
+            return loss
+
+        trainer.forward_backward_step = watched
+        trainer.train_step(iter(batches))
+    units = 2 + ARGS.n_layers + (layout.shards > 1) + 1
+    assert [each["allreduce_"] for each in passes] == [0, 0, units if layout.replicas > 1 else 0]
+    scattered = units if layout.shards > 1 else 0
+    assert [each["_reduce_scatter_base_"] for each in passes] == [scattered] * MICRO_BATCHES
+
+
+class Collectives(TorchDispatchMode):
+    """Calls of collectives, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.calls[func._schema.name.split("::")[1]] += 1
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,586 @@
+"""Tokenizers of pretrained encoders: their ids are Hugging Face's, and a run keeps its own."""
+
+import json
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.synthetic import flip_bits, make_shards
+from torchtitan.models.dit_tts.text import hf_encoder as encoder_source
+from torchtitan.models.dit_tts.text.build_tokenizer import (
+    FILE_NAME,
+    TEXT_FILE_NAME,
+    build_tokenizer,
+    load_tokenizer,
+)
+from torchtitan.models.dit_tts.text.hf_tokenizer import (
+    SubwordTokenizer,
+    TextTokenizer,
+    load_subword_tokenizer,
+)
+from torchtitan.models.dit_tts.text.vocabulary import (
+    SUBWORDS,
+    Subwords,
+    Vocabulary,
+    from_json,
+    make_vocabulary,
+    to_json,
+)
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.storage import user_cache_folder
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
+from torchtitan.models.dit_tts.inference.generate_command import check_text
+
+TEXTS = [
+    "",
+    " ",
+    "one two three",
+    "  seven  eight ",
+    "In 2024: 12.5 % of 1,000",
+    "Füße, naïve; сорок два 四十二",
+    "a\u0301 \U0001f642 \U0010ffff\x00\n",
+]
+SPECIALS = "<eos></s><bos> one <pad></s><unk><speaker:slt>"
+VALUES = {"speaker": ["slt", "awb"], "quality": ["3"]}
+FIELDS = ("speaker", "duration", "quality")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Whole checkpoints with tokenizers, by family."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "t5gemma2": write_tiny_t5gemma2(folder / "t5gemma2"),
+        "t5": write_tiny_t5(folder / "t5"),
+    }
+
+
+@pytest.fixture(scope="module", params=["t5gemma2", "t5"])
+def model(request, folders):
+    return folders[request.param]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("data") / "shards", 30, shards=3, channels=8)
+
+
+def refused(call, *words):
+    with pytest.raises(InputError) as caught:
+        call()
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence, sentence
+
+
+def conditioned(folder, dropout=0.0):
+    plain = load_subword_tokenizer(str(folder))
+    vocabulary = make_vocabulary(
+        SUBWORDS, "", FIELDS, VALUES, max_seconds=10, subwords=plain.vocabulary.subwords
+    )
+    return SubwordTokenizer(vocabulary, plain.text, dropout)
+
+
+def unigram(byte_fallback=False, changes=None):
+    """As T5's own: special tokens are pieces of the model, and there are no bytes."""
+    letters = "abcdefghijklmnopqrstuvwxyz/."
+    pieces = ["<pad>", "</s>", "<unk>", "\u2581", *letters, "\u2581one", "<extra>"]
+    scores = [0.0 if piece[0] == "<" else -float(number) for number, piece in enumerate(pieces)]
+    tokenizer = Tokenizer(
+        models.Unigram(list(zip(pieces, scores)), unk_id=2, byte_fallback=byte_fallback)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>", "<extra>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    if changes:
+        changes(tokenizer)
+    return tokenizer.to_str()
+
+
+def wrapped(serialized, base=VOCAB_SIZE):
+    text = TextTokenizer(serialized)
+    subwords = Subwords(base, text.fingerprint, model="somebody/some")
+    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
+
+
+# Ids
+
+
+def test_ids_are_those_of_hugging_face(model):
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(model), load_subword_tokenizer(str(model))
+    for text in TEXTS:
+        assert ours.text_ids(text) == theirs(text)["input_ids"], text
+    assert ours.text.counts(TEXTS) == [len(ids) for ids in theirs(TEXTS)["input_ids"]]
+    assert ours.text_ids(SPECIALS) == theirs(SPECIALS, split_special_tokens=True)["input_ids"]
+    assert (ours.pad_id, ours.base, ours.vocab_size) == (theirs.pad_token_id, 512, 512)
+    # The specials that the model's own rules add, and the side of its padding is not used.
+    first, last = {"t5gemma2": ([2], []), "t5": ([], [1])}[model.name]
+    assert ours.text_ids("") == first + last
+    ids = ours.text_ids("one")
+    assert ids[: len(first)] == first and ids[len(ids) - len(last) :] == last
+
+
+def test_special_tokens_in_a_text_are_letters(model):
+    tokenizer = load_subword_tokenizer(str(model))
+    ids = tokenizer.text_ids(SPECIALS)
+    specials = set(range(4 if model.name == "t5gemma2" else 3))
+    assert sum(token_id in specials for token_id in ids) == 1
+    assert tokenizer.decode(ids) == SPECIALS
+    assert tokenizer.unknown_characters(SPECIALS) == []
+
+
+def test_special_tokens_that_are_pieces_of_the_model_are_letters_too():
+    tokenizer = TextTokenizer(unigram())
+    backend = Tokenizer.from_str(unigram())
+    backend.encode_special_tokens = True
+    assert backend.encode("ab</s>c").ids.count(1) == 2  # what would be without our care
+    letter = {c: number for number, c in enumerate("abcdefghijklmnopqrstuvwxyz/.", start=4)}
+    unknown, space = 2, 3
+    assert tokenizer.ids("ab</s>c") == [
+        space, letter["a"], letter["b"], unknown, letter["/"], letter["s"], unknown, letter["c"], 1,
+    ]  # fmt: skip
+    assert tokenizer.ids("<unk>") == [space, unknown, *map(letter.get, "unk"), unknown, 1]
+    assert tokenizer.ids("x<pad>") == [space, letter["x"], unknown, *map(letter.get, "pad"), unknown, 1]
+    # Unknown characters as such are left alone: they are one token where they follow each other.
+    assert tokenizer.ids("a ÄÖ b") == backend.encode("a ÄÖ b").ids
+    texts = ["one", "ab</s>c", "<unk>", "ÄÖ", "", "</s></s>"]
+    assert tokenizer.counts(texts) == [len(tokenizer.ids(text)) for text in texts]
+
+
+def test_round_trip_with_conditions(model):
+    tokenizer = conditioned(model)
+    metadata = {"speaker": "slt", "target_duration": 2.0}
+    for text in [*TEXTS, SPECIALS]:
+        ids = tokenizer.encode(text, metadata)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode([*ids, tokenizer.pad_id, tokenizer.pad_id]) == text
+        assert ids[3:] == tokenizer.text_ids(text)
+        assert max(tokenizer.text_ids(text)) < 512
+
+
+def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):
+    tokenizer = conditioned(model)
+    names = [tokenizer.vocabulary.token(i) for i in range(512, tokenizer.vocab_size)]
+    assert names[:4] == ["<speaker:?>", "<speaker:awb>", "<speaker:slt>", "<duration:?>"]
+    assert len(names) == 3 + 21 + 2 and tokenizer.n_conditions == 3
+    assert tokenizer.vocabulary.token(7) == "<subword 7>"
+    row = tokenizer.encode("<speaker:slt>", {"speaker": "slt", "target_duration": 2.0})
+    assert [tokenizer.vocabulary.token(i) for i in row[:3]] == [
+        "<speaker:slt>", "<duration:4>", "<quality:?>",
+    ]  # fmt: skip
+    assert max(row[3:]) < 512 and len(row) > 3 + 5  # a text cannot forge one
+    assert tokenizer.unknown_values({"speaker": "ksp"}) == {"speaker": "ksp"}
+    dropped = tokenizer.encode("one", {"speaker": "slt"}, [True, False, False])
+    assert dropped == tokenizer.encode("one")
+    again = conditioned(model, dropout=0.5).dropped(0, 1, np.arange(32))
+    assert again.shape == (32, 3) and 0 < again.mean() < 1
+
+
+def test_encode_into_fills_the_start_of_a_row(model):
+    tokenizer = conditioned(model)
+    metadata = {"speaker": "awb"}
+    for text in TEXTS:
+        ids = tokenizer.encode(text, metadata)
+        rows = np.full((3, len(ids) + 2), -7, np.int64)
+        assert tokenizer.encode_into(rows[1], text, metadata) == len(ids)
+        assert rows[1].tolist() == [*ids, -7, -7] and (rows[[0, 2]] == -7).all()
+        short = np.full(len(ids) - 1, -7, np.int64)
+        refused(
+            lambda: tokenizer.encode_into(short, text, metadata),
+            f"{len(ids)} tokens where at most {len(ids) - 1} fit",
+        )
+        assert (short == -7).all()
+    for call in (tokenizer.encode, tokenizer.text_ids, TextTokenizer(unigram()).unknown_characters):
+        refused(lambda: call("ab\ud83d"), r"'\ud83d' at character 2")
+
+
+def test_threads_and_copies_encode_alike(model):
+    tokenizer = conditioned(model)
+    texts = [*TEXTS, SPECIALS] * 30
+    expected = [tokenizer.encode(text, {"speaker": "slt"}) for text in texts]
+
+    def work(_):
+        row = np.zeros(512, np.int64)
+        return [
+            row[: tokenizer.encode_into(row, text, {"speaker": "slt"})].tolist() for text in texts
+        ]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(found == expected for found in pool.map(work, range(8)))
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert [copy.encode(text, {"speaker": "slt"}) for text in texts] == expected
+
+
+def test_settings_of_the_file_have_no_say():
+    def changes(tokenizer):
+        tokenizer.enable_truncation(3)
+        tokenizer.enable_padding(length=50, direction="left")
+
+    plain, changed = TextTokenizer(unigram()), TextTokenizer(unigram(changes=changes))
+    assert changed.ids("one one one one") == plain.ids("one one one one")
+    assert changed.fingerprint == plain.fingerprint
+
+    contents = json.loads(Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])).to_str())
+    contents["model"]["dropout"] = 0.5
+    certain = TextTokenizer(json.dumps(contents))
+    assert {tuple(certain.ids("ab")) for _ in range(30)} == {(2,)}
+    # Fields that say nothing, as another version of the library may have, change nothing.
+    contents["model"] |= {"dropout": None, "fuse_unk": False}
+    assert TextTokenizer(json.dumps(contents)).fingerprint == certain.fingerprint
+
+
+def test_fingerprints_tell_tokenizers_apart(folders):
+    def rule(tokenizer):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A </s> </s>", special_tokens=[("</s>", 1)]
+        )
+
+    def token(tokenizer):
+        tokenizer.add_tokens(["zz"])
+
+    made = [unigram(), unigram(byte_fallback=True), unigram(changes=rule), unigram(changes=token)]
+    found = {TextTokenizer(serialized).fingerprint for serialized in made}
+    found |= {load_subword_tokenizer(str(folder)).text_fingerprint for folder in folders.values()}
+    assert len(found) == 6 and all(len(fingerprint) == 16 for fingerprint in found)
+
+
+def test_ids_beyond_the_embedding_are_refused():
+    end = TextTokenizer(unigram()).end
+    wrapped(unigram(), base=end)
+    refused(lambda: wrapped(unigram(), base=end - 1), "somebody/some", f"vocab_size = {end - 1}")
+
+    # One that no text can have does no harm, as Gemma's image token.
+    def image(tokenizer):
+        tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
+
+    assert wrapped(unigram(changes=image), base=end).text_ids("<image>").count(end) == 0
+
+
+def test_characters_that_have_no_id():
+    tokenizer = wrapped(unigram())
+    assert tokenizer.unknown_characters("one Ä ßÄ b") == ["Ä", "ß"]
+    assert tokenizer.unknown_characters("one") == []
+    refused(lambda: check_text("one Ä", tokenizer), "--text", "'Ä'", "somebody/some")
+    nothing = np.zeros((0, 8))
+    item = HeldOut("a", "a", "one Ä", "s", nothing, nothing, {})
+    assert "1 characters" in untrained_tokens([item], tokenizer)[0]
+    # Words as a whole are unknown to this kind of model.
+    words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    text = TextTokenizer(words.to_str())
+    assert text.unknown_characters("ab aÄ") == ["Ä"]
+
+
+# From a model's name
+
+
+def test_what_has_no_tokenizer_is_refused(tmp_path, monkeypatch, folders):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(folders["t5"] / "config.json", bare)
+    # transformers makes one of 104 pieces here, which would read all text as unknown.
+    refused(lambda: load_subword_tokenizer(str(bare)), str(bare), "files are missing", "tokenizer.json")
+    shutil.copy(folders["t5gemma2"] / "config.json", bare)
+    refused(lambda: load_subword_tokenizer(str(bare)), str(bare), "cannot be loaded")
+    (bare / "tokenizer.json").write_text("{}")
+    refused(lambda: load_subword_tokenizer(str(bare)), str(bare), "cannot be loaded")
+    refused(lambda: load_subword_tokenizer("subwords"), "'subwords'", "neither a folder nor a hub name")
+    known = encoder_source.KNOWN_SIZES["google-t5/t5-base"]
+    monkeypatch.setitem(encoder_source.KNOWN_SIZES, "nobody/nothing", known)
+    refused(
+        lambda: load_subword_tokenizer("nobody/nothing", download=False),
+        "nobody/nothing", "cannot be loaded", "hf download nobody/nothing",
+    )  # fmt: skip
+
+
+def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path, folders):
+    from transformers import ByT5Tokenizer
+
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    shutil.copy(folders["t5"] / "config.json", tmp_path)
+    refused(lambda: load_subword_tokenizer(str(tmp_path)), "in Python only", "ByT5Tokenizer")
+
+
+@pytest.mark.long
+def test_a_folder_is_found_from_any_other(tmp_path, monkeypatch, folders):
+    monkeypatch.chdir(folders["t5"].parent)
+    config = load_config(["--encoder.model=t5"])
+    assert config.encoder.model == str(folders["t5"])
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = {"bytes": "bytes", "google-t5/t5-base": "google-t5/t5-base", "one/": str(tmp_path / "one")}
+    for given, expected in names.items():
+        assert load_config([f"--encoder.model={given}"]).encoder.model == expected
+
+
+# In a run's folder
+
+
+def config_of(data, model, folder, *arguments):
+    config = load_config(
+        [
+            f"--data.path={data}", f"--encoder.model={model}", "--data.latent_channels=8",
+            "--data.num_workers=0", "--data.num_buckets=2", "--training.local_batch_size=8",
+            "--training.global_batch_size=8", *arguments,
+        ]  # fmt: skip
+    )
+    config.job.dump_folder = str(folder)
+    return config
+
+
+def add_checkpoint(folder):
+    path = folder / "checkpoint" / "step-3"
+    path.mkdir(parents=True)
+    (path / ".metadata").write_bytes(b"")
+    return path
+
+
+@pytest.mark.long
+def test_kept_with_the_run_and_loaded_without_the_model(data, model, tmp_path):
+    copied = shutil.copytree(model, tmp_path / "model")
+    run = tmp_path / "run"
+    config = config_of(data, copied, run, "--data.conditioning=speaker")
+    first = build_tokenizer(config)
+    assert config.encoder.vocab_size == first.vocab_size == 512 + 5
+    assert sorted(path.name for path in run.iterdir()) == [TEXT_FILE_NAME, FILE_NAME]
+    contents = json.loads((run / FILE_NAME).read_text())
+    assert contents["unit"] == "subwords" and contents["model"] == str(copied)
+    assert contents["subwords"]["base"] == 512
+    add_checkpoint(run)
+    before = (run / FILE_NAME).stat(), (run / TEXT_FILE_NAME).stat()
+    shutil.rmtree(copied)
+    metadata = {"speaker": "s1"}
+    for again in (
+        load_tokenizer(run, config),
+        build_tokenizer(config_of(data, copied, run, "--data.conditioning=speaker")),
+    ):
+        assert again.vocabulary == first.vocabulary and again.pad_id == first.pad_id
+        assert again.text_fingerprint == first.text_fingerprint
+        for text in [*TEXTS, SPECIALS]:
+            assert again.encode(text, metadata) == first.encode(text, metadata)
+    assert ((run / FILE_NAME).stat(), (run / TEXT_FILE_NAME).stat()) == before
+
+
+@pytest.mark.long
+def test_a_resume_with_another_tokenizer_is_refused(data, folders, tmp_path):
+    copied = shutil.copytree(folders["t5"], tmp_path / "model")
+    run = tmp_path / "run"
+    build_tokenizer(config_of(data, copied, run))
+    add_checkpoint(run)
+    renamed = config_of(data, folders["t5"], run)
+    assert build_tokenizer(renamed).vocabulary.model == str(copied)  # the same under another name
+    where = f"the run in {run} was"
+    other = config_of(data, folders["t5gemma2"], run)
+    refused(lambda: build_tokenizer(other), str(folders["t5gemma2"]), "tokenizer", where, str(copied))
+    units = config_of(data, "chars", run)
+    refused(lambda: build_tokenizer(units), "[encoder] model = 'chars'", f"'{copied}'", where)
+    chars = tmp_path / "chars"
+    build_tokenizer(config_of(data, "chars", chars))
+    add_checkpoint(chars)
+    now = config_of(data, copied, chars)
+    refused(lambda: build_tokenizer(now), f"[encoder] model = '{copied}'", "with 'chars'")
+    # The folder's files are not those that the run began with.
+    for name, words in (("config.json", ["500 ids", "512"]), ("tokenizer.json", ["512 ids"])):
+        kept = (copied / name).read_text()
+        assert '"vocab_size": 512' in kept or '"<pad>"' in kept
+        changed = kept.replace('"vocab_size": 512', '"vocab_size": 500').replace('"</s> ', '" ')
+        changed = changed.replace('"type_id": 0', '"type_id": 1', 1)
+        assert changed != kept
+        (copied / name).write_text(changed)
+        config = config_of(data, copied, run)
+        refused(lambda: build_tokenizer(config), str(copied), where, "restore", *words)
+        (copied / name).write_text(kept)
+
+
+@pytest.mark.long
+def test_a_run_outlives_the_library_that_wrote_its_tokenizer(data, folders, tmp_path):
+    config = config_of(data, folders["t5"], tmp_path)
+    first = build_tokenizer(config)
+    add_checkpoint(tmp_path)
+    contents = json.loads((tmp_path / TEXT_FILE_NAME).read_text())
+    merges = contents["model"]["merges"]
+    contents["model"]["merges"] = [" ".join(pair) for pair in merges]  # as versions before 0.20 did
+    old = TextTokenizer(json.dumps(contents))
+    assert old.fingerprint != first.text_fingerprint and old.to_json() == first.text.to_json()
+    (tmp_path / TEXT_FILE_NAME).write_text(json.dumps(contents))
+    subwords = replace(first.vocabulary.subwords, text_fingerprint=old.fingerprint)
+    (tmp_path / FILE_NAME).write_text(to_json(replace(first.vocabulary, subwords=subwords)))
+    again = build_tokenizer(config_of(data, folders["t5"], tmp_path))
+    assert again.text_fingerprint == old.fingerprint
+    assert [again.text_ids(text) for text in TEXTS] == [first.text_ids(text) for text in TEXTS]
+
+
+@pytest.mark.long
+def test_damaged_files_of_a_run(data, folders, tmp_path):
+    config = config_of(data, folders["t5"], tmp_path)
+    build_tokenizer(config)
+    add_checkpoint(tmp_path)
+    config = config_of(data, folders["t5"], tmp_path)
+    calls = (lambda: build_tokenizer(config), lambda: load_tokenizer(tmp_path, config))
+    text_file, file = tmp_path / TEXT_FILE_NAME, tmp_path / FILE_NAME
+    kept = text_file.read_text()
+    for damaged in ("", "{}", kept.replace("zero", "zerq"), None):
+        text_file.unlink() if damaged is None else text_file.write_text(damaged)
+        for call in calls:
+            refused(call, str(text_file), "restore")
+    other = json.loads(kept) | {"normalizer": {"type": "Lowercase"}}  # sound, and gives other ids
+    text_file.write_text(json.dumps(other))
+    for call in calls:
+        refused(call, str(text_file), "is not the tokenizer that the run wrote")
+    text_file.write_text(kept)
+    vocabulary = file.read_text()
+    file.write_text(vocabulary.replace('"base": 512', '"base": 600'))
+    for call in calls:
+        refused(call, str(file), "was changed")
+    file.write_text(vocabulary)
+    assert load_tokenizer(tmp_path, config).base == 512
+
+
+@pytest.mark.long
+def test_initial_weights_bring_their_tokenizer(data, folders, tmp_path):
+    copied = shutil.copytree(folders["t5"], tmp_path / "model")
+    first = build_tokenizer(config_of(data, copied, tmp_path / "a"))
+    checkpoint = add_checkpoint(tmp_path / "a")
+    shutil.rmtree(copied)
+    loading = ["--checkpoint.enable", f"--checkpoint.initial_load_path={checkpoint}"]
+    config = config_of(data, copied, tmp_path / "b", *loading)
+    assert build_tokenizer(config).vocabulary == first.vocabulary
+    assert load_tokenizer(tmp_path / "b", config).text_ids("one") == first.text_ids("one")
+
+
+def test_files_of_the_learned_units_are_as_they_were():
+    assert Vocabulary().fingerprint == "793bc10afa800c2e"
+    vocabulary = make_vocabulary(
+        "chars", "one two", ["speaker", "duration"], {"speaker": ["a", "b"]}, max_seconds=3
+    )
+    assert vocabulary.fingerprint == "4dd32052b305c284"
+    assert not {"subwords", "model"} & set(json.loads(to_json(vocabulary)))
+    subwords = Subwords(512, "0123456789abcdef", 3, "somebody/some")
+    pretrained = make_vocabulary(SUBWORDS, "", ["class"], {"class": ["x"]}, subwords=subwords)
+    loaded = from_json(to_json(pretrained), "a file")
+    assert loaded == pretrained and loaded.subwords.pad_id == 3 and loaded.model == "somebody/some"
+    assert "512 of somebody/some" in loaded.describe()
+
+
+# Counts
+
+
+def counting(tokenizer):
+    """The tokenizer, and a list to which every text that it counts is added."""
+    counted = []
+    count = tokenizer.text.counts
+    tokenizer.text.counts = lambda texts: counted.extend(texts) or count(texts)
+    return tokenizer, counted
+
+
+def cached_counts(tokenizer):
+    folder = Path(user_cache_folder("token_counts"), tokenizer.text_fingerprint)
+    return sorted(folder.glob("*.npy"))
+
+
+def test_counts_are_exact_and_kept(data, model):
+    dataset = open_dataset(str(data), 8)
+    tokenizer, counted = counting(conditioned(model))
+    metadata = dataset.metadata_of(range(len(dataset)))
+    expected = [len(tokenizer.encode(m["text"], m)) for m in metadata]
+    found = tokenizer.max_tokens(dataset)
+    assert found.dtype == np.int32 and found.tolist() == expected
+    assert len(counted) == len(dataset) == 30
+    files = cached_counts(tokenizer)
+    assert len(files) == 3
+    # Kept for any run with this tokenizer; the last of two ranks begins elsewhere, to the same end.
+    again, counted = counting(load_subword_tokenizer(str(model)))
+    assert (again.max_tokens(dataset, (1, 2)) + 3).tolist() == expected and not counted
+    # A damaged or foreign file is made again, and only it.
+    sound = files[1].read_bytes()
+    for damage in (b"", sound[:-9], sound[:-10] + b"\x01" + sound[-9:], b"x" * len(sound)):
+        files[1].write_bytes(damage)
+        counted.clear()
+        assert (again.max_tokens(dataset) + 3).tolist() == expected and len(counted) == 10
+        assert files[1].read_bytes() == sound
+
+
+def test_counts_of_ranks_are_shared_between_them(data, model):
+    dataset = open_dataset(str(data), 8)
+    tokenizer, counted = counting(load_subword_tokenizer(str(model)))
+    second = tokenizer.max_tokens(dataset, (1, 2))
+    assert counted[0] == dataset.metadata(int(np.searchsorted(dataset.shard, 1)))["text"]
+    counted.clear()
+    assert (tokenizer.max_tokens(dataset, (0, 2)) == second).all() and not counted
+
+
+def test_counts_where_nothing_can_be_kept(data, model, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    tokenizer, counted = counting(load_subword_tokenizer(str(model)))
+    dataset = open_dataset(str(data), 8)
+    first = tokenizer.max_tokens(dataset)
+    assert (tokenizer.max_tokens(dataset) == first).all() and len(counted) == 60
+
+
+def test_a_damaged_sample_counts_its_bytes_and_is_not_kept(data, folders, tmp_path):
+    copied = shutil.copytree(data, tmp_path / "data")
+    dataset = open_dataset(str(copied), 8)
+    tokenizer = load_subword_tokenizer(str(folders["t5"]))
+    sound = load_subword_tokenizer(str(folders["t5"])).max_tokens(open_dataset(str(data), 8))
+    for file in cached_counts(tokenizer):
+        file.unlink()
+    before = (copied / "000001.tar").read_bytes()
+    flip_bits(copied / "000001.tar", [3 * 4 + 2])  # the JSON of the shard's fifth sample
+    found = tokenizer.max_tokens(dataset)
+    assert np.flatnonzero(found != sound).tolist() == [14]
+    assert found[14] == dataset.text_bytes[14]
+    assert len(cached_counts(tokenizer)) == 2
+    (copied / "000001.tar").write_bytes(before)
+    assert (tokenizer.max_tokens(open_dataset(str(copied), 8)) == sound).all()
+
+
+# In the loader
+
+
+def test_batches_of_subwords(data, model, tmp_path):
+    arguments = ["--data.conditioning=speaker,duration", "--data.conditioning_dropout=0.3"]
+    config = config_of(data, model, tmp_path, *arguments)
+    tokenizer = build_tokenizer(config)
+    loader = build_dataloader(1, 0, tokenizer, config)
+    assert tokenizer.conditioning_dropout == 0.3
+    longest = int(tokenizer.max_tokens(loader.dataset).max())
+    assert max(L for _, L, _ in loader.policy.shapes) == -(-longest // 8) * 8
+    places = {loader.dataset.sample_id(sample): sample for sample in range(len(loader.dataset))}
+    for _, (batch, _) in zip(range(6), loader):
+        drop = tokenizer.dropped(0, int(batch["global_batch"]), batch["row"].numpy())
+        ids, mask = batch["text_ids"].numpy(), batch["text_mask"].numpy()
+        assert ids.shape == mask.shape and ids.shape[1] in [L for _, L, _ in loader.policy.shapes]
+        for row, sample_id in enumerate(batch["sample_id"]):
+            metadata = loader.dataset.metadata(places[sample_id])
+            expected = tokenizer.encode(metadata["text"], metadata, drop[row])
+            n = len(expected)
+            assert ids[row, :n].tolist() == expected and mask[row, :n].all()
+            assert (ids[row, n:] == tokenizer.pad_id).all() and not mask[row, n:].any()
+            assert (ids[row, :2] >= 512).all() and (ids[row, 2:] < 512).all()
+
+
+def test_the_limit_counts_subwords(data, model, tmp_path):
+    tokenizer = load_subword_tokenizer(str(model))
+    counts = tokenizer.max_tokens(open_dataset(str(data), 8))
+    limit = int(np.median(counts))
+    config = config_of(data, model, tmp_path, f"--data.max_text_tokens={limit}")
+    loader = build_dataloader(1, 0, build_tokenizer(config), config)
+    assert sum(loader.policy.sample_counts) == (counts <= limit).sum() < len(counts)

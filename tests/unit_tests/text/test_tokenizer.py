@@ -1,0 +1,441 @@
+"""Token ids: what they are, that they stay, and that a text cannot forge a conditioning token."""
+
+import json
+import pickle
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.text.dropout import dropped_conditions
+from torchtitan.models.dit_tts.text.tokenizer import (
+    Tokenizer,
+    byte_tokenizer,
+    with_duration,
+)
+from torchtitan.models.dit_tts.text.vocabulary import (
+    FIELDS,
+    Vocabulary,
+    check_covers,
+    from_json,
+    make_vocabulary,
+    to_json,
+)
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow import counter_rng as randomness
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
+
+TEXTS = [
+    "",
+    "three one four",
+    "Füße, Ærø, naïve: 12 €",
+    "сорок два",
+    "四十二、はい",
+    "a\u0301 \U0001f642 \U0010ffff\x00\n",
+]
+VALUES = {
+    "speaker": ["slt", "awb"],
+    "language": ["en", "de", "日本語"],
+    "quality": ["3"],
+    "class": ["read", "told"],
+}
+
+
+def conditioned(unit: str = "chars", fields=FIELDS, dropout: float = 0.0) -> Tokenizer:
+    return Tokenizer(
+        make_vocabulary(
+            unit, "".join(TEXTS), fields, VALUES, duration_token_seconds=0.5, max_seconds=30.72
+        ),
+        dropout,
+    )
+
+
+def tokens(tokenizer: Tokenizer, *arguments) -> list[str]:
+    return [tokenizer.vocabulary.token(i) for i in tokenizer.encode(*arguments)]
+
+
+# Ids
+
+
+def test_bytes_have_the_ids_they_always_had():
+    tokenizer = byte_tokenizer()
+    assert (tokenizer.vocab_size, tokenizer.pad_id, tokenizer.num_special_tokens) == (259, 0, 2)
+    assert tokenizer.vocab_size == tokenizer.get_vocab_size() == BYTE_VOCAB_SIZE
+    for text in TEXTS:
+        assert tokenizer.encode(text) == [1, *(byte + 3 for byte in text.encode("utf-8")), 2]
+
+
+def test_every_byte_that_utf8_has_keeps_its_id():
+    """The table of one byte a byte could not hold those of 253 to 255."""
+    ranges = [range(0x80), range(0x80, 0x800), range(0xE000, 0x10000), range(0x10000, 0x110000)]
+    points = [c for some in ranges for c in [*some[:: max(1, len(some) // 900)], some[-1]]]
+    text = "".join(map(chr, points))
+    assert max(text.encode("utf-8")) == 0xF4
+    assert byte_tokenizer().encode(text) == [1, *(b + 3 for b in text.encode("utf-8")), 2]
+
+
+def test_characters_come_by_code_point_after_four_special_ids():
+    tokenizer = Tokenizer(make_vocabulary("chars", "one two"))
+    assert tokenizer.vocabulary.characters == " enotw"
+    assert tokenizer.vocab_size == 4 + 6
+    assert tokenizer.encode("one") == [1, 7, 6, 5, 2]
+    assert tokens(tokenizer, "o€") == ["<begin>", "o", "<unknown>", "<end>"]
+    assert tokenizer.unknown_characters("o€eß€") == ["ß", "€"]
+
+
+def test_conditioning_tokens_come_after_the_units_and_leave_their_ids():
+    for unit in ("bytes", "chars"):
+        plain, full = conditioned(unit, ()), conditioned(unit)
+        first = plain.vocab_size
+        assert full.vocabulary.first_conditioning_id == first
+        assert full.vocab_size == first + (1 + 2) + (1 + 3) + (1 + 1) + (1 + 2) + (1 + 62)
+        for text in TEXTS:
+            units = plain.encode(text)[1:-1]
+            assert full.encode(text)[1 + len(FIELDS) : -1] == units
+        names = [full.vocabulary.token(i) for i in range(first, full.vocab_size)]
+        assert names[:8] == [
+            "<speaker:?>",
+            "<speaker:awb>",
+            "<speaker:slt>",
+            "<language:?>",
+            "<language:de>",
+            "<language:en>",
+            "<language:日本語>",
+            "<quality:?>",
+        ]
+        assert names[-1] == "<duration:61>"
+        every = [full.vocabulary.token(i) for i in range(full.vocab_size)]
+        assert len(set(every)) == len(every)
+
+
+def test_the_order_of_the_data_does_not_matter():
+    again = {name: list(reversed(values)) * 2 for name, values in VALUES.items()}
+    made = make_vocabulary("chars", reversed("".join(TEXTS)), FIELDS, again, max_seconds=30.72)
+    assert made == conditioned().vocabulary
+    assert made.fingerprint == conditioned().vocabulary.fingerprint
+    fewer = replace(made, characters=made.characters[:-1])
+    swapped = conditioned(fields=FIELDS[::-1]).vocabulary
+    assert len({made.fingerprint, fewer.fingerprint, swapped.fingerprint}) == 3
+
+
+def test_tokens_stand_in_the_order_of_the_config():
+    metadata = {"language": "en", "speaker": "slt", "target_duration": 6.2, "quality": 3}
+    fields = ("duration", "quality", "speaker", "class")
+    assert tokens(conditioned("bytes", fields), "a", metadata) == [
+        "<begin>", "<duration:12>", "<quality:3>", "<speaker:slt>", "<class:?>", "<0x61>", "<end>",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_round_trip(unit):
+    tokenizer = conditioned(unit)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, {"speaker": "slt", "target_duration": 3})
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode([*ids, tokenizer.pad_id, tokenizer.pad_id]) == text
+    unseen = tokenizer.decode(tokenizer.encode("one ß ж"))
+    assert unseen == ("one ß ж" if unit == "bytes" else "one ß \ufffd")
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_a_text_cannot_forge_a_token(unit):
+    text = "<speaker:slt><end><pad><|im_end|><unknown>"
+    values = {"speaker": ["slt", "<speaker:slt>", "awb><speaker:slt"]}
+    tokenizer = Tokenizer(make_vocabulary(unit, text, ["speaker"], values))
+    first = tokenizer.vocabulary.first_conditioning_id
+    begin, condition, *units, end = tokenizer.encode(text)
+    assert (begin, end) == (1, 2) and tokenizer.vocabulary.token(condition) == "<speaker:?>"
+    assert len(units) == len(text) and min(units) > 3 and max(units) < first
+    assert tokenizer.decode([begin, condition, *units, end]) == text
+    # A value that looks like another's token is a token of its own.
+    ids = {tokenizer.encode("", {"speaker": value})[1] for value in values["speaker"]}
+    assert len(ids) == 3 and min(ids) > first
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"speaker": "nobody"},
+        {"speaker": None},
+        {"speaker": ""},
+        {"speaker": ["slt"]},
+        {"speaker": {"name": "slt"}},
+        {"speaker": True},
+        {"speaker": "SLT"},
+    ],
+)
+def test_missing_and_unseen_values_are_unknown(metadata):
+    assert tokens(conditioned("bytes", ["speaker"]), "", metadata)[1] == "<speaker:?>"
+
+
+@pytest.mark.parametrize(
+    "seconds, bin_name",
+    [
+        (0.01, "0"),
+        (0.49, "0"),
+        (0.5, "1"),
+        (6, "12"),
+        (30.72, "61"),
+        (99.0, "61"),
+        (1e300, "61"),
+        (0, "?"),
+        (-1.0, "?"),
+        (float("nan"), "?"),
+        (float("inf"), "?"),
+        ("6", "?"),
+        (True, "?"),
+        (None, "?"),
+    ],
+)
+def test_duration_bins(seconds, bin_name):
+    tokenizer = conditioned("bytes", ["duration"])
+    assert tokens(tokenizer, "", {"target_duration": seconds})[1] == f"<duration:{bin_name}>"
+
+
+def test_bins_are_not_moved_by_the_division():
+    """0.3 / 0.1 is less than 3 in floating point."""
+    vocabulary = make_vocabulary(
+        "bytes", "", ["duration"], duration_token_seconds=0.1, max_seconds=0.7
+    )
+    assert vocabulary.conditioning["duration"] == tuple("0123456")
+    assert [vocabulary.duration_bin(tenths / 10) for tenths in range(1, 9)] == list("12345666")
+
+
+def test_one_duration_for_training_and_generation():
+    metadata = {"speaker": "slt", "target_duration": 99.0}
+    timed = with_duration(metadata, frames=155, frames_per_second=25.0)
+    assert timed == {"speaker": "slt", "target_duration": 6.2}
+    assert metadata["target_duration"] == 99.0
+
+
+def test_a_field_without_a_value_in_the_data():
+    for values in ({}, {"class": []}):
+        with pytest.raises(InputError, match="conditioning has 'class', but no sample"):
+            make_vocabulary("bytes", "", ["class"], values)
+    with pytest.raises(InputError, match="'chars', but all texts of .* are empty"):
+        make_vocabulary("chars", "")
+
+
+def test_what_the_vocabulary_lacks():
+    tokenizer = conditioned()
+    metadata = {"speaker": "ksp", "language": "en", "class": None, "target_duration": 1e9}
+    assert tokenizer.unknown_values(metadata) == {"speaker": "ksp"}
+
+
+# Into the loader's rows
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+@pytest.mark.parametrize("fields", [(), ("speaker", "duration")])
+def test_encode_into_fills_the_start_of_a_row(unit, fields):
+    tokenizer = conditioned(unit, fields)
+    metadata = {"speaker": "awb", "target_duration": 2.0}
+    for text in TEXTS:
+        ids = tokenizer.encode(text, metadata)
+        rows = np.full((3, len(ids) + 2), -7, np.int64)
+        assert tokenizer.encode_into(rows[1], text, metadata) == len(ids)
+        assert rows[1].tolist() == [*ids, -7, -7]
+        assert (rows[[0, 2]] == -7).all()
+        exact = np.zeros(len(ids), np.int64)
+        assert tokenizer.encode_into(exact, text, metadata) == len(ids)
+        short = np.full(len(ids) - 1, -7, np.int64)
+        with pytest.raises(InputError, match=f"{len(ids)} tokens where at most {len(ids) - 1} fit"):
+            tokenizer.encode_into(short, text, metadata)
+        assert (short == -7).all()
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_the_bound_on_tokens_holds_and_is_reached(unit):
+    tokenizer = conditioned(unit, ("speaker", "class"))
+    columns = SimpleNamespace(
+        text_bytes=np.array([len(text.encode("utf-8")) for text in TEXTS], np.int32),
+        text_chars=np.array([len(text) for text in TEXTS], np.int32),
+    )
+    bound = tokenizer.max_tokens(columns)
+    assert bound.dtype == np.int32
+    assert bound.tolist() == [len(tokenizer.encode(text)) for text in TEXTS]
+    assert bound[TEXTS.index("")] == tokenizer.num_special_tokens == 4
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_half_a_surrogate_pair_is_no_text(unit):
+    with pytest.raises(InputError, match="'\\\\ud83d' at character 2"):
+        conditioned(unit).encode("ab\ud83d")
+
+
+def test_threads_and_copies_encode_alike():
+    tokenizer = pickle.loads(pickle.dumps(conditioned()))
+    expected = {text: conditioned().encode(text, {"speaker": "slt"}) for text in TEXTS}
+    wrong = []
+
+    def work():
+        row = np.zeros(64, np.int64)
+        for text in TEXTS * 200:
+            count = tokenizer.encode_into(row, text, {"speaker": "slt"})
+            if row[:count].tolist() != expected[text]:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Dropout
+
+
+def test_dropped_conditions_are_unknown_and_the_rest_stays():
+    tokenizer = conditioned(fields=("speaker", "language", "duration"))
+    metadata = {"speaker": "slt", "language": "en", "target_duration": 6.0}
+    kept = tokens(tokenizer, "one", metadata)
+    assert kept[1:4] == ["<speaker:slt>", "<language:en>", "<duration:12>"]
+    drop = np.array([[False, True, False]])
+    dropped = tokens(tokenizer, "one", metadata, drop[0])
+    assert dropped == [*kept[:2], "<language:?>", *kept[3:]]
+    everything = tokens(tokenizer, "one", metadata, [True] * 3)
+    assert everything == tokens(tokenizer, "one")
+
+
+def test_dropout_is_the_scheme_of_the_objective_on_a_stream_of_its_own():
+    rows = np.arange(40)
+    for seed, number in ((0, 0), (5, 123456789), (2**63 - 1, 2**40)):
+        for i, name in enumerate(FIELDS):
+            keys = randomness.stream_keys(
+                seed, torch.tensor(number), torch.from_numpy(rows), stream=200 + i
+            )
+            for share in (0.1, 0.5):
+                expected = (randomness.uniform(keys) < share).numpy()
+                drawn = dropped_conditions(seed, number, rows, [name], share)
+                assert (drawn[:, 0] == expected).all()
+
+
+def test_dropout_depends_on_the_place_in_the_stream_alone():
+    tokenizer = conditioned("bytes", ("speaker", "duration"), dropout=0.3)
+    whole = tokenizer.dropped(seed=3, global_batch=9, rows=np.arange(64))
+    assert whole.shape == (64, 2) and whole.dtype == bool
+    parts = [tokenizer.dropped(3, 9, np.arange(start, start + 16)) for start in range(0, 64, 16)]
+    assert (np.concatenate(parts) == whole).all()
+    # A field is dropped from the same samples whatever its neighbours and the vocabulary are.
+    other = conditioned("chars", ("class", "duration", "speaker"), dropout=0.3)
+    assert (other.dropped(3, 9, np.arange(64))[:, [2, 1]] == whole).all()
+    for changed in (tokenizer.dropped(4, 9, np.arange(64)), tokenizer.dropped(3, 8, np.arange(64))):
+        assert (changed != whole).any()
+
+
+def test_dropout_has_the_share_and_fields_are_independent():
+    rows, share = np.arange(32), 0.1
+    drawn = np.concatenate(
+        [dropped_conditions(0, number, rows, FIELDS, share) for number in range(2000)]
+    )
+    n = len(drawn)
+    assert np.abs(drawn.mean(0) - share).max() < 4 * np.sqrt(share * (1 - share) / n)
+    both = (drawn[:, :, None] & drawn[:, None, :]).mean(0)[np.triu_indices(len(FIELDS), 1)]
+    p = share**2
+    assert np.abs(both - p).max() < 4.5 * np.sqrt(p * (1 - p) / n)
+    assert not dropped_conditions(0, 1, rows, FIELDS, 0.0).any()
+    assert dropped_conditions(0, 1, rows, FIELDS, 1.0).all()
+    assert dropped_conditions(0, 1, rows, (), 0.5).shape == (32, 0)
+
+
+# On disk
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        Vocabulary(),
+        conditioned("bytes").vocabulary,
+        conditioned("chars").vocabulary,
+        make_vocabulary("chars", '"\\ \x00\u2028\n', ["speaker"], {"speaker": ["\ud800", "a\nb"]}),
+    ],
+)
+def test_saved_and_loaded(vocabulary, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(to_json(vocabulary).encode("utf-8"))
+    loaded = from_json(file.read_text("utf-8"), str(file))
+    assert loaded == vocabulary and loaded.fingerprint == vocabulary.fingerprint
+
+
+def test_the_file_can_be_read_by_people():
+    text = to_json(conditioned().vocabulary)
+    assert "日本語" in text and '"bin_seconds": 0.5' in text and "四" in text
+    contents = json.loads(text)
+    assert contents["vocab_size"] == conditioned().vocab_size
+    assert [entry["field"] for entry in contents["conditioning"]] == list(FIELDS)
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ('"version": 1', '"version": 2', ["version 2", "reads 1"]),
+        ('"slt"', '"stl"', ["was changed after", "fingerprint"]),
+        ('"bins": 62', '"bins": 61', ["was changed after"]),
+        ('"bin_seconds": 0.5', '"bin_seconds": 1', ["was changed after"]),
+        ('"unit": "chars"', '"unit": "words"', ["was changed after"]),
+        ('"unit": "chars",', "", ["cannot be read", "unit"]),
+        ("{", "", ["cannot be read"]),
+        ('"version"', '"versions"', ["cannot be read", "version"]),
+        ('"bins": 62', '"bins": "x"', ["cannot be read"]),
+    ],
+)
+def test_a_file_that_was_changed(old, new, words):
+    text = to_json(conditioned().vocabulary)
+    assert old in text
+    with pytest.raises(InputError) as caught:
+        from_json(text.replace(old, new, 1), "run/tokenizer.json")
+    sentence = str(caught.value)
+    assert sentence.startswith("run/tokenizer.json ") and "\n" not in sentence
+    for word in words:
+        assert word in sentence
+
+
+# What weights know
+
+
+def test_data_with_fewer_values_is_covered():
+    run = conditioned().vocabulary
+    values = {name: some[:1] for name, some in VALUES.items()}
+    fewer = make_vocabulary("chars", "one", FIELDS, values, max_seconds=99)
+    check_covers(run, fewer, "the run")
+    check_covers(run, run, "the run")
+
+
+@pytest.mark.parametrize(
+    "needed, words",
+    [
+        ({"unit": "bytes"}, ["[encoder] model = 'bytes'", "with 'chars'"]),
+        ({"fields": ["speaker"]}, ["[data] conditioning = ['speaker']", "['speaker', 'class'"]),
+        ({"fields": ["duration", "class", "speaker"]}, ["['duration', 'class', 'speaker']"]),
+        ({"seconds": 1.0}, ["duration_token_seconds = 1.0", "with 0.5"]),
+        (
+            {"characters": "abcßéñøœж"},
+            ["6 characters", "'ß', 'é', 'ñ', 'ø', 'œ' and 1 more", "new [job] experiment"],
+        ),
+        ({"speakers": ["slt", "ksp"]}, ["1 values of 'speaker'", "('ksp')"]),
+    ],
+)
+def test_data_with_other_tokens_is_refused(needed, words):
+    def vocabulary(
+        unit="chars", characters="abc", fields=("speaker", "class", "duration"),
+        speakers=("slt", "awb"), seconds=0.5,
+    ):  # fmt: skip
+        values = {"speaker": speakers, "class": ["read"]}
+        return make_vocabulary(
+            unit, characters, fields, values, duration_token_seconds=seconds, max_seconds=10
+        )
+
+    with pytest.raises(InputError) as caught:
+        check_covers(vocabulary(), vocabulary(**needed), "the run in outputs/a")
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    for word in ["the run in outputs/a was", *words]:
+        assert word in sentence, sentence

@@ -1,0 +1,203 @@
+"""Parts of the GPU check that start no stage: how runs are waited for, and what is timed."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.encoder import check_same
+from tools.gpu_check import block, ceilings, goodput, steps, train_runs
+from tools.gpu_check.items import NotMeasured, is_out_of_memory
+from tools.gpu_check.models import Mode, built
+from tools.gpu_check.settings import Settings
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+
+TINY = DiTTTSModelArgs(
+    dim=64, n_layers=1, n_heads=2, mlp_dim=96, speaker_dim=32, speaker_n_layers=1, speaker_n_heads=1,
+    speaker_mlp_dim=48, text_dim=32, adaln_rank=8, timestep_dim=32,
+)  # fmt: skip
+
+
+def settings(folder: Path, seconds: float = 60.0) -> Settings:
+    return Settings("cpu", True, str(folder), ("debug",), (), "H100", time.time() + seconds)
+
+
+def run_that(monkeypatch, state: str, then: str) -> list[subprocess.Popen]:
+    """Puts a process in a training run's place, which leaves a state and goes on."""
+    started: list[subprocess.Popen] = []
+
+    def start(settings, flavor, name, arguments):
+        folder = settings.folder / "runs" / name
+        folder.mkdir(parents=True)
+        folder.with_name(f"{name}.log").write_text("ValueError: its words")
+        code = f"import sys, time; open(sys.argv[1], 'w').write({json.dumps({'state': state})!r}); {then}"
+        command = [sys.executable, "-c", code, str(folder / "state.json")]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    monkeypatch.setattr(train_runs, "start", start)
+    return started
+
+
+def test_a_completed_run_is_not_waited_for(tmp_path, monkeypatch):
+    started = run_that(monkeypatch, "completed", "time.sleep(1000)")
+    folder = train_runs.finished(settings(tmp_path), "debug", "long end", [])
+    assert folder.is_dir() and started[0].returncode is not None
+    assert train_runs.finished(settings(tmp_path), "debug", "long end", []) == folder
+    assert len(started) == 1
+
+
+def test_the_plan_stands_beside_what_was_allocated(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "benchmark.json").write_text('{"peak_memory_gib": 9.0}')
+    rows = [{"step": step, "peak_allocated_gib": gib} for step, gib in ((1, 4.0), (12, 6.0), (13, 1.0))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
+    monkeypatch.setattr(train_runs, "finished", lambda *given: folder)
+    report = train_runs.benchmark(settings(tmp_path), "debug", 1, "longest", [])
+    assert report == {"peak_memory_gib": 9.0, "peak_allocated_gib": 6.0}
+    monkeypatch.setattr(steps, "benchmark", lambda *given: report)
+    monkeypatch.setattr(steps, "figures", lambda report: dict(report))
+    plans = steps.Plans(settings(tmp_path))
+    monkeypatch.setattr(plans, "ask", lambda *given: None)
+    monkeypatch.setattr(plans, "of", lambda *given: {"planned_gib": 5.0})
+    on_gpu = replace(settings(tmp_path), device="cuda")
+    assert steps.step("debug", 1, [], {}, plans, on_gpu)["measured_to_planned"] == 1.2
+
+
+@pytest.mark.long
+def test_how_a_run_ends_otherwise(tmp_path, monkeypatch):
+    run_that(monkeypatch, "oom", "sys.exit(1)")
+    with pytest.raises(train_runs.OutOfMemoryError):
+        train_runs.finished(settings(tmp_path), "debug", "large", [])
+    run_that(monkeypatch, "failed", "sys.exit(1)")
+    with pytest.raises(RuntimeError, match="status 1: ValueError: its words"):
+        train_runs.finished(settings(tmp_path), "debug", "faulty", [])
+    started = run_that(monkeypatch, "running", "time.sleep(1000)")
+    with pytest.raises(NotMeasured, match="time"):
+        train_runs.finished(settings(tmp_path, seconds=0.5), "debug", "slow", [])
+    assert started[0].returncode is not None
+
+
+def test_a_plan_is_waited_for_within_the_stages_time(tmp_path):
+    plans = steps.Plans(settings(tmp_path, seconds=0.2))
+    plans.asked["debug", 1] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    began = time.time()
+    assert "not ready" in plans.of("debug", 1)["plan"]
+    assert time.time() - began < 5
+    assert plans.asked["debug", 1].wait(timeout=5) != 0
+
+
+def test_a_plan_takes_one_thread_and_no_gpu(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(steps.subprocess, "Popen", lambda command, **named: seen.update(named["env"]))
+    steps.Plans(settings(tmp_path)).ask("debug", 1)
+    assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
+
+
+def test_out_of_memory_with_fp8_says_nothing_of_bf16(tmp_path, monkeypatch):
+    asked = []
+
+    def benchmark(settings, flavor, micro_batch, lengths, arguments):
+        asked.append((micro_batch, *arguments))
+        raise train_runs.OutOfMemoryError("2 GiB more")
+
+    monkeypatch.setattr(steps, "benchmark", benchmark)
+    here = replace(settings(tmp_path), gpu="")
+    too_large: dict = {}
+    step = partial(steps.step, too_large=too_large, plans=steps.Plans(here), settings=here)
+    for micro_batch, arguments in ((4, ["--fp8"]), (8, [])):
+        with pytest.raises(train_runs.OutOfMemoryError):
+            step("debug", micro_batch, arguments)
+    with pytest.raises(NotMeasured, match="8 did not fit"):
+        step("debug", 16, [])
+    assert asked == [(4, "--fp8"), (8,)]
+
+
+def test_steps_stand_beside_the_other_checkpointing(tmp_path):
+    names = [item.name for item in steps.items(replace(settings(tmp_path), tiny=False, flavors=("800M",)))]
+    assert names[0] == "800M step, micro-batch 32"
+    assert sum("checkpointing" in name or "memory budget" in name for name in names) == 1
+
+
+def test_four_buckets_are_not_measured_beside_the_configs_eight(tmp_path, monkeypatch):
+    asked = []
+
+    def benchmark(settings, flavor, micro_batch, lengths, arguments):
+        asked.extend(arguments)
+        return {"tflops_per_device": 2.0, "conventions": [
+            {"convention": "exact goodput", "tflops_per_device": 1.0}]}  # fmt: skip
+
+    monkeypatch.setattr(goodput, "benchmark", benchmark)
+    monkeypatch.setattr(goodput, "figures", lambda report: {})
+    shipped, fewer, _ = goodput.items(settings(tmp_path))
+    assert fewer.measure()["buckets"] == 4 and "not the configs" in fewer.name
+    assert shipped.measure()["share_of_packed_goodput"] == 0.5
+    with pytest.raises(NotMeasured):
+        fewer.measure()
+    assert asked == ["--data.num_buckets=4", "--data.num_buckets=8"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
+def test_the_timed_block_keeps_no_gradients_and_counts_full_lengths(attention):
+    mode = Mode(attention, "bfloat16")
+    shape = (3, 16, 8, 8)
+    weights = block.random_weights(TINY, seed=0)
+    with built(TINY, mode, "cpu", weights) as model:
+        work = block._Work(model, block._batch(shape, TINY, 1.0), mode, "cpu")
+        work.both()
+        assert len(work.differentiated) > len(list(model.layers[0].parameters()))
+        assert all(x.grad is None for x in work.differentiated)
+    full, padded = (block._batch(shape, TINY, useful).arguments for useful in (1.0, 0.9))
+    masks = ("frame_mask", "text_mask", "speaker_mask", "keep_text", "keep_speaker")
+    assert all(full[name].all() for name in masks)
+    assert padded["frame_mask"].sum(1).tolist() == [13, 14, 16] and padded["keep_text"].all()
+
+
+def test_attention_is_timed_on_the_models_layout_and_keeps_no_gradients(tmp_path):
+    seen = []
+
+    def kernel(q, k, v, mask):
+        seen.extend((q, k, v))
+        return q * (k.mean(2, keepdim=True) + v.mean(2, keepdim=True))
+
+    ceilings.attention(TINY, kernel, False, settings(tmp_path))
+    assert all(x.transpose(1, 2).is_contiguous() and x.grad is None for x in seen)
+
+
+@pytest.mark.parametrize(
+    "said", ["cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.", ""]
+)
+def test_a_kernel_that_refuses_is_no_failure(tmp_path, monkeypatch, said):
+    def refuses(backend, *given):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(ceilings, "_sdpa", refuses)
+    with pytest.raises(NotMeasured, match=said[:14] or "no reason"):
+        ceilings.forced(TINY, ceilings.SDPBackend.CUDNN_ATTENTION, False, settings(tmp_path))
+
+    def has_no_room(backend, *given):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(ceilings, "_sdpa", has_no_room)
+    with pytest.raises(RuntimeError) as raised:
+        ceilings.forced(TINY, ceilings.SDPBackend.CUDNN_ATTENTION, False, settings(tmp_path))
+    assert is_out_of_memory(raised.value)
+
+
+def test_the_encoders_ways_differ_by_rounding_only():
+    expected = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    one_far_off = expected.clone()
+    one_far_off[3, 5] += 0.5
+    check_same(one_far_off, expected, "bfloat16")
+    for wrong in (1.1 * expected, expected.where(expected < 2, float("nan"))):
+        with pytest.raises(RuntimeError, match="differ"):
+            check_same(wrong, expected, "bfloat16")
+    with pytest.raises(RuntimeError, match="differ"):
+        check_same(one_far_off, expected, "float32")

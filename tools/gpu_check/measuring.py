@@ -1,0 +1,60 @@
+"""Times work on the device: warmed up, repeated, with its spread."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from tools.gpu_check.items import Values
+from torchtitan.models.dit_tts.benchmark.recorder import spread
+
+GIB = 2**30
+_LEAST_REPEATS = 5
+
+
+def timed(
+    work: Callable[[], object], device: str, seconds: float = 0.5, warm_up: int = 3
+) -> Values:
+    """Milliseconds of one call: median, p10, p90, least and most.
+
+    Args:
+        work: what is timed; its result is dropped.
+        seconds: about how long it is repeated, at least five times.
+    """
+    for _ in range(warm_up):
+        work()
+    times = []
+    end = time.perf_counter() + seconds
+    while len(times) < _LEAST_REPEATS or time.perf_counter() < end:
+        times.append(_once_ms(work, device))
+    return {**{f"ms_{name}": value for name, value in spread(times).items()}, "repeats": len(times)}
+
+
+def _once_ms(work: Callable[[], object], device: str) -> float:
+    if device == "cpu":
+        began = time.perf_counter()
+        work()
+        return (time.perf_counter() - began) * 1e3
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    work()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended)
+
+
+def tflops(flops: float, milliseconds: float) -> float:
+    return flops / milliseconds / 1e9
+
+
+def peak_gib(work: Callable[[], object], device: str) -> float | None:
+    """Most that `work` has allocated at once beyond what was there before; None on a CPU, where the
+    allocator keeps no such count."""
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / GIB

@@ -1,0 +1,171 @@
+"""Models in every mode that this version of the code has, built as the trainer builds them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
+
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch import nn
+
+from tools.gpu_check.items import NotMeasured
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.protocols.model_converter import build_model_converters
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
+_BUDGET = 0.9
+CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
+FP8_RECIPES = ("tensorwise", "rowwise")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to run the same model."""
+
+    attention: str = "sdpa"
+    precision: str = "float32"
+    """float32, or bfloat16 by autocast over float32 weights"""
+
+    compile: str = ""
+    """mode of torch.compile; empty: eager"""
+
+    checkpointing: str = "none"
+    encoders: bool = False
+    """compiles the encoders' blocks too"""
+
+    fp8: str = ""
+    """recipe of the large products; empty: none"""
+
+    @property
+    def name(self) -> str:
+        parts = [self.attention, self.precision, f"compiled {self.compile}" if self.compile else "eager"]
+        if self.encoders:
+            parts.append("encoders too")
+        if self.checkpointing != "none":
+            parts.append(f"checkpointing {self.checkpointing}")
+        if self.fp8:
+            parts.append(f"fp8 {self.fp8}")
+        return ", ".join(parts)
+
+
+def _allowed(section: str, field: str) -> tuple[str, ...]:
+    """Values that a choice of the config has in this version; none where there is no such key."""
+    for each in fields(JobConfig):
+        if each.name == section:
+            return get_args(get_type_hints(each.type).get(field))
+    return ()
+
+
+def job_config(mode: Mode, device: str) -> JobConfig:
+    """Raises NotMeasured where this version has no such mode."""
+    config = JobConfig()
+    if mode.attention != "sdpa" or _allowed("attention", "backend"):
+        _require(mode.attention in _allowed("attention", "backend"), "[attention] backend", mode.attention)
+        config.attention.backend = mode.attention
+    if mode.compile:
+        config.compile.enable = True
+        config.compile.components = ["model", "encoders"] if mode.encoders else ["model"]
+        if mode.compile != "default":
+            _require(mode.compile in _allowed("compile", "mode"), "[compile] mode", mode.compile)
+            config.compile.mode = mode.compile
+    _set_checkpointing(config, mode)
+    if mode.fp8:
+        config.model.converters = ["float8"]
+        config.quantize.linear.float8.recipe_name = mode.fp8
+        config.quantize.linear.float8.emulate = device == "cpu"
+    return config
+
+
+def _require(known: bool, key: str, value: str) -> None:
+    if not known:
+        raise NotMeasured(f"not in this version: {key} = {value!r}")
+
+
+def _set_checkpointing(config: JobConfig, mode: Mode) -> None:
+    section = config.activation_checkpoint
+    if mode.checkpointing.startswith("memory budget"):
+        section.mode, section.memory_budget = "memory_budget", _BUDGET
+    elif mode.checkpointing in ("every 2", "op"):
+        section.mode = "selective"
+        section.selective_ac_option = mode.checkpointing.removeprefix("every ")
+    else:
+        section.mode = mode.checkpointing
+
+
+def sizes(args: DiTTTSModelArgs, mode: Mode) -> DiTTTSModelArgs:
+    """The sizes with the mode's attention backend."""
+    if "attention" in {each.name for each in fields(args)}:
+        return replace(args, attention=mode.attention)
+    return replace(args)
+
+
+@contextmanager
+def built(
+    args: DiTTTSModelArgs, mode: Mode, device: str, weights: dict[str, torch.Tensor]
+) -> Iterator[nn.Module]:
+    """The model on the device in that mode, as the trainer makes it on a single device; what compile
+    and checkpointing leave in the process is undone behind it."""
+    config = job_config(mode, device)
+    one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
+    with torch.device("meta"):  # drawing weights that are replaced would take longest of all
+        model = DiTTTSModel(sizes(args, mode))
+    model.load_state_dict(weights, assign=True)
+    changed = (torch._functorch.config, "activation_memory_budget"), (
+        torch._inductor.config,
+        "emulate_precision_casts",
+    )
+    before = [getattr(module, name) for module, name in changed]
+    torch._dynamo.reset()
+    try:
+        if mode.fp8:
+            _convert(model, config, one)
+        yield parallelize_dit_tts(model.to(device), one, config)
+    finally:
+        for (module, name), value in zip(changed, before):
+            setattr(module, name, value)
+        torch._dynamo.reset()
+
+
+def _convert(model: nn.Module, config: JobConfig, dims: ParallelDims) -> None:
+    try:
+        import torchao  # noqa: F401
+
+        from torchtitan.models.dit_tts.infra import float8  # noqa: F401  registers the converter
+    except ImportError as error:
+        raise NotMeasured(f"fp8: {error}") from error
+    try:
+        build_model_converters(config, dims).convert(model)
+    except InputError as error:
+        raise NotMeasured(str(error)) from error
+
+
+def autocast(mode: Mode, device: str) -> torch.autocast:
+    """As the trainer on a single device."""
+    return torch.autocast(device, torch.bfloat16, enabled=mode.precision == "bfloat16")
+
+
+def random_weights(args: DiTTTSModelArgs, seed: int) -> dict[str, torch.Tensor]:
+    """Weights that leave nothing at zero: at its initialisation the model's output is zero, and most
+    gradients with it. Matrices of unit gain, norms near one, biases near zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Any] = {}
+    with torch.device("meta"):
+        shapes = DiTTTSModel(args).state_dict()
+    for name, like in shapes.items():
+        value = torch.randn(like.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            value = 1 + 0.1 * value
+        elif like.dim() > 1:
+            value = value / like.shape[-1] ** 0.5
+        else:
+            value = 0.1 * value
+        weights[name] = value
+    return weights

@@ -1,0 +1,194 @@
+"""What the trainer builds instead of data, tokenizer and text encoder when [benchmark] is on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.benchmark.synthetic import (
+    BYTES_PER_SECOND,
+    SUBWORDS_PER_SECOND,
+    RandomFeatures,
+    RandomTokens,
+    SyntheticDataset,
+)
+from torchtitan.models.dit_tts.text.hf_encoder import (
+    find_source,
+    is_pretrained,
+)
+from torchtitan.models.dit_tts.text.encoder_record import write_record
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
+from torchtitan.models.dit_tts.data.buckets import Selection
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
+from torchtitan.tools.logging import logger
+
+_BEGIN_AND_END = 2
+_WEIGHT_STD = 0.05
+_OPEN_END = 10**6
+"""steps of a run whose end is a duration, until its speed is known"""
+
+
+class WarmUpFirst(GlobalBatchSampler):
+    """The usual order, behind a few batches of every bucket in turn, longest first.
+
+    Each shape is then compiled, and the most memory asked for, before timing starts.
+    """
+
+    def __init__(
+        self,
+        bucket_samples: Sequence[np.ndarray],
+        batch_sizes: Sequence[int],
+        seed: int,
+        steps_a_bucket: int,
+    ):
+        super().__init__(bucket_samples, batch_sizes, seed)
+        self._bucket_samples = bucket_samples
+        filled = [bucket for bucket, samples in enumerate(bucket_samples) if len(samples)]
+        self.warm_up = tuple(bucket for bucket in reversed(filled) for _ in range(steps_a_bucket))
+        """bucket of each batch of the warm-up"""
+
+    def batch(self, number: int) -> GlobalBatch:
+        if number >= len(self.warm_up):
+            return replace(super().batch(number - len(self.warm_up)), number=number)
+        bucket = self.warm_up[number]
+        samples = np.resize(self._bucket_samples[bucket], self.batch_sizes[bucket])
+        return GlobalBatch(number, 0, bucket, samples)
+
+
+def as_benchmark(config: JobConfig) -> JobConfig:
+    """The config of a benchmark, as its folder keeps it: no data, no checkpoints, no audit."""
+    return replace(
+        config,
+        data=replace(config.data, path="", weights=[], balance_by="", epochs=0, audit=False),
+        checkpoint=replace(config.checkpoint, enable=False, create_seed_checkpoint=False),
+    )
+
+
+def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
+    """Random ids, in the place of the run's tokenizer; writes their number to
+    `job_config.encoder.vocab_size`, as `build_tokenizer` does.
+
+    A pretrained encoder's config is put into the run's folder, where the model's sizes are taken from:
+    the hub is not asked.
+
+    Raises:
+        InputError: a pretrained encoder whose config is neither here nor known.
+    """
+    encoder, data = job_config.encoder, job_config.data
+    fields = data.conditioning
+    if is_pretrained(encoder.model):
+        source = find_source(encoder.model, download=False)
+        text_ids = source.vocab_size
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            write_record(Path(job_config.job.dump_folder), source, encoder, "")
+        if dist.is_initialized():
+            dist.barrier()
+    else:
+        # The ids of characters come from data, which there is none of.
+        text_ids = encoder.vocab_size - len(fields) if encoder.vocab_size else BYTE_VOCAB_SIZE
+    tokenizer = RandomTokens(text_ids, fields, data.max_text_tokens, data.seed)
+    encoder.vocab_size = tokenizer.vocab_size
+    return tokenizer
+
+
+def build_synthetic_dataloader(
+    dp_world_size: int, dp_rank: int, tokenizer: RandomTokens, job_config: JobConfig
+) -> LatentDataLoader:
+    """The loader of synthetic samples, with the buckets and the order that data of these lengths would
+    have; sets [training] steps, as [data] epochs does."""
+    benchmark, data, training = job_config.benchmark, job_config.data, job_config.training
+    global_batch_size, accumulation_steps = batch_split(
+        training.global_batch_size, training.local_batch_size, dp_world_size
+    )
+    pretrained = is_pretrained(job_config.encoder.model)
+    dataset = SyntheticDataset(
+        benchmark,
+        data,
+        data.seed,
+        SUBWORDS_PER_SECOND if pretrained else BYTES_PER_SECOND,
+        _BEGIN_AND_END + tokenizer.n_conditions,
+    )
+    policy = batch_policy(
+        data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
+    )
+    bucket = policy.bucket_of(dataset.frames)
+    order = WarmUpFirst(
+        [np.flatnonzero(bucket == number) for number in range(len(policy.edges))],
+        policy.batch_sizes,
+        data.seed,
+        benchmark.warmup_steps,
+    )
+    training.steps = len(order.warm_up) + (benchmark.steps or _OPEN_END)
+    loader = LatentDataLoader(
+        dataset,
+        order,
+        policy,
+        tokenizer,
+        CorruptSampleCounter(data.on_error, data.max_corrupt_fraction),
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        accumulation_steps=accumulation_steps,
+        num_workers=data.num_workers,
+        prefetch_batches=data.prefetch_batches,
+        pin_memory=torch.cuda.is_available(),
+        frames_per_second=data.frames_per_second,
+        features=_features(job_config, dataset, tokenizer.n_conditions),
+    )
+    if dp_rank == 0:
+        everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)
+        for line in describe(dataset, everything, loader, data.frames_per_second):
+            logger.info(line)
+        logger.info(
+            f"benchmark: synthetic data; {len(order.warm_up)} steps of warm-up, "
+            f"{benchmark.warmup_steps} in each shape"
+        )
+    return loader
+
+
+def _features(
+    job_config: JobConfig, dataset: SyntheticDataset, n_conditions: int
+) -> RandomFeatures | None:
+    """Random features where the run would read a frozen encoder's from files."""
+    encoder, data = job_config.encoder, job_config.data
+    if not encoder.cache_features:
+        return None
+    source = find_source(encoder.model, download=False)
+    dtype = TORCH_DTYPE_MAP[encoder.cache_dtype or encoder.dtype]
+    tokens = dataset.tokens - n_conditions
+    return RandomFeatures(source.width, dtype, tokens, data.max_text_tokens, data.seed)
+
+
+def build_random_encoder(
+    job_config: JobConfig, parallel_dims: ParallelDims, device: torch.device
+) -> PretrainedTextEncoder | None:
+    """The frozen text encoder with random weights, which cost as much time as its own would.
+
+    None where the features are those of [encoder] cache_features or the model has a learned encoder.
+    """
+    encoder = job_config.encoder
+    if not is_pretrained(encoder.model) or encoder.cache_features:
+        return None
+    module = PretrainedTextEncoder(find_source(encoder.model, download=False))
+    generator = torch.Generator().manual_seed(job_config.data.seed)
+    # T5Gemma2 multiplies by 1 + weight in its norms, T5 and others by the weight.
+    norm = 0.0 if module.source.family == "t5gemma2" else 1.0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(norm)
+            else:
+                parameter.normal_(0.0, _WEIGHT_STD, generator=generator)
+    module = module.to(TORCH_DTYPE_MAP[encoder.dtype]).requires_grad_(False)
+    shard_if_large(module, encoder, parallel_dims)
+    return module.to(device)

@@ -1,0 +1,205 @@
+"""A dataset without files: random latents, references, token ids and text features of chosen lengths.
+
+It stands in for the archive behind the real loader, so batches have the real keys, shapes, masks and
+order. Values are drawn once into a pool and each sample is a slice of it, copied into the batch as a
+stored one would be. Nothing is zero: zeros draw less power, and a GPU then runs faster than in training.
+"""
+
+import math
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
+from torchtitan.models.dit_tts.data.dataset import LoadedSample
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.config.job_config import Benchmark, Data
+
+UTTERANCES = 20_000
+"""samples of the synthetic dataset"""
+
+LATENT_STD = 0.8
+"""standard deviation of a latent's values, between those of DAC-VAE's channels"""
+
+BYTES_PER_SECOND = 14.0
+SUBWORDS_PER_SECOND = 3.3
+"""text tokens a second of speech, of a learned encoder and of a pretrained one"""
+
+_RATE_SPREAD = 0.15
+_SHORTEST_SECONDS = 1.0
+_SHORTEST_REFERENCE_SECONDS = 3.0
+# A bucket needs samples: below this share of the distribution there would be hardly any.
+_SMALLEST_SHARE = 1e-4
+
+
+def utterance_frames(benchmark: Benchmark, data: Data, generator: np.random.Generator) -> np.ndarray:
+    """(n,) int64 latent frames: all of [data] max_frames, or log-normal seconds cut at 1 s and there.
+
+    Raises:
+        InputError: next to nothing of the distribution lies within the limits.
+    """
+    if benchmark.lengths == "longest":
+        return np.full(UTTERANCES, data.max_frames, np.int64)
+    longest = data.max_frames / data.frames_per_second
+    shortest = min(_SHORTEST_SECONDS, longest / 2)
+    normal = torch.distributions.Normal(
+        math.log(benchmark.mean_seconds) - benchmark.sigma**2 / 2, benchmark.sigma
+    )
+    low, high = (float(normal.cdf(torch.tensor(x, dtype=torch.float64).log())) for x in (shortest, longest))
+    if high - low < _SMALLEST_SHARE:
+        raise InputError(
+            f"[benchmark] mean_seconds = {benchmark.mean_seconds} with sigma = {benchmark.sigma} has "
+            f"{high - low:.1e} of its utterances between {shortest:g} s and [data] max_frames = "
+            f"{data.max_frames} ({longest:g} s); choose a mean within these"
+        )
+    # The inverse of the distribution function: no draw lies outside.
+    shares = torch.from_numpy(generator.uniform(low, high, UTTERANCES))
+    seconds = normal.icdf(shares).exp().numpy()
+    frames = np.ceil(seconds * data.frames_per_second).astype(np.int64)
+    return frames.clip(1, data.max_frames)
+
+
+class SyntheticDataset:
+    """What the loader asks of a `Dataset`, without files.
+
+    Args:
+        tokens_per_second: of text, its conditioning tokens and begin and end left out.
+        extra_tokens: those, in each row.
+    """
+
+    tar_paths: Sequence[str] = ()
+    problems: Sequence[Any] = ()
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        data: Data,
+        seed: int,
+        tokens_per_second: float,
+        extra_tokens: int,
+    ):
+        generator = np.random.default_rng(seed)
+        self.latent_channels = data.latent_channels
+        self.frames = utterance_frames(benchmark, data, generator)
+        n = len(self.frames)
+        if benchmark.lengths == "longest":
+            self.reference_frames = np.full(n, data.max_speaker_frames, np.int64)
+            self.tokens = np.full(n, data.max_text_tokens, np.int32)
+        else:
+            shortest = int(_SHORTEST_REFERENCE_SECONDS * data.frames_per_second)
+            shortest = min(shortest, data.max_speaker_frames)
+            self.reference_frames = generator.integers(shortest, data.max_speaker_frames + 1, n)
+            rate = tokens_per_second * generator.lognormal(0.0, _RATE_SPREAD, n)
+            tokens = extra_tokens + np.ceil(self.frames / data.frames_per_second * rate)
+            self.tokens = tokens.clip(extra_tokens + 1, data.max_text_tokens).astype(np.int32)
+        # Twice the longest slice: each sample begins at a place of its own.
+        longest = max(data.max_frames, data.max_speaker_frames)
+        self._pool = LATENT_STD * generator.standard_normal(
+            (2 * longest, self.latent_channels), np.float32
+        )
+        self._starts = generator.integers(0, longest, (n, 2))
+        self.fingerprint = f"synthetic {benchmark.lengths} {n} {seed}"
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def sample_id(self, sample: int) -> str:
+        return f"synthetic:{sample:07d}"
+
+    def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
+        """Nothing lies behind URLs."""
+        return {}
+
+    def load(
+        self,
+        sample: int,
+        latents_out: np.ndarray,
+        reference_out: np.ndarray,
+        fetched: bytearray | None = None,
+    ) -> LoadedSample:
+        """Copies a sample into the first rows (rows, C) of the buffers; see `Dataset.load`."""
+        arrays = []
+        for start, length, out in (
+            (self._starts[sample, 0], self.frames[sample], latents_out),
+            (self._starts[sample, 1], self.reference_frames[sample], reference_out),
+        ):
+            length = min(int(length), len(out))
+            out[:length] = self._pool[start : start + length]
+            arrays.append(out[:length])
+        return LoadedSample(*arrays, {"text": "", "tokens": int(self.tokens[sample]), "sample": sample})
+
+
+class RandomTokens(ConditionedTokenizer):
+    """Token ids drawn uniformly from the ids of text.
+
+    Args:
+        text_ids: number of ids of text; conditioning tokens come behind them.
+    """
+
+    def __init__(self, text_ids: int, fields: Sequence[str], longest: int, seed: int):
+        super().__init__(Vocabulary())
+        self.fields = tuple(fields)
+        self.n_conditions = len(self.fields)
+        self.vocab_size = text_ids + self.n_conditions
+        generator = np.random.default_rng(seed)
+        self._pool = generator.integers(self.pad_id + 1, text_ids, 2 * longest)
+        self._conditions_ids = np.arange(text_ids, self.vocab_size)
+        self._longest = longest
+
+    def max_tokens(
+        self, dataset: SyntheticDataset, part: tuple[int, int] = (0, 1)
+    ) -> np.ndarray:
+        return dataset.tokens
+
+    def encode_into(
+        self,
+        row: np.ndarray,
+        text: str,
+        metadata: Mapping[str, Any],
+        drop: Sequence[bool] = (),
+    ) -> int:
+        """Writes a synthetic sample's ids to the start of row (L,); `text` is empty."""
+        tokens, conditions = metadata["tokens"], self.n_conditions
+        start = metadata["sample"] % self._longest
+        row[:tokens] = self._pool[start : start + tokens]
+        row[:conditions] = self._conditions_ids
+        return tokens
+
+    def encode(
+        self, text: str, metadata: Mapping[str, Any] = {}, drop: Sequence[bool] = ()
+    ) -> list[int]:
+        raise NotImplementedError("random tokens stand for no text")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError("random tokens stand for no text")
+
+    def unknown_characters(self, text: str) -> list[str]:
+        return []
+
+
+class RandomFeatures:
+    """Text features in the place of those that [encoder] cache_features keeps in files.
+
+    Args:
+        tokens: (n,) of each sample's text, without its conditioning.
+    """
+
+    encoder_fingerprint = "synthetic"
+
+    def __init__(self, width: int, dtype: torch.dtype, tokens: np.ndarray, longest: int, seed: int):
+        self.width = width
+        self.torch_dtype = dtype
+        self.tokens = tokens
+        self._longest = longest
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(2 * longest, width, generator=generator).to(dtype)
+        self._pool = pool.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
+
+    def read(self, sample: int, out: np.ndarray) -> int:
+        """Fills the first rows of out (L, h), which gets their bits; see `Features.read`."""
+        tokens = int(self.tokens[sample])
+        start = sample % self._longest
+        out[:tokens] = self._pool[start : start + tokens]
+        return tokens

@@ -1,0 +1,337 @@
+"""Our TOML sections beside upstream's. Each field has a sentence and, where it has one, its unit."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchtitan.config import JobConfig as TitanJobConfig
+from torchtitan.config.job_config import (
+    Checkpoint as TitanCheckpoint,
+    Compile as TitanCompile,
+    Job as TitanJob,
+    Metrics as TitanMetrics,
+    Model as TitanModel,
+    Optimizer as TitanOptimizer,
+    Training as TitanTraining,
+)
+
+
+@dataclass
+class Job(TitanJob):
+    experiment: str = ""
+    """Name of the run's folder below dump_folder; empty: the config file's name without .toml"""
+
+
+@dataclass
+class Model(TitanModel):
+    name: str = "dit_tts"
+    """Which model family to train"""
+
+    flavor: str = "debug"
+    """Which size: debug, 800M, 3B or 8B"""
+
+    hf_assets_path: str = "."
+    """Not used by this family"""
+
+
+@dataclass
+class Metrics(TitanMetrics):
+    log_freq: int = 10
+    """Steps between two logged steps"""
+
+    enable_tensorboard: bool = True
+    """Writes TensorBoard events to the run's tb/ folder"""
+
+    peak_tflops: float = 0.0
+    """Dense bf16 peak of one device in TFLOP/s, to divide by for MFU; 0: known devices' datasheet
+    value, and no MFU on an unknown device"""
+
+
+@dataclass
+class Checkpoint(TitanCheckpoint):
+    last_save_model_only: bool = False
+    """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
+    resumed"""
+
+
+@dataclass
+class Compile(TitanCompile):
+    enable: bool = False
+    """Compiles the components, one graph for each static shape"""
+
+    components: list[Literal["model", "encoders", "loss"]] = field(
+        default_factory=lambda: ["model", "encoders"]
+    )
+    """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
+    learned text encoder (encoders), the drawing of times and noise and the loss (loss)"""
+
+    mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = "default"
+    """What torch.compile's inductor tries; reduce-overhead and max-autotune replay CUDA graphs, on one
+    GPU and without accumulation only"""
+
+
+@dataclass
+class Optimizer(TitanOptimizer):
+    name: str = "AdamW"
+    """AdamW, Adam, or Muon: Muon for the large matrices of the decoder's blocks and AdamW for the rest"""
+
+    state_dtype: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """Precision of AdamW's two moments; 8bit needs torchao and leaves embeddings in float32"""
+
+    muon_lr: float = 0.0
+    """Learning rate of Muon, whose updates are scaled to AdamW's root mean square; 0: lr"""
+
+    encoder_lr: float = 1e-5
+    """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""
+
+
+@dataclass
+class Training(TitanTraining):
+    local_batch_size: int = 0
+    """Samples of the longest bucket in one rank's micro-batch; 0: the global batch divided by the
+    ranks, without accumulation"""
+
+    global_batch_size: int = 32
+    """Samples of the longest bucket in a global batch; shorter buckets have more, to as many frames"""
+
+
+@dataclass
+class Data:
+    path: str | list[str] = ""
+    """Where the .tar archives of latent triplets are: a folder, one .tar, a glob, a pattern with
+    {000000..000099}, or a URL (s3://, http://, https:// ...) of one of these; or a list of them, a
+    dataset each"""
+
+    weights: list[float] = field(default_factory=list)
+    """Share of the drawn samples that each dataset of path has, in any unit; empty: each dataset as
+    it is, every sample once an epoch"""
+
+    balance_by: Literal["", "speaker", "language", "quality", "class"] = ""
+    """Key of the samples' JSON whose values are balanced within each dataset; empty: none"""
+
+    balance_beta: float = 0.999
+    """Parameter β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 leaves the
+    classes as they are, towards 1 they become equally frequent"""
+
+    duration_alpha: float = 0.0
+    """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0: all
+    alike"""
+
+    duration_offset_seconds: float = 0.0
+    """What is added to a sample's duration under duration_alpha, in seconds"""
+
+    epochs: int = 0
+    """Passes over the data after which training ends; sets [training] steps. 0: steps decides"""
+
+    on_error: Literal["raise", "skip"] = "raise"
+    """What happens at a damaged sample: the run ends, or another sample takes its place and it is
+    counted"""
+
+    max_corrupt_fraction: float = 0.01
+    """Share of damaged samples at which a run that skips them ends all the same"""
+
+    cache_folder: str = ""
+    """Folder that keeps what was read from URLs; empty: titan-tts/data in the user's cache folder"""
+
+    cache_gib: float = 16.0
+    """Most disk that cache_folder takes, in GiB; 0: nothing is kept"""
+
+    seed: int = 0
+    """Seed of the order, the noise, the times and the condition dropout"""
+
+    latent_channels: int = 128
+    """Width of a latent frame in the archives"""
+
+    frames_per_second: float = 25.0
+    """Latent frames a second of audio"""
+
+    max_frames: int = 768
+    """Longest utterance, in latent frames"""
+
+    max_speaker_frames: int = 384
+    """Longest speaker reference, in latent frames; longer ones are cropped"""
+
+    speaker_patch_size: int = 4
+    """Frames in one speaker patch of the model; references are padded to a multiple of it"""
+
+    max_text_tokens: int = 192
+    """Longest text, in tokens"""
+
+    num_buckets: int = 8
+    """Most length buckets, hence static shapes; at most 8"""
+
+    bucket_frames: list[int] = field(default_factory=list)
+    """Upper lengths of the buckets in frames; empty: chosen from the data's lengths"""
+
+    batch_multiple: int = 8
+    """Every global batch is a multiple of this many samples; ranks times accumulation steps must
+    divide it"""
+
+    on_too_long: Literal["crop", "drop", "error"] = "drop"
+    """What happens to samples over the limits: cropped to their first max_frames frames (too long a
+    text is still dropped), dropped, or an error; the first two are counted"""
+
+    num_workers: int = 2
+    """Threads that fill batches; 0: the training thread does it"""
+
+    prefetch_batches: int = 4
+    """Micro-batches made ahead"""
+
+    conditioning: list[str] = field(default_factory=list)
+    """Tokens put before the text, in this order, from the samples' JSON: any of speaker, language,
+    quality, class and duration"""
+
+    conditioning_dropout: float = 0.1
+    """Share of samples, drawn for each conditioning token alone, in which it is the unknown one"""
+
+    duration_token_seconds: float = 0.5
+    """Width of one duration token's range, in seconds"""
+
+    audit: bool = False
+    """Each rank writes the ids it trained on, step by step, to the run's audit/ folder"""
+
+
+@dataclass
+class Encoder:
+    model: str = "bytes"
+    """Text encoder: "bytes" or "chars", the learned one inside the model over utf-8 bytes or over the
+    characters that the data has; or a pretrained one, a name of the Hugging Face hub such as
+    "google/t5gemma-2-270m-270m", "google-t5/t5-base", or a folder in the same layout"""
+
+    frozen: bool = True
+    """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
+    [optimizer] encoder_lr"""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of a frozen encoder; a trained one has that of the model"""
+
+    fsdp_min_gib: float = 4.0
+    """Weights of a frozen encoder from which on they are sharded over the ranks (FSDP2), in GiB"""
+
+    cache_features: bool = False
+    """Takes a frozen encoder's features from files beside the archives, which the first start makes;
+    the encoder is then not in memory"""
+
+    cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
+    """Precision of the features in those files; empty: as dtype"""
+
+    vocab_size: int = 0
+    """Ids of the tokenizer; 0: as the tokenizer that the run makes from its data has"""
+
+    dim: int = 0
+    """Width of the text features; 0: the flavor's text_dim for the learned encoder, the width in its
+    config for a pretrained one, which another number contradicts"""
+
+    n_layers: int = 2
+    """Blocks of the learned encoder"""
+
+    n_heads: int = 4
+    """Heads of the learned encoder"""
+
+
+@dataclass
+class Attention:
+    backend: Literal["auto", "sdpa", "varlen", "flex"] = "auto"
+    """Kernel of the decoder's attention: PyTorch's with a mask over the keys (sdpa), flash attention
+    over packed keys (varlen), flex attention over blocks of keys (flex), or what is known to be the
+    fastest on the device (auto)"""
+
+
+@dataclass
+class Objective:
+    prediction: Literal["velocity", "noise"] = "velocity"
+    """What the network predicts: ε - x0 or ε"""
+
+    time_distribution: Literal["logit_normal", "uniform"] = "logit_normal"
+    """Distribution of the diffusion time, stratified over the global batch"""
+
+    logit_mean: float = 0.0
+    """Mean of the logit-normal's normal; higher means more noise"""
+
+    logit_std: float = 1.0
+    """Standard deviation of the logit-normal's normal"""
+
+    text_dropout: float = 0.1
+    """Share of samples whose text keys are hidden"""
+
+    speaker_dropout: float = 0.1
+    """Share of samples whose speaker keys are hidden"""
+
+    loss_on_padding: bool = False
+    """Counts the padding after the end, zero latents, so that the model learns where to stop; the
+    padded frames are then visible to it"""
+
+
+@dataclass
+class EMA:
+    enable: bool = True
+    """Keeps an exponential moving average of the weights, sharded like them and checkpointed"""
+
+    decay: float = 0.9999
+    """Decay a step; after n earlier updates it is min(decay, n / (9 + n))"""
+
+
+@dataclass
+class Sampling:
+    steps: int = 40
+    """Euler steps"""
+
+    text_scale: float = 3.0
+    """Guidance towards the text"""
+
+    speaker_scale: float = 0.0
+    """Guidance towards the speaker"""
+
+    min_t: float = 0.5
+    """Guidance is on for times in [min_t, 1]"""
+
+    codec: str = "mel_dct"
+    """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,
+    .safetensors or the folder of one), or a hub name such as facebook/dacvae-watermarked"""
+
+
+@dataclass
+class Benchmark:
+    enable: bool = False
+    """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
+    run's folder; [data] path is not read"""
+
+    duration_seconds: float = 0.0
+    """Seconds of timed steps; 0: steps decides"""
+
+    steps: int = 0
+    """Timed steps, or the most of them where duration_seconds is given too; 0: duration_seconds
+    decides"""
+
+    warmup_steps: int = 3
+    """Steps in each bucket's shape before timing starts; compiling happens in these, and the recording
+    of CUDA graphs, for which at least 3 are needed"""
+
+    lengths: Literal["mixed", "longest"] = "mixed"
+    """Utterances of log-normal lengths in the buckets that data of these lengths would have, or all of
+    [data] max_frames, max_text_tokens and max_speaker_frames"""
+
+    mean_seconds: float = 9.0
+    """Mean of the log-normal lengths, in seconds; they are cut at 1 s and [data] max_frames"""
+
+    sigma: float = 0.5
+    """Standard deviation of the logarithm of these lengths"""
+
+
+@dataclass
+class JobConfig(TitanJobConfig):
+    job: Job = field(default_factory=Job)
+    model: Model = field(default_factory=Model)
+    metrics: Metrics = field(default_factory=Metrics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    compile: Compile = field(default_factory=Compile)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    training: Training = field(default_factory=Training)
+    data: Data = field(default_factory=Data)
+    encoder: Encoder = field(default_factory=Encoder)
+    attention: Attention = field(default_factory=Attention)
+    objective: Objective = field(default_factory=Objective)
+    ema: EMA = field(default_factory=EMA)
+    sampling: Sampling = field(default_factory=Sampling)
+    benchmark: Benchmark = field(default_factory=Benchmark)

@@ -1,0 +1,39 @@
+"""Memory of padded batches, used again as soon as nobody holds the batch."""
+
+import math
+import weakref
+from collections import deque
+
+import numpy as np
+import torch
+
+
+class BufferPool:
+    """Lends tensors out of blocks of one size.
+
+    A batch is tens of MiB. Given back to the system and asked for anew, each of its pages is
+    zeroed by the kernel at the first touch, which costs as much as filling the batch. A block
+    comes back when the last tensor over it is gone, whoever held it; so there are as many blocks
+    as batches were alive at once. Thread-safe.
+
+    Args:
+        largest: most elements of a tensor.
+        dtype: of the tensors.
+    """
+
+    def __init__(self, largest: int, dtype: torch.dtype = torch.float32):
+        self._bytes = largest * dtype.itemsize
+        self._dtype = dtype
+        self._free: deque[np.ndarray] = deque()
+
+    def tensor(self, *shape: int) -> torch.Tensor:
+        """Uninitialised."""
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = np.empty(self._bytes, np.uint8)
+        # torch keeps this very array as long as the tensor's storage lives.
+        lent = block[: math.prod(shape) * self._dtype.itemsize]
+        weakref.finalize(lent, self._free.append, block).atexit = False
+        # numpy has no bfloat16.
+        return torch.from_numpy(lent).view(self._dtype).view(shape)

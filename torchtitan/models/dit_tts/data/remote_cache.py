@@ -1,0 +1,380 @@
+"""A bounded cache of byte extents on disk, shared by processes, that any of them may leave by kill.
+
+For each tar the folder holds two files, named by a digest of the tar's URL, size and version:
+
+    DIGEST.data   as long as the tar, sparse: cached bytes stand where they stand in the tar
+    DIGEST.log    one record of 24 bytes an extent: start, stop, xxh3_64 of the bytes
+
+and ``titan-tts-cache.usage``, whose lock every writer takes and which counts the bytes that the
+folder takes. Other files there are left alone.
+Readers take no lock and need none: what an extent's bytes do not hash to is not there. So it does
+no harm when bytes are written and their record is not, when a record is torn, when another
+process removes the files during a read, or when the disk flips a bit.
+
+The count is raised before bytes are written and set right afterwards, so a kill leaves it too
+high; it is made anew from the files when a process first writes and whenever space is needed.
+Then whole tars go, the longest unused first.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import resource
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import xxhash
+
+from torchtitan.models.dit_tts.data.remote import Extent
+from torchtitan.models.dit_tts.data.remote_errors import shown
+
+logger = logging.getLogger(__name__)
+
+RECORD = np.dtype([("start", "<u8"), ("stop", "<u8"), ("hash", "<u8")])
+# How exact the order of use is; a touch is a write to the file's inode.
+TOUCH_SECONDS = 5.0
+# Part of the limit that is freed beyond what is needed, so that not every write has to.
+_SPARE_SHARE = 0.05
+_LOCK_SECONDS = 10.0
+_BLOCK_BYTES = 4096
+_MERGE_RECORDS = 256
+_OURS = re.compile(r"([0-9a-f]{32})\.(data|log)")
+
+
+class DiskCache:
+    """Extents in ``folder``, which takes at most ``limit_bytes`` of disk, or one write more.
+
+    Any thread may call. No method fails: where the folder cannot be used a warning is logged
+    once and nothing more is written.
+    """
+
+    def __init__(self, folder: str, limit_bytes: int):
+        self.folder = os.path.abspath(os.path.expanduser(folder))
+        self.limit_bytes = limit_bytes
+        self._tars: OrderedDict[str, _CachedTar] = OrderedDict()
+        # Two descriptors each: a quarter of what the process may have, 128 tars by most defaults.
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_open_tars = min(max(descriptors, 0) // 8, 1024) or 1024
+        self._tars_lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._usage: _Usage | None = None
+        self._stopped = False
+        self._warned_of_damage = False
+
+    def read(self, extent: Extent) -> bytes | None:
+        """The extent's bytes, or None where they are not there whole and sound."""
+        try:
+            tar = self._tar(extent, create=False)
+            if tar is None:
+                return None
+            data, damaged = tar.read(extent.start, extent.stop)
+        except OSError as error:
+            self._stop(error)
+            return None
+        if damaged and not self._warned_of_damage and tar.is_linked():
+            self._warned_of_damage = True
+            logger.warning(
+                "%s: cached bytes of %s are damaged and are read from there again; check the disk",
+                self.folder, shown(extent.path),
+            )  # fmt: skip
+        return data
+
+    def write(self, items: Sequence[tuple[Extent, bytes]]) -> None:
+        """Keep the bytes of some extents, as far as they fit into the limit."""
+        if self._stopped:
+            return
+        try:
+            with self._writing, self._locked() as usage:
+                if usage is not None:
+                    self._write(usage, items)
+        except OSError as error:
+            self._stop(error)
+
+    def forget(self, extent: Extent) -> None:
+        """The extent's bytes are wrong although they hash to their record."""
+        try:
+            with self._writing, self._locked():
+                tar = self._tar(extent, create=False)
+                if tar is not None:
+                    tar.forget(extent.start, extent.stop)
+        except OSError as error:
+            self._stop(error)
+
+    def _write(self, usage: "_Usage", items: Sequence[tuple[Extent, bytes]]) -> None:
+        fitting, needed = [], 0
+        for extent, data in items:
+            blocks = -(-extent.stop // _BLOCK_BYTES) - extent.start // _BLOCK_BYTES
+            item_bytes = (blocks + 1) * _BLOCK_BYTES  # one for its part of the log
+            if needed + item_bytes <= self.limit_bytes:
+                fitting.append((extent, data))
+                needed += item_bytes
+        used = usage.read()
+        if usage.is_new or used + needed > self.limit_bytes:
+            used = self._make_room(needed)
+            usage.is_new = False
+        usage.write(used + needed)
+        by_tar: dict[str, list[tuple[Extent, bytes]]] = {}
+        for extent, data in fitting:
+            by_tar.setdefault(_stem(extent), []).append((extent, data))
+        for tar_items in by_tar.values():
+            tar = self._tar(tar_items[0][0], create=True)
+            assert tar is not None
+            used += tar.write(tar_items)
+        usage.write(used)
+
+    def _make_room(self, needed: int) -> int:
+        """Remove whole tars until ``needed`` bytes fit; the bytes that remain."""
+        sizes: dict[str, int] = {}
+        last_use: dict[str, int] = {}
+        used = 0
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                ours = _OURS.fullmatch(entry.name)
+                if ours is None and entry.name != _Usage.NAME:
+                    continue
+                found = entry.stat(follow_symlinks=False)
+                used += found.st_blocks * 512
+                if ours is not None:
+                    stem = ours[1]
+                    sizes[stem] = sizes.get(stem, 0) + found.st_blocks * 512
+                    # The log is touched at every use; data without one is an unfinished removal.
+                    used_at = found.st_mtime_ns if ours[2] == "log" else 0
+                    last_use[stem] = max(used_at, last_use.get(stem, 0))
+        if used + needed <= self.limit_bytes:
+            return used
+        goal = max(0, int(self.limit_bytes * (1 - _SPARE_SHARE)) - needed)
+        for stem in sorted(sizes, key=lambda stem: (last_use[stem], stem)):
+            if used <= goal:
+                break
+            self._remove(stem)
+            used -= sizes[stem]
+        return used
+
+    def _remove(self, stem: str) -> None:
+        path = os.path.join(self.folder, stem)
+        for suffix in (".log", ".data"):
+            try:
+                # Others may have it open: a cut frees the disk although they do.
+                os.truncate(path + suffix, 0)
+                os.unlink(path + suffix)
+            except FileNotFoundError:
+                pass
+
+    def _tar(self, extent: Extent, create: bool) -> "_CachedTar | None":
+        stem = _stem(extent)
+        with self._tars_lock:
+            tar = self._tars.get(stem)
+            if tar is not None and tar.is_linked():
+                self._tars.move_to_end(stem)
+                return tar
+            self._tars.pop(stem, None)
+            try:
+                tar = _CachedTar(os.path.join(self.folder, stem), extent.size, create)
+            except FileNotFoundError:
+                if create:
+                    raise
+                return None
+            self._tars[stem] = tar
+            if len(self._tars) > self._most_open_tars:
+                self._tars.popitem(last=False)
+            return tar
+
+    @contextmanager
+    def _locked(self) -> "Iterator[_Usage | None]":
+        """The count, locked against all other processes; None where that takes too long."""
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            if self._usage is None:
+                os.makedirs(self.folder, exist_ok=True)
+                self._usage = _Usage(self.folder)
+            usage = self._usage
+            try:
+                fcntl.flock(usage.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # A stopped process may hold it for ever, and a cache may miss a write.
+                if time.monotonic() > deadline:
+                    yield None
+                    return
+                time.sleep(0.002)
+                continue
+            if os.fstat(usage.descriptor).st_nlink:
+                break
+            self._usage = None  # somebody emptied the folder
+        try:
+            yield usage
+        finally:
+            fcntl.flock(usage.descriptor, fcntl.LOCK_UN)
+
+    def _stop(self, error: OSError) -> None:
+        if not self._stopped:
+            self._stopped = True
+            logger.warning(
+                "%s: cannot be used as a cache (%s); reading goes on, and nothing more is kept",
+                self.folder, error.strerror or error,
+            )  # fmt: skip
+
+
+class _Usage:
+    """The file that counts the bytes of the folder; its lock is the lock of all writing."""
+
+    NAME = "titan-tts-cache.usage"
+
+    def __init__(self, folder: str):
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self.descriptor = os.open(os.path.join(folder, self.NAME), flags, 0o666)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.is_new = True
+
+    def read(self) -> int:
+        return int.from_bytes(os.pread(self.descriptor, 8, 0), "little")
+
+    def write(self, used: int) -> None:
+        os.pwrite(self.descriptor, used.to_bytes(8, "little"), 0)
+
+
+class _CachedTar:
+    """The two files of one tar, closed when the last reader lets go of them."""
+
+    def __init__(self, path: str, size: int, create: bool):
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self.data = os.open(path + ".data", flags, 0o666)
+        weakref.finalize(self, os.close, self.data)
+        self.log = os.open(path + ".log", flags, 0o666)
+        weakref.finalize(self, os.close, self.log)
+        if create and os.fstat(self.data).st_size != size:
+            os.ftruncate(self.log, 0)  # of data that are gone
+            # At its full length from the start: some filesystems reserve space behind a file that
+            # grows, and that would count.
+            os.ftruncate(self.data, size)
+        self._lock = threading.Lock()
+        self._records = _Records()
+        self._read_bytes = 0
+        self._touched = 0.0
+
+    def is_linked(self) -> bool:
+        """False once another process has removed one of the files."""
+        return bool(os.fstat(self.data).st_nlink and os.fstat(self.log).st_nlink)
+
+    def read(self, start: int, stop: int) -> tuple[bytes | None, bool]:
+        """(the bytes, or None; whether there is a record that they do not match)."""
+        with self._lock:
+            self._catch_up()
+            expected = self._records.get(start, stop)
+        if expected == 0:
+            return None, False
+        data = os.pread(self.data, stop - start, start)
+        if len(data) != stop - start or xxhash.xxh3_64_intdigest(data) != expected:
+            with self._lock:
+                self._records.drop(start, stop)
+            return None, True
+        now = time.monotonic()
+        if now - self._touched >= TOUCH_SECONDS:
+            self._touched = now
+            os.utime(self.log)
+        return data, False
+
+    def write(self, items: Sequence[tuple[Extent, bytes]]) -> int:
+        """Store extents under the folder's lock; the bytes of disk that this took."""
+        before = self._disk_bytes()
+        records, written = [], 0
+        with self._lock:
+            self._catch_up()
+            known = [self._records.get(extent.start, extent.stop) for extent, _ in items]
+        for (extent, data), hash_known in zip(items, known, strict=True):
+            content_hash = xxhash.xxh3_64_intdigest(data)
+            if hash_known == content_hash:
+                continue  # another thread or process was first
+            _write_all(self.data, data, extent.start)
+            records.append((extent.start, extent.stop, content_hash))
+            written += len(data)
+        self.append(records)
+        # Some filesystems count blocks only when they come to write them.
+        return max(written, self._disk_bytes() - before)
+
+    def forget(self, start: int, stop: int) -> None:
+        with self._lock:
+            self._catch_up()
+            self._records.drop(start, stop)  # here, even if the disk is full and cannot be told
+        self.append([(start, stop, 0)])
+
+    def append(self, records: Sequence[tuple[int, int, int]]) -> None:
+        """Write records (start, stop, hash) under the folder's lock; hash 0 forgets an extent."""
+        size = os.fstat(self.log).st_size
+        end = size - size % RECORD.itemsize  # over what a kill or a full disk left of a record
+        _write_all(self.log, np.array(records, RECORD).tobytes(), end)
+
+    def _catch_up(self) -> None:
+        """Take in what any process has appended since."""
+        size = os.fstat(self.log).st_size
+        if size < self._read_bytes:
+            self._records, self._read_bytes = _Records(), 0
+        count = (size - self._read_bytes) // RECORD.itemsize
+        if count:
+            data = os.pread(self.log, count * RECORD.itemsize, self._read_bytes)
+            data = data[: len(data) - len(data) % RECORD.itemsize]
+            self._records.add(np.frombuffer(data, RECORD))
+            self._read_bytes += len(data)
+
+    def _disk_bytes(self) -> int:
+        return 512 * (os.fstat(self.data).st_blocks + os.fstat(self.log).st_blocks)
+
+
+class _Records:
+    """Hash of each extent: 24 bytes a record, sorted, and a dictionary for the latest."""
+
+    def __init__(self):
+        # Columns of their own: a search in a strided array would copy it.
+        self._start, self._stop, self._hash = (np.empty(0, np.uint64) for _ in RECORD.names)
+        self._latest: dict[tuple[int, int], int] = {}
+
+    def get(self, start: int, stop: int) -> int:
+        """0 where there is none."""
+        latest = self._latest.get((start, stop))
+        if latest is not None:
+            return latest
+        row = int(np.searchsorted(self._start, np.uint64(start)))
+        while row < len(self._start) and self._start[row] == start:
+            if self._stop[row] == stop:
+                return int(self._hash[row])
+            row += 1
+        return 0
+
+    def drop(self, start: int, stop: int) -> None:
+        self._latest[start, stop] = 0
+
+    def add(self, records: np.ndarray) -> None:
+        """Take in records of dtype ``RECORD``, which hold against all before them."""
+        if len(self._latest) + len(records) < max(_MERGE_RECORDS, len(self._start) // 8):
+            self._latest.update(
+                ((start, stop), content_hash) for start, stop, content_hash in records.tolist()
+            )
+            return
+        latest = [(*extent, content_hash) for extent, content_hash in self._latest.items()]
+        newer = np.concatenate([np.array(latest, RECORD), records])
+        start = np.concatenate([self._start, newer["start"]])
+        stop = np.concatenate([self._stop, newer["stop"]])
+        order = np.lexsort((stop, start))  # stable: of equal extents the newest comes last
+        start, stop = start[order], stop[order]
+        last = np.ones(len(start), bool)
+        last[:-1] = (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
+        self._start, self._stop = start[last], stop[last]
+        self._hash = np.concatenate([self._hash, newer["hash"]])[order][last]
+        self._latest = {}
+
+
+def _stem(extent: Extent) -> str:
+    identity = f"{shown(extent.path)}\0{extent.size}\0{extent.version}"
+    return xxhash.xxh3_128_hexdigest(identity.encode("utf-8", "surrogateescape"))
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count

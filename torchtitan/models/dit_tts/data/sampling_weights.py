@@ -1,0 +1,99 @@
+"""How often each sample comes in an epoch: mixing of datasets, balancing of classes, durations.
+
+Within a dataset sample i, of class y with n_y samples and of duration d_i, is drawn in proportion to
+
+    (1 - β) / (1 - β^n_y)  *  (d_i + c)^α
+
+The first factor is one over the effective number of samples of the class (Cui et al., "Class-Balanced
+Loss Based on Effective Number of Samples", CVPR 2019), which they put on the loss; here it is on the
+draw. The datasets then share the draws of an epoch as their weights say, and an epoch has as many draws
+as there are samples.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
+
+
+def draws_per_epoch(
+    source: np.ndarray,
+    source_weights: Sequence[float],
+    source_names: Sequence[str],
+    *,
+    label_codes: np.ndarray | None,
+    beta: float,
+    duration_seconds: np.ndarray,
+    alpha: float,
+    offset_seconds: float,
+) -> np.ndarray | None:
+    """Draws an epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
+
+    Args:
+        source: (n,) number of the dataset of each sample.
+        source_weights: share of the draws of each dataset, in any unit; empty: their sizes.
+        source_names: for messages.
+        label_codes: (n,) class of each sample, -1 for none (a class of its own); None: no
+            balancing.
+        beta: β in [0, 1).
+        duration_seconds: (n,), with ``alpha`` = α and ``offset_seconds`` = c.
+
+    Raises:
+        InputError: a dataset with a weight has no sample, or a setting is out of range.
+    """
+    check_balance(source_weights, len(source_names), beta, alpha, offset_seconds)
+    if not len(source_weights) and label_codes is None and alpha == 0:
+        return None
+    total = len(source)
+    draws = np.ones(total)
+    if alpha != 0:
+        draws *= (duration_seconds + offset_seconds) ** alpha
+    for number, name in enumerate(source_names):
+        inside = np.flatnonzero(source == number)
+        if not len(inside):
+            if len(source_weights):
+                raise InputError(
+                    f"data.weights gives {source_weights[number]:g} to '{name}', of which no "
+                    "sample is used; remove it or raise data.max_frames and data.max_text_tokens."
+                )
+            continue
+        if label_codes is not None:
+            _, classes, counts = np.unique(
+                label_codes[inside], return_inverse=True, return_counts=True
+            )
+            draws[inside] *= ((1 - beta) / (1 - beta**counts))[classes]
+        share = len(inside)
+        if len(source_weights):
+            share = total * source_weights[number] / sum(source_weights)
+        draws[inside] *= share / draws[inside].sum()
+    # At least the least: every sample comes at some time.
+    return np.maximum(np.rint(draws * (1 << WEIGHT_BITS)).astype(np.int64), 1)
+
+
+def check_balance(
+    source_weights: Sequence[float],
+    num_sources: int,
+    beta: float,
+    alpha: float,
+    offset_seconds: float,
+) -> None:
+    """Raises InputError at what is wrong whatever the data are."""
+    if len(source_weights) and len(source_weights) != num_sources:
+        raise InputError(
+            f"data.weights has {len(source_weights)} numbers and data.path {num_sources} "
+            "datasets; give one for each, or none to take each dataset as it is."
+        )
+    if not all(1e-6 <= weight <= 1e6 for weight in source_weights):
+        raise InputError(
+            f"data.weights is {list(source_weights)}; every weight must be from 1e-6 to 1e6."
+        )
+    if not 0 <= beta < 1:
+        raise InputError(f"data.balance_beta is {beta}; it must be from 0 to below 1.")
+    if not abs(alpha) <= 10:
+        raise InputError(f"data.duration_alpha is {alpha}; it must be from -10 to 10.")
+    if not 0 <= offset_seconds <= 3600:
+        raise InputError(
+            f"data.duration_offset_seconds is {offset_seconds}; it must be from 0 to 3600 seconds."
+        )

@@ -1,0 +1,25 @@
+"""The large matrix products of the decoder: what Muon updates and fp8 computes."""
+
+from torch import nn
+
+from torchtitan.models.dit_tts.model.attention import JointAttention
+from torchtitan.models.dit_tts.model.layers import GatedMLP
+
+
+def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
+    """Attention's and the MLP's projections of every block, not the low-rank AdaLN.
+
+    Returns:
+        For each how matrices share its rows: (parts, rows), `rows` of each part in turn.
+    """
+    products: dict[nn.Linear, tuple[int, int]] = {}
+    for module in model.layers.modules():
+        if isinstance(module, JointAttention):
+            head = module.head_dim
+            products[module.qkv_gate] = (4, head)
+            products[module.text_kv] = products[module.speaker_kv] = (2, head)
+            products[module.out] = (1, module.out.out_features)
+        elif isinstance(module, GatedMLP):
+            products[module.gate_up] = (2, 1)
+            products[module.down] = (1, module.down.out_features)
+    return products

@@ -1,0 +1,111 @@
+"""The frozen text encoder of a training run: beside the model, outside its checkpoint."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.text.hf_encoder import (
+    HFEncoderSpec,
+    blocks_of,
+    find_source,
+    is_pretrained,
+)
+from torchtitan.models.dit_tts.text.encoder_record import (
+    check_fingerprint,
+    read_record,
+    write_record,
+)
+from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
+from torchtitan.models.dit_tts.text.text_encoder import (
+    PretrainedTextEncoder,
+    load_text_encoder,
+)
+from torchtitan.models.dit_tts.data.features import Features
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
+from torchtitan.tools.logging import logger
+
+
+def build_frozen_encoder(
+    job_config: JobConfig,
+    parallel_dims: ParallelDims,
+    features: Features | None,
+    device: torch.device,
+) -> PretrainedTextEncoder | None:
+    """The encoder whose features a run computes beside the model, if there is one.
+
+    A pretrained encoder of any kind is noted in the run's folder, `job_config.job.dump_folder`.
+
+    Args:
+        features: of files, where the run takes them from these and needs no encoder.
+
+    Raises:
+        InputError: it cannot be loaded, or the run's weights were trained with another one.
+    """
+    encoder, folder = job_config.encoder, Path(job_config.job.dump_folder)
+    if not is_pretrained(encoder.model):
+        return None
+    source = find_source(encoder.model, folder=folder)
+    longest = job_config.data.max_text_tokens
+    if source.max_tokens is not None and longest > source.max_tokens and features is None:
+        raise InputError(
+            f"[data] max_text_tokens = {longest}, but {encoder.model} has positions for "
+            f"{source.max_tokens} tokens; lower it to that"
+        )
+    if not encoder.frozen:
+        fingerprint = ""  # its weights are the checkpoint's
+    elif features is not None:
+        fingerprint = features.encoder_fingerprint
+    else:
+        fingerprint = fetch_together(source, encoder.dtype)
+    origin = origin_of_weights(job_config, folder)
+    if origin is not None:
+        check_fingerprint(origin, encoder, fingerprint)
+    # What a run's own weights were trained with stays as it was first written.
+    if dist.get_rank() == 0 and (origin != folder or read_record(folder) is None):
+        write_record(folder, source, encoder, fingerprint)
+    if not encoder.frozen or features is not None:
+        return None
+    module = load_text_encoder(encoder, "cpu", folder)
+    gib = sum(parameter.nbytes for parameter in module.parameters()) / 2**30
+    sharded = shard_if_large(module, encoder, parallel_dims)
+    logger.info(
+        f"text encoder: {encoder.model}, {gib:.2f} GiB in {encoder.dtype}, frozen, "
+        f"{'sharded' if sharded else 'whole on every rank'}"
+    )
+    return module.to(device)
+
+
+def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
+    """The encoder's fingerprint, once its weights are on every machine.
+
+    One rank of a machine downloads what is missing, and one rank of all reads the files.
+    """
+    with patient_group() as group:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        run_on_all_ranks(
+            lambda rank: source.fetch() if local_rank == 0 else None, f"fetch {source.model}", group
+        )
+        found = run_on_all_ranks(
+            lambda rank: source.fingerprint(dtype) if rank == 0 else "", f"read {source.model}", group
+        )
+    return found[0]
+
+
+def shard_if_large(
+    module: PretrainedTextEncoder, encoder: Encoder, parallel_dims: ParallelDims
+) -> bool:
+    """Shards a frozen encoder (FSDP2) whose weights are over `fsdp_min_gib`; whether it did."""
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    if not parallel_dims.fsdp_enabled or size <= encoder.fsdp_min_gib * 2**30:
+        return False
+    # By default the last unit stays whole until a backward pass, which there is none of.
+    options = {"mesh": parallel_dims.get_mesh("fsdp"), "reshard_after_forward": True}
+    for unit in (*blocks_of(module.core), module):
+        fully_shard(unit, **options)
+    return True

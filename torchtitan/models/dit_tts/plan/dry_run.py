@@ -1,0 +1,67 @@
+"""`--dry-run`: what a training command would build, take and cost, without starting anything."""
+
+import os
+from dataclasses import dataclass
+
+from torchtitan.models.dit_tts.errors import InputError
+
+_FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
+
+
+@dataclass(frozen=True)
+class DryRunOptions:
+    """What the command line says beside the config."""
+
+    config_args: list[str]
+    """the arguments of the training command"""
+
+    gpus: int | None = None
+    """processes that the run would have; None: see `planned_gpus`"""
+
+
+def take_options(args: list[str]) -> DryRunOptions | None:
+    """Takes the dry run's flags out of a command line; None where there is none.
+
+    Raises:
+        InputError: a number of GPUs that is none.
+    """
+    rest: list[str] = []
+    asked, gpus = False, None
+    words = iter(args)
+    for word in words:
+        flag, equals, value = word.replace("_", "-").partition("=")
+        if flag == _GPUS:
+            value = value if equals else next(words, "")
+            if not value.isdigit() or int(value) < 1:
+                raise InputError(f"{_GPUS} {value!r} must be a whole number of GPUs, at least 1")
+            asked, gpus = True, int(value)
+        elif flag == _FLAG and not equals:
+            asked = True
+        else:
+            rest.append(word)
+    return DryRunOptions(rest, gpus) if asked else None
+
+
+def run_dry(options: DryRunOptions) -> int:
+    """Prints the report. Returns the exit status.
+
+    Raises:
+        InputError: what a run with these settings would end with, before it reads data.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # under torchrun, one process says it
+    from torchtitan.models.dit_tts.config.manager import load_config
+    from torchtitan.models.dit_tts.main import quiet_known_warnings
+    from torchtitan.models.dit_tts.plan.plan import make_plan, planned_gpus
+    from torchtitan.models.dit_tts.plan.report import report
+
+    quiet_known_warnings()
+    config = load_config(options.config_args)
+    if options.gpus is not None:
+        gpus, why = options.gpus, f"as {_GPUS} says"
+    elif "WORLD_SIZE" in os.environ:
+        gpus, why = int(os.environ["WORLD_SIZE"]), "as many as there are processes"
+    else:
+        gpus, why = planned_gpus(config)
+    print("\n".join(report(make_plan(config, gpus), why)))
+    return 0

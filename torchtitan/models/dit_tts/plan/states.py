@@ -1,0 +1,242 @@
+"""Bytes of one GPU that a layout of ranks gives to weights, gradients, optimizer, EMA and encoder.
+
+The model is built on the meta device and sharded by the very function that training uses, over a
+process group that exchanges nothing; then the shards are counted.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.config.job_config import ActivationCheckpoint, Compile
+from torchtitan.distributed import ParallelDims, parallel_dims
+from torchtitan.models.dit_tts import get_train_spec
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.plan.parameters import build_on_meta
+from torchtitan.tools.utils import set_default_dtype
+
+_FLOAT32 = 4
+_8BIT_BLOCK = 256
+"""numbers of an 8-bit moment that have a scale in common"""
+
+
+@dataclass(frozen=True)
+class DataParallelLayout:
+    """Data-parallel ranks: replicas times shards."""
+
+    replicas: int
+    shards: int
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.shards
+
+    @property
+    def name(self) -> str:
+        if self.gpus == 1:
+            return "one GPU"
+        if self.shards == 1:
+            return "DDP"
+        return "FSDP2" if self.replicas == 1 else "HSDP"
+
+    @property
+    def sharded(self) -> bool:
+        return self.shards > 1
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Whole weights that a sharded module has beside its shards, in bytes."""
+
+    kept: int
+    """units that stay whole from their forward pass on"""
+
+    in_turn: int
+    """twice the largest of the others: one is used, the next is fetched"""
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.in_turn
+
+
+@dataclass(frozen=True)
+class StateMemory:
+    """Bytes of the rank that has most."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    gathered: Gathered
+    gradients_in_turn: int
+    """whole gradients of the largest unit and what the reduction of them is made from"""
+
+    encoder: int
+    """a frozen text encoder beside the model"""
+
+    encoder_gathered: Gathered
+    encoder_sharded: bool
+    encoder_units: int
+    """of a sharded one, gathered one after another"""
+
+    offloaded: bool
+    """weights, gradients, optimizer and EMA are in the machine's memory, not the GPU's"""
+
+
+@contextlib.contextmanager
+def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
+    """The first of a layout's ranks, the only one that there is; collectives do nothing."""
+    assert not dist.is_initialized(), "a process group would be replaced"
+    dims = ParallelDims(
+        dp_replicate=layout.replicas,
+        dp_shard=layout.shards,
+        cp=1, tp=1, pp=1, ep=1, etp=1,
+        world_size=layout.gpus,
+    )  # fmt: skip
+    if layout.gpus == 1:
+        yield dims
+        return
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=layout.gpus)
+    # Upstream's mesh is one of accelerators where there are any, whose number need not be this one.
+    device_type, parallel_dims.device_type = parallel_dims.device_type, "cpu"
+    try:
+        dims.build_mesh()
+        yield dims
+    finally:
+        parallel_dims.device_type = device_type
+        dist.destroy_process_group()
+
+
+def state_memory(
+    config: JobConfig, args: DiTTTSModelArgs, source: HFEncoderSpec | None, layout: DataParallelLayout
+) -> StateMemory:
+    """Bytes a GPU of all that lasts from step to step, and of what is whole for a while.
+
+    Args:
+        config: the run's.
+        args: the model's sizes.
+        source: a pretrained text encoder, if there is one.
+        layout: the ranks.
+    """
+    # Neither changes where parameters lie.
+    plain = replace(config, activation_checkpoint=ActivationCheckpoint(mode="none"), compile=Compile())
+    model = build_on_meta(args, config.training.dtype)
+    with fake_process_group(layout) as dims:
+        model = get_train_spec().parallelize_fn(model, dims, plain)
+        parameters = [_local(parameter) for parameter in model.parameters()]
+        weights = sum(_padded_bytes(parameter) for parameter in model.parameters())
+        gathered, largest = _gathered(model)
+        encoder, encoder_gathered, encoder_units = _frozen_encoder(config, source, dims)
+        optimizer = _optimizer(model, config.optimizer)
+    local = sum(parameter.nbytes for parameter in parameters)
+    ema = _FLOAT32 * sum(parameter.numel() for parameter in parameters) if config.ema.enable else 0
+    training = config.training
+    in_turn = 0
+    if layout.sharded:
+        whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
+        in_turn = largest * (whole + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
+    return StateMemory(
+        weights=weights,
+        gradients=local,
+        optimizer=optimizer,
+        ema=ema,
+        gathered=gathered,
+        gradients_in_turn=in_turn,
+        encoder=encoder,
+        encoder_gathered=encoder_gathered,
+        encoder_sharded=encoder_units > 0,
+        encoder_units=encoder_units,
+        offloaded=training.enable_cpu_offload and layout.sharded,
+    )
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _padded_bytes(parameter: torch.Tensor) -> int:
+    """FSDP2 keeps each shard padded to the length of the longest."""
+    return _local(parameter).untyped_storage().nbytes()
+
+
+def _optimizer(model: nn.Module, options: Optimizer) -> int:
+    """Two moments of each parameter and a float32 count of steps; Muon has one moment of its own."""
+    muon = set()
+    if options.name == "Muon":
+        muon = {linear.weight for linear in matmul_weights(model)}
+    total = 0
+    for parameter in model.parameters():
+        local = _local(parameter)
+        if parameter in muon:
+            total += local.nbytes
+            continue
+        total += _FLOAT32
+        if options.state_dtype == "bfloat16":
+            total += 2 * torch.bfloat16.itemsize * local.numel()
+        elif options.state_dtype == "8bit" and _in_8_bits(local):
+            # A byte a number, a float32 scale a block, and each moment's table of 256 values.
+            scales = local.numel() // _8BIT_BLOCK + 256
+            total += 2 * (local.numel() + _FLOAT32 * scales)
+        else:
+            total += 2 * local.nbytes
+    return total
+
+
+def _in_8_bits(local: torch.Tensor) -> bool:
+    """What torchao quantises."""
+    return local.numel() >= 4096 and local.numel() % _8BIT_BLOCK == 0
+
+
+def _frozen_encoder(
+    config: JobConfig, source: HFEncoderSpec | None, dims: ParallelDims
+) -> tuple[int, Gathered, int]:
+    """(bytes, whole parts and units of a sharded one) of an encoder beside the model."""
+    encoder = config.encoder
+    if source is None or not encoder.frozen or encoder.cache_features:
+        return 0, Gathered(0, 0), 0
+    with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[encoder.dtype]):
+        module = PretrainedTextEncoder(source).requires_grad_(False)
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    if not shard_if_large(module, encoder, dims):
+        return size, Gathered(0, 0), 0
+    units = sum(isinstance(each, FSDPModule) for each in module.modules())
+    return sum(map(_padded_bytes, module.parameters())), _gathered(module)[0], units
+
+
+def _gathered(root: nn.Module) -> tuple[Gathered, int]:
+    """(whole weights under FSDP2, HSDP or `replicate`, numbers in the largest unit)."""
+    kept, others, largest = 0, 0, 0
+    seen = set()
+    for module in root.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        # Not public: which parameters go together, and whether they stay.
+        state = module._get_fsdp_state()
+        group = state._fsdp_param_group
+        if group is None or group in seen:
+            continue
+        seen.add(group)
+        count = size = 0
+        for entry in group.fsdp_params:
+            dtype = entry.mp_policy.param_dtype or entry.sharded_param.dtype
+            count += entry.sharded_param.numel()
+            size += entry.sharded_param.numel() * dtype.itemsize
+        stays = group.post_forward_mesh_info is None
+        if stays or (module is root and state._auto_reshard_after_forward):
+            kept += size
+        else:
+            others = max(others, size)
+        largest = max(largest, count)
+    return Gathered(kept, 2 * others), largest

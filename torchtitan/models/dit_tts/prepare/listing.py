@@ -1,0 +1,174 @@
+"""The list of a corpus's recordings, checked and cut into chunks: what a preparation is going to do.
+
+The list is written once into the work folder and never read whole again: a worker reads its chunk's
+lines. Chunks are a function of the list alone, so that everything which depends on them does not
+depend on workers, kills or machines.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from torchtitan.models.dit_tts.data.shard_writer import atomic_file
+from torchtitan.models.dit_tts.data.storage import is_remote, open_source
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.formats import Reader
+from torchtitan.models.dit_tts.prepare.recordings import Item, Unusable
+
+ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
+SHOWN_PROBLEMS = 20
+
+
+@dataclass
+class Plan:
+    """What was listed. `dropped` counts recordings that are left out before any audio is read."""
+
+    items: int = 0
+    chunks: int = 0
+    train_items: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    problems: list[list[str]] = field(default_factory=list)  # the first [key, sentence]
+
+    def drop(self, reason: str, recordings: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + recordings
+
+
+class Listed(NamedTuple):
+    """An item or what is wrong with it, and size and time (ns) of its own file, 0 without one."""
+
+    item: Item | Unusable
+    size: int = 0
+    time: int = 0
+
+
+def list_items(reader: Reader) -> Iterator[Listed]:
+    """The reader's items, with missing files and keys that were there before as Unusable."""
+    seen: set[int] = set()
+    for item in reader.items():
+        found = Listed(item)
+        if isinstance(item, Item):
+            number = xxhash.xxh3_64_intdigest(item.key.encode())
+            if number in seen:
+                found = Listed(
+                    Unusable(item.key, "is the key of more than one recording; make keys unique")
+                )
+            elif "file" in item.audio:
+                found = _with_file(reader.root, item)
+            seen.add(number)
+        yield found
+
+
+def _with_file(root: str, item: Item) -> Listed:
+    path = os.path.join(root, item.audio["file"])
+    try:
+        stat = os.stat(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return Listed(Unusable(item.key, f"the audio file {path} cannot be read ({reason})"))
+    return Listed(item, stat.st_size, stat.st_mtime_ns)
+
+
+def source_digest(reader: Reader) -> str:
+    """A digest of names, sizes and modification times: equal means that nothing was touched.
+
+    Of a corpus of single files the texts are in it as well. No absolute path is, nor any content of
+    audio: it costs a listing, also of many terabytes.
+    """
+    digest = hashlib.sha256()
+    for name in reader.files():
+        path = os.path.join(reader.root, name)
+        if is_remote(path):
+            source = open_source(path)
+            size, time = source.size, source.version
+            source.close()
+        else:
+            stat = os.stat(path)
+            size, time = stat.st_size, stat.st_mtime_ns
+        digest.update(f"{name}\0{size}\0{time}\n".encode("utf-8", "backslashreplace"))
+    if not reader.self_contained:
+        for item, size, time in list_items(reader):
+            line = item.to_json() if isinstance(item, Item) else json.dumps(item)
+            digest.update(f"{line}\0{size}\0{time}\n".encode())
+    return digest.hexdigest()
+
+
+def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iterator[Item]:
+    """Items to encode; what else the source holds is counted in `plan`, or an error.
+
+    Raises:
+        InputError: the first unusable recording, with `on_error` "raise".
+    """
+    for item, _, _ in list_items(reader):
+        if isinstance(item, Unusable):
+            if on_error == "raise":
+                raise InputError(
+                    f"{source}: {item.key}: {item.sentence}; mend it, or leave such recordings out "
+                    "with --on-error skip"
+                )
+            plan.drop("undecodable", item.recordings)
+            if len(plan.problems) < SHOWN_PROBLEMS:
+                plan.problems.append([item.key, item.sentence])
+        elif not item.text.strip():
+            plan.drop("empty_text")
+        else:
+            plan.items += 1
+            plan.train_items += item.split == "train"
+            yield item
+
+
+def write_plan(reader: Reader, source: str, on_error: str, folder: Path, chunk_items: int) -> Plan:
+    """List the corpus into `folder`; plan.json comes last and says that the list is whole."""
+    from tqdm import tqdm
+
+    plan = Plan()
+    starts, position = [], 0
+    items = usable_items(reader, source, on_error, plan)
+    progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
+    with atomic_file(folder / ITEMS_NAME) as file:
+        for number, item in enumerate(progress):
+            if number % chunk_items == 0:
+                starts.append(position)
+            line = item.to_json().encode() + b"\n"
+            file.write(line)
+            position += len(line)
+        if not plan.items:
+            dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items())
+            raise InputError(
+                f"{source}: holds no recording that can be used"
+                + (f" (left out: {dropped})" if dropped else "")
+                + "; check the path and the format"
+            )
+        if not plan.train_items:
+            raise InputError(
+                f'{source}: no recording has "split" = "train"; training needs at least one'
+            )
+    plan.chunks = len(starts)
+    with atomic_file(folder / STARTS_NAME) as file:
+        np.save(file, np.array([*starts, position], dtype=np.int64))
+    with atomic_file(folder / PLAN_NAME) as file:
+        file.write(json.dumps(asdict(plan)).encode())
+    return plan
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a work folder, or None where listing was not finished."""
+    try:
+        return Plan(**json.loads((folder / PLAN_NAME).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def chunk_items(folder: Path, number: int) -> list[Item]:
+    """The items of one chunk of a plan."""
+    starts = np.load(folder / STARTS_NAME, mmap_mode="r")
+    with open(folder / ITEMS_NAME, "rb") as file:
+        file.seek(int(starts[number]))
+        lines = file.read(int(starts[number + 1] - starts[number]))
+    return [Item.from_json(line) for line in lines.splitlines()]

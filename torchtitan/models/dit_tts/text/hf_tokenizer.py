@@ -1,0 +1,277 @@
+"""Tokenizers of pretrained text encoders, with conditioning tokens before the text.
+
+Nothing here pads: the side on which a Hugging Face tokenizer would (T5Gemma's is the left) has no say,
+as the loader and the sampler pad every row on the right.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
+from torchtitan.models.dit_tts.text.tokenizer import (
+    ConditionedTokenizer,
+    check_room,
+    unicode_bytes,
+)
+from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.errors import InputError
+
+if TYPE_CHECKING:  # runs with the learned encoder do without the library
+    from tokenizers import Encoding, Tokenizer
+
+_NOTHING: Mapping[str, Any] = {}
+
+# transformers makes a tokenizer of special tokens alone where a model's own files are missing.
+_FEWEST_PIECES = 16
+
+
+class TextTokenizer:
+    """A Hugging Face tokenizer whose ids depend on the text alone: nothing cut, padded or drawn.
+
+    The model's special tokens stand where its own rules add them and nowhere else: "</s>" in a text is
+    these letters. Its state does not change: any thread may use it.
+    """
+
+    def __init__(self, serialized: str):
+        """serialized: JSON of the `tokenizers` library.
+
+        Raises:
+            ValueError: it is none.
+        """
+        from tokenizers import Tokenizer
+
+        contents = json.loads(serialized)
+        try:
+            backend = Tokenizer.from_str(serialized)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None
+        self._backend = backend
+        # Of what was given, which the library's next version may write in another way.
+        self.fingerprint = _fingerprint(contents)
+        self._special: dict[int, str] = {
+            token_id: token.content
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._unknown = _unknown_id(contents["model"], backend)
+        added = backend.encode("").ids
+        self._specials_of_a_text = sum(token_id in self._special for token_id in added)
+        pieces = set(backend.get_vocab(with_added_tokens=True).values()) - set(self._special)
+        self.num_pieces = len(pieces)
+        """ids that letters of a text can have"""
+        self.end = max([*pieces, *added], default=-1) + 1
+        """above every id that a text can have"""
+
+    def __reduce__(self):
+        return TextTokenizer, (self.to_json(),)  # the library's pickle forgets a setting
+
+    def to_json(self) -> str:
+        return self._backend.to_str()
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text with the model's special tokens.
+
+        Raises:
+            InputError: the text is not Unicode.
+        """
+        unicode_bytes(text)
+        encoding = self._backend.encode(text)
+        return self._letters(text, encoding) if self._has_more_specials(encoding) else encoding.ids
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """How many ids each of many texts has."""
+        return [
+            len(self.ids(text)) if self._has_more_specials(encoding) else len(encoding)
+            for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, without special tokens."""
+        return self._backend.decode(ids, skip_special_tokens=True)
+
+    def unknown_characters(self, text: str) -> list[str]:
+        """The text's characters that have no id of their own, each once."""
+        if self._unknown is None:
+            return []
+        unicode_bytes(text)
+        encoding = self._backend.encode(text)
+        found: set[str] = set()
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id == self._unknown:
+                characters = set(text[start:stop])
+                alone = {c for c in characters if self._unknown in self._backend.encode(c).ids}
+                found |= alone or characters  # a word that is too long, of characters that are known
+        return sorted(found)
+
+    def _has_more_specials(self, encoding: "Encoding") -> bool:
+        specials = sum(map(self._special.__contains__, encoding.ids))
+        return specials != self._specials_of_a_text
+
+    def _letters(self, text: str, encoding: "Encoding") -> list[int]:
+        """Ids where a special token's letters are a piece of the model, as all are in T5's: letter by
+        letter for these."""
+        ids = []
+        for token_id, (start, stop), added in zip(
+            encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True
+        ):
+            content = self._special.get(token_id)
+            unknown = token_id == self._unknown and text[start:stop] != content
+            if added or content is None or unknown:
+                ids.append(token_id)
+            else:
+                ids += [piece for character in content for piece in self._piece_ids(character)]
+        return ids
+
+    def _piece_ids(self, character: str) -> list[int]:
+        return [piece.id for piece in self._backend.model.tokenize(character)]
+
+
+class SubwordTokenizer(ConditionedTokenizer):
+    """Ids of the conditioning tokens in the config's order, then those of a pretrained encoder's
+    tokenizer, special tokens included. Any thread may use it."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, text: TextTokenizer, conditioning_dropout: float = 0.0
+    ):
+        """conditioning_dropout: probability with which `dropped` drops each condition.
+
+        Raises:
+            InputError: a text can have ids that the encoder's embedding does not.
+        """
+        super().__init__(vocabulary, conditioning_dropout)
+        assert vocabulary.subwords is not None
+        self.base = vocabulary.first_conditioning_id
+        self.pad_id = vocabulary.subwords.pad_id
+        self.text = text
+        self.text_fingerprint = text.fingerprint
+        if text.end > self.base:
+            raise InputError(
+                f"[encoder] model = {vocabulary.model!r}: its tokenizer has ids up to {text.end - 1}, "
+                f"but its config has vocab_size = {self.base}; give a folder whose config.json and "
+                f"tokenizer.json belong together"
+            )
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a text alone, with the model's special tokens.
+
+        Raises:
+            InputError: the text is not Unicode.
+        """
+        return self.text.ids(text)
+
+    def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+        """(n,) int32: ids that each sample's row has. Not from the text's length, as a bound would be
+        several times as high; see `count_text_tokens`."""
+        counts = count_text_tokens(dataset, self.text.counts, self.text_fingerprint, part)
+        return counts + np.int32(self.n_conditions)
+
+    def encode(
+        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+    ) -> list[int]:
+        return self.condition_ids(metadata, drop) + self.text_ids(text)
+
+    def encode_into(
+        self,
+        row: np.ndarray,
+        text: str,
+        metadata: Mapping[str, Any] = _NOTHING,
+        drop: Sequence[bool] = (),
+    ) -> int:
+        ids = self.encode(text, metadata, drop)
+        check_room(row, len(ids))
+        row[: len(ids)] = ids
+        return len(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.text.decode([i for i in ids if i < self.base])
+
+    def unknown_characters(self, text: str) -> list[str]:
+        return self.text.unknown_characters(text)
+
+
+def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:
+    """The tokenizer of a pretrained encoder, without conditioning.
+
+    Args:
+        model: hub name or folder.
+        download: whether the hub may be asked for what this machine does not have.
+
+    Raises:
+        InputError: no such model, no network, or no tokenizer that can be used.
+    """
+    source = find_source(model, download=download)
+    text, pad_id = _load_text_tokenizer(source.model, download)
+    subwords = Subwords(source.vocab_size, text.fingerprint, pad_id, source.model)
+    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
+
+
+def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int]:
+    """(tokenizer, id of its padding token); raises as `load_subword_tokenizer`."""
+    from transformers import AutoTokenizer
+
+    local = os.path.isdir(model)
+    reason = ""
+    for offline in (True, False) if download and not local else (True,):
+        try:
+            found = AutoTokenizer.from_pretrained(model, local_files_only=offline)
+        except Exception as error:  # of many kinds, as there are kinds of files
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            continue
+        backend = getattr(found, "backend_tokenizer", None)
+        if backend is None:
+            raise InputError(
+                f"[encoder] model = {model!r} has a tokenizer in Python only "
+                f"({type(found).__name__}); use an encoder that has a tokenizer.json"
+            )
+        text = TextTokenizer(backend.to_str())
+        if text.num_pieces >= _FEWEST_PIECES:
+            return text, found.pad_token_id or 0
+        reason = "its vocabulary's files are missing"
+    raise InputError(
+        f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({reason}); give a folder that "
+        f"has its tokenizer.json, or download it where there is a network: hf download {model}"
+    )
+
+
+def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:
+    """The id that stands for what has no other; None where there is none, or bytes take its place."""
+    if model.get("byte_fallback"):
+        return None
+    if model.get("unk_id") is not None:
+        return model["unk_id"]
+    token = model.get("unk_token")
+    return None if token is None else backend.token_to_id(token)
+
+
+def _fingerprint(contents: dict[str, Any]) -> str:
+    """16 hex digits of all that ids depend on."""
+    overruled = {"truncation": None, "padding": None, "model": contents["model"] | {"dropout": None}}
+    canonical = json.dumps(_without_defaults(contents | overruled))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _without_defaults(contents: Any) -> Any:
+    """In the order of names and without what says nothing, so that a version of the library that adds
+    or moves a field changes nothing."""
+    if isinstance(contents, dict):
+        return {
+            # Pieces, up to half a million, are in the order of their ids.
+            name: value if name in ("vocab", "merges") else _without_defaults(value)
+            for name, value in sorted(contents.items())
+            if value is not None and value is not False
+        }
+    if isinstance(contents, list):
+        return [_without_defaults(value) for value in contents]
+    return contents

@@ -1,0 +1,173 @@
+"""A pretrained text encoder: token ids to the last hidden state, on real tokens only."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.models.dit_tts.text.hf_encoder import (
+    HFEncoderSpec,
+    find_source,
+)
+from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.config.job_config import Encoder
+
+_TOKENS_AT_ONCE = 8192
+"""tokens of one forward pass of `encode`"""
+
+
+class PretrainedTextEncoder(nn.Module):
+    """Ids (B, L) to features (B, L, h); zero where there is no text token.
+
+    Always in evaluation mode, also where it is trained: dropout would make the loss depend on the
+    layout of ranks and on resumes, and fine-tuning at a small rate does without.
+    """
+
+    def __init__(self, source: HFEncoderSpec, core: nn.Module | None = None):
+        """core: with weights; None: built on torch's default device, to be filled."""
+        super().__init__()
+        self.source = source
+        self.core = source.build() if core is None else core
+        self.width = source.width
+        # Packed rows need a mask over pairs of tokens, which only this attention surely takes.
+        attention = getattr(self.core.config, "_attn_implementation", None)
+        self.packs = source.family != "other" and attention == "sdpa"
+        self.train(False)
+
+    def train(self, mode: bool = True) -> "PretrainedTextEncoder":
+        return super().train(False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.core.parameters()).dtype
+
+    def rows(self, text_mask: np.ndarray) -> TextRows:
+        """The layout in which a batch goes through this encoder; text_mask (B, L) bool."""
+        return pack_rows(text_mask, self.packs)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, rows: TextRows | None = None
+    ) -> torch.Tensor:
+        """ids (B, L); mask (B, L) bool, true at text tokens; rows from `rows`, made here if None."""
+        if rows is None:
+            rows = self.rows(mask.cpu().numpy()).to(ids.device)
+        flat = ids.flatten()
+        outputs = [
+            # What stands at padding may be an id that this encoder does not have.
+            self._hidden(torch.where(group.segment > 0, flat[group.token], 0), group).flatten(0, 1)
+            for group in rows.groups
+        ]
+        nothing = outputs[0].new_zeros(1, self.width)
+        return torch.cat([*outputs, nothing])[rows.origin]
+
+    def _hidden(self, ids: torch.Tensor, group: RowGroup) -> torch.Tensor:
+        """(R, W) ids to (R, W, h)."""
+        limit = self.source.max_tokens
+        if limit is not None and ids.shape[1] > limit:
+            raise InputError(
+                f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.source.model} "
+                f"has positions for; shorten it, or lower [data] max_text_tokens"
+            )
+        if not self.packs:
+            # One text a row: positions are the model's own, and an empty row has one key.
+            mask = group.segment > 0
+            mask[:, 0] = True
+            return self.core(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        same = group.same_segment
+        if self.source.family == "t5":  # relative positions within the row are those in the text
+            return self.core(input_ids=ids, attention_mask=same).last_hidden_state
+        masks = {
+            "full_attention": same,
+            "sliding_attention": same & _window(ids.shape[1], self.core.config, ids.device),
+        }
+        return self.core(
+            inputs_embeds=self._embed(ids), attention_mask=masks, position_ids=group.position
+        ).last_hidden_state
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """T5Gemma2's scaled embedding. Its own way of putting in the end-of-image token makes the
+        host wait for the device."""
+        table = self.core.embed_tokens
+        found = F.embedding(ids, table.weight) * table.embed_scale.to(table.weight.dtype)
+        image_end = (ids == table.eoi_token_index)[..., None]
+        return torch.where(image_end, table.eoi_embedding.to(found.dtype), found)
+
+    @torch.no_grad()
+    def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
+        """Fills an encoder that was built without weights from its checkpoint.
+
+        Args:
+            write: takes a whole value to whatever part of the parameter this process holds.
+        """
+        loaded = self.source.load(torch.float32)
+        values = dict(loaded.named_parameters())
+        for name, parameter in self.core.named_parameters():
+            write(parameter, values[name].to(parameter.device))
+        self._copy_buffers(loaded)
+
+    def reset_buffers(self) -> None:
+        """Computes what is not stored, such as rotary frequencies, after `to_empty`."""
+        with torch.device("cpu"):
+            self._copy_buffers(self.source.build())
+
+    def _copy_buffers(self, other: nn.Module) -> None:
+        values = dict(other.named_buffers())
+        for name, buffer in self.core.named_buffers():
+            buffer.copy_(values[name])
+
+    def move_buffers(self, device: torch.device) -> None:
+        """To where the encoder computes, when its parameters rest elsewhere (CPU offload)."""
+        for module in self.core.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)
+
+    @torch.no_grad()
+    def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Features (n_i, h) on the CPU of texts of n_i ids, in batches of like lengths."""
+        features: list[torch.Tensor | None] = [None] * len(token_ids)
+        device = next(self.core.parameters()).device
+        order = sorted(range(len(token_ids)), key=lambda text: -len(token_ids[text]))
+        while order:
+            longest = max(1, len(token_ids[order[0]]))
+            count = max(1, _TOKENS_AT_ONCE // longest)
+            batch, order = order[:count], order[count:]
+            lengths = np.array([len(token_ids[text]) for text in batch])
+            mask = np.arange(longest) < lengths[:, None]
+            ids = np.zeros(mask.shape, np.int64)
+            ids[mask] = np.concatenate([np.asarray(token_ids[text], np.int64) for text in batch])
+            rows = self.rows(mask).to(device)
+            hidden = self(torch.from_numpy(ids).to(device), mask, rows).cpu()
+            for row, text in enumerate(batch):
+                features[text] = hidden[row, : lengths[row]].clone()
+        return features
+
+
+def _window(width: int, config, device: torch.device) -> torch.Tensor:
+    """(W, W) bool of T5Gemma2's sliding attention: w tokens around the query, one more to the right
+    of it where w is even."""
+    window = config.sliding_window
+    place = torch.arange(width, device=device)
+    distance = place[:, None] - place[None, :]
+    return (distance < (window + 1) // 2) & (-distance < window // 2 + 1)
+
+
+def load_text_encoder(
+    encoder: Encoder, device: torch.device | str, folder: Path | None = None
+) -> PretrainedTextEncoder:
+    """A frozen encoder with its weights on `device`.
+
+    Args:
+        encoder: the config's [encoder].
+        folder: a run's folder that has its own copy of the encoder's config.
+
+    Raises:
+        InputError: see `find_source` and `HFEncoderSpec.load`.
+    """
+    source = find_source(encoder.model, folder=folder)
+    core = source.load(TORCH_DTYPE_MAP[encoder.dtype])
+    return PretrainedTextEncoder(source, core).requires_grad_(False).to(device)

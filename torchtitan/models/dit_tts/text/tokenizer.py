@@ -1,0 +1,228 @@
+"""Text and a sample's conditions to token ids and back."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.dit_tts.text.dropout import dropped_conditions
+from torchtitan.models.dit_tts.text.vocabulary import (
+    BEGIN_ID,
+    END_ID,
+    FIRST_BYTE_ID,
+    FIRST_CHARACTER_ID,
+    PAD_ID,
+    UNKNOWN_CHARACTER_ID,
+    Vocabulary,
+)
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.shard import label_of
+from torchtitan.models.dit_tts.errors import InputError
+
+_NOTHING: Mapping[str, Any] = {}
+
+# Byte to id in one pass. The ids of 253 to 255 would not fit in a byte, but utf-8 has none of them.
+_BYTE_IDS = bytes((byte + FIRST_BYTE_ID) & 0xFF for byte in range(256))
+
+
+def with_duration(
+    metadata: Mapping[str, Any], frames: int, frames_per_second: float
+) -> dict[str, Any]:
+    """A sample's metadata with the duration of `frames` latent frames: what is said in generation
+    as in training, where the loader sets it to the frames that it kept."""
+    return {**metadata, "target_duration": frames / frames_per_second}
+
+
+def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
+    """The text in a Unicode encoding.
+
+    Raises:
+        InputError: it has half of a surrogate pair.
+    """
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate "
+            f"pair; write the text as valid Unicode"
+        ) from error
+
+
+def check_room(row: np.ndarray, tokens: int) -> None:
+    """Raises InputError where a row (L,) is shorter than its ids."""
+    if tokens > len(row):
+        raise InputError(f"the text has {tokens} tokens where at most {len(row)} fit")
+
+
+class ConditionedTokenizer(BaseTokenizer):
+    """Ids of the conditioning tokens in the config's order, and what they stand for.
+
+    A condition that is missing, or whose value the vocabulary does not have, is its field's unknown
+    token; so is one that is dropped. Its state does not change: any thread may use it.
+    """
+
+    pad_id = PAD_ID
+
+    def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
+        """conditioning_dropout: probability with which `dropped` drops each condition."""
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.conditioning_dropout = conditioning_dropout
+        self.vocab_size = vocabulary.size
+        self.fields = tuple(vocabulary.conditioning)
+        self.n_conditions = len(self.fields)
+        """conditioning tokens in each row"""
+        self._conditions = [
+            (name, {value: unknown + 1 + i for i, value in enumerate(values)}, unknown)
+            for (name, values), unknown in zip(
+                vocabulary.conditioning.items(), vocabulary.unknown_ids().values(), strict=True
+            )
+        ]
+
+    def get_vocab_size(self) -> int:
+        return self.vocab_size
+
+    @abstractmethod
+    def encode(
+        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+    ) -> list[int]:
+        """Ids of one sample; see `encode_into`."""
+
+    @abstractmethod
+    def encode_into(
+        self,
+        row: np.ndarray,
+        text: str,
+        metadata: Mapping[str, Any] = _NOTHING,
+        drop: Sequence[bool] = (),
+    ) -> int:
+        """Writes a sample's ids to the start of `row` and leaves the rest as it is.
+
+        Args:
+            row: (L,) int64.
+            text: what is said.
+            metadata: the sample's JSON: speaker, language, quality, class, target_duration (seconds).
+            drop: for each of `fields`, whether it is to be unknown; empty: none.
+
+        Returns:
+            The number of ids.
+
+        Raises:
+            InputError: more ids than `row` holds, or a text that is not Unicode.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, without special and conditioning tokens."""
+
+    @abstractmethod
+    def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+        """(n,) int32: most ids that each sample's row can have; `part` as in `open_dataset`."""
+
+    @abstractmethod
+    def unknown_characters(self, text: str) -> list[str]:
+        """The text's characters that the vocabulary does not have, each once."""
+
+    def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
+        """Conditions (B, fields) bool that training drops in rows (B,) of a global batch."""
+        return dropped_conditions(
+            seed, global_batch, rows, self.fields, self.conditioning_dropout
+        )
+
+    def value_of(self, metadata: Mapping[str, Any], name: str) -> str | None:
+        """A sample's value of a field, known or not; None where it has none."""
+        if name != "duration":
+            return label_of(metadata, name)
+        seconds = metadata.get("target_duration")
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < math.inf:
+            return None
+        return self.vocabulary.duration_bin(seconds)
+
+    def unknown_values(self, metadata: Mapping[str, Any]) -> dict[str, str]:
+        """The sample's values that the vocabulary does not have, by field."""
+        values = {name: self.value_of(metadata, name) for name in self.fields}
+        known = self.vocabulary.conditioning
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and value not in known[name]
+        }
+
+    def condition_ids(self, metadata: Mapping[str, Any], drop: Sequence[bool]) -> list[int]:
+        """One for each of `fields`; see `encode_into`."""
+        ids = []
+        for column, (name, known, unknown) in enumerate(self._conditions):
+            if len(drop) and drop[column]:
+                ids.append(unknown)
+            else:
+                ids.append(known.get(self.value_of(metadata, name), unknown))
+        return ids
+
+
+class Tokenizer(ConditionedTokenizer):
+    """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end."""
+
+    def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
+        """conditioning_dropout: probability with which `dropped` drops each condition."""
+        super().__init__(vocabulary, conditioning_dropout)
+        self.eos_id = END_ID
+        self.num_special_tokens = 2 + self.n_conditions
+        """ids that `encode` adds to those of the text's units"""
+        self._bytes = vocabulary.unit == "bytes"
+        # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
+        points = [ord(character) for character in vocabulary.characters]
+        self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
+        self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
+
+    def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+        units = dataset.text_bytes if self._bytes else dataset.text_chars
+        return units + np.int32(self.num_special_tokens)
+
+    def encode(
+        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+    ) -> list[int]:
+        row = np.empty(len(text) * (4 if self._bytes else 1) + self.num_special_tokens, np.int64)
+        return row[: self.encode_into(row, text, metadata, drop)].tolist()
+
+    def encode_into(
+        self,
+        row: np.ndarray,
+        text: str,
+        metadata: Mapping[str, Any] = _NOTHING,
+        drop: Sequence[bool] = (),
+    ) -> int:
+        data = unicode_bytes(text, "utf-8" if self._bytes else "utf-32-le")
+        first = 1 + self.n_conditions
+        end = first + (len(data) if self._bytes else len(text))
+        check_room(row, end + 1)
+        row[0] = BEGIN_ID
+        if self._conditions:
+            row[1:first] = self.condition_ids(metadata, drop)
+        if self._bytes:
+            row[first:end] = np.frombuffer(data.translate(_BYTE_IDS), np.uint8)
+        else:
+            points = np.frombuffer(data, np.uint32)
+            self._character_ids.take(points, out=row[first:end], mode="clip")
+        row[end] = END_ID
+        return end + 1
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, without special and conditioning tokens; an unknown character is U+FFFD."""
+        last = self.vocabulary.first_conditioning_id
+        if self._bytes:
+            kept = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
+            return kept.decode("utf-8", errors="replace")
+        characters = "\ufffd" + self.vocabulary.characters
+        return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
+
+    def unknown_characters(self, text: str) -> list[str]:
+        return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
+
+
+def byte_tokenizer() -> Tokenizer:
+    """UTF-8 bytes without conditioning. Any text in any language is valid."""
+    return Tokenizer(Vocabulary())
