@@ -35,11 +35,12 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from tests.helpers.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
 from torch import Tensor  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from tests.helpers.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 BATCH_SIZES = (1, 2, 4, 8)
 WHOLE = "whole"
@@ -83,7 +84,9 @@ def timed(device: str, work: Callable[[], Tensor]) -> tuple[Tensor, float]:
 
 def with_portions(codec: DacVaeCodec, seconds: float | None) -> DacVaeCodec:
     """The codec with this much audio in the network at once; None: everything."""
-    codec.frames_at_once = sys.maxsize if seconds is None else int(seconds * codec.frames_per_second)
+    codec.frames_at_once = (
+        sys.maxsize if seconds is None else int(seconds * codec.frames_per_second)
+    )
     return codec
 
 
@@ -99,8 +102,9 @@ def measure_batches(
         turn = number % len(BATCH_SIZES)
         for size in BATCH_SIZES[turn:] + BATCH_SIZES[:turn]:
             for name, run, given in (
-                ("encode", codec.encode_batch, waveforms), ("decode", codec.decode_batch, latents)
-            ):  # fmt: skip
+                ("encode", codec.encode_batch, waveforms),
+                ("decode", codec.decode_batch, latents),
+            ):
                 _, took = timed(device, lambda: run(given[:size]))
                 speed[name].setdefault(size, []).append(size * seconds / took)
             progress.update()
@@ -108,7 +112,9 @@ def measure_batches(
         name: {
             str(size): {
                 "audio_seconds_a_second": spread(by_size[size]),
-                "ratio_to_1": spread([a / b for a, b in zip(by_size[size], by_size[1], strict=True)]),
+                "ratio_to_1": spread(
+                    [a / b for a, b in zip(by_size[size], by_size[1], strict=True)]
+                ),
             }
             for size in BATCH_SIZES
         }
@@ -126,7 +132,8 @@ def measure_portions(
     runs = {"encode": lambda: codec.encode(waveform), "decode": lambda: codec.decode(latents)}
     whole: dict[str, Tensor] = {}
     found = {
-        name: {case: {"speed": [], "memory": [], "difference": 0.0} for case in cases} for name in runs
+        name: {case: {"speed": [], "memory": [], "difference": 0.0} for case in cases}
+        for name in runs
     }
     for number in range(rounds):
         # The whole comes first in each round: the others are compared with it.
@@ -175,14 +182,18 @@ def show(report: dict[str, Any]) -> None:
         low, high = values["min"], values["max"]
         return f"{values['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
-    print("\n| recordings at once | encode, s of audio a s | × one | decode, s of audio a s | × one |")
+    print(
+        "\n| recordings at once | encode, s of audio a s | × one | decode, s of audio a s | × one |"
+    )
     print("|---|---|---|---|---|")
     for size in map(str, BATCH_SIZES):
         rows = [report["batches"][name][size] for name in ("encode", "decode")]
         parts = [f"{cell(r['audio_seconds_a_second'])} | {cell(r['ratio_to_1'])}" for r in rows]
         print(f"| {size} | {' | '.join(parts)} |")
-    print("\n| portions | encode × whole | MiB | largest difference | decode × whole | MiB | "
-          "largest difference |")  # fmt: skip
+    print(
+        "\n| portions | encode × whole | MiB | largest difference | decode × whole | MiB | "
+        "largest difference |"
+    )
     print("|---|---|---|---|---|---|---|")
     for case in report["portions"]["encode"]:
         rows = [report["portions"][name][case] for name in ("encode", "decode")]
@@ -198,7 +209,9 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=0.4, help="of a recording in a batch")
     parser.add_argument("--long-seconds", type=float, default=3.0, help="of the long recording")
-    parser.add_argument("--chunks", type=float, nargs="+", default=[1.0, 2.0], help="portions, seconds")
+    parser.add_argument(
+        "--chunks", type=float, nargs="+", default=[1.0, 2.0], help="portions, seconds"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/codec.json"))
     options = parser.parse_args()

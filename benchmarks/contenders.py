@@ -28,15 +28,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.synthetic_speech import CHANNELS
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
+
+from benchmarks.synthetic_speech import CHANNELS
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
 
 Batch = tuple[dict[str, Any], torch.Tensor | None]
 # (key, latents (T, C) float16, reference (R, C) float16, text)
@@ -228,10 +229,15 @@ def hf_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
         split="train",
         streaming=True,
         features=datasets.Features(
-            {"npy": array, "ref.npy": array, "json": {"text": text}, "__key__": text,
-             "__url__": text}
+            {
+                "npy": array,
+                "ref.npy": array,
+                "json": {"text": text},
+                "__key__": text,
+                "__url__": text,
+            }
         ),
-    )  # fmt: skip
+    )
 
     def samples() -> Iterator[Sample]:
         for sample in dataset:

@@ -22,15 +22,20 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
 from benchmarks.synthetic_speech import FRAMES_PER_SECOND, lognormal_frames  # noqa: E402
+from torchtitan.models.dit_tts.data.buckets import choose_edges  # noqa: E402
+from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.text.hf_encoder import (  # noqa: E402
     KNOWN_SIZES,
     find_source,
@@ -39,9 +44,6 @@ from torchtitan.models.dit_tts.text.packing import pack_rows  # noqa: E402
 from torchtitan.models.dit_tts.text.text_encoder import (  # noqa: E402
     PretrainedTextEncoder,
 )
-from torchtitan.models.dit_tts.data.buckets import choose_edges  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 TOKENS_PER_SECOND = 3.3
 RATE_SPREAD = 0.15
@@ -93,7 +95,9 @@ def ways(
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """The same batch three ways; each gives the features (B, L, h)."""
     mask = np.arange(padded) < lengths[:, None]
-    ids = torch.from_numpy(np.random.default_rng(1).integers(3, VOCAB_SIZE - 8, mask.shape)).to(device)
+    ids = torch.from_numpy(np.random.default_rng(1).integers(3, VOCAB_SIZE - 8, mask.shape)).to(
+        device
+    )
     mask_there = torch.from_numpy(mask).to(device)
 
     def usual() -> torch.Tensor:
@@ -133,7 +137,9 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def measure(kind: str, encoder: PretrainedTextEncoder, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    kind: str, encoder: PretrainedTextEncoder, options: argparse.Namespace
+) -> dict[str, Any]:
     made = batches(kind, options.batch, options.batches)
     work = [ways(encoder, lengths, padded, options.device) for lengths, padded in made]
     for calls in work:  # also the warm-up
@@ -180,7 +186,9 @@ def main() -> None:
         for kind in ("bucket", "any"):
             report[kind] = measure(kind, encoder, options)
     write_atomic(Path(options.out), json.dumps(report, indent=1) + "\n")
-    print("\n| batches | rows | useful tokens | real tokens a second | to padded |\n|---|---|---|---|---|")
+    print(
+        "\n| batches | rows | useful tokens | real tokens a second | to padded |\n|---|---|---|---|---|"
+    )
     for kind in ("bucket", "any"):
         found = report[kind]
         for name, rate in found["tokens_per_second"].items():

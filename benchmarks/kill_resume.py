@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     parser.add_argument("--data", choices=tuple(DATA), default="plain")
-    parser.add_argument("--output", help="default: benchmarks/results/kill_resume[_everything].json")
+    parser.add_argument(
+        "--output", help="default: benchmarks/results/kill_resume[_everything].json"
+    )
     options = parser.parse_args()
     name = "kill_resume" if options.data == "plain" else f"kill_resume_{options.data}"
     output = Path(options.output or ROOT / f"benchmarks/results/{name}.json")

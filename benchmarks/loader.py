@@ -30,6 +30,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch  # noqa: E402
 import xxhash  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
 from benchmarks.contenders import (  # noqa: E402
     COPY,
     OURS,
@@ -44,7 +46,6 @@ from benchmarks.contenders import (  # noqa: E402
 from benchmarks.synthetic_speech import SAMPLES_A_SHARD, write_archives  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 OTHERS = ("tarfile", "webdataset", "HF datasets", "MosaicML streaming")
 COMPARED = ("latents", "speaker", "text_ids", "text_mask", "speaker_mask", "frames", "labels")

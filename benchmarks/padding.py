@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402, F401  (before ours, which extends its packages)
+
 from benchmarks.synthetic_speech import (  # noqa: E402
     CHARACTERS_PER_SECOND,
     FRAMES_PER_SECOND,

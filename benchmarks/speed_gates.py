@@ -14,20 +14,22 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the gates are of the CPU
 
 import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
 from benchmarks.speed import block_traffic, counting, step_time  # noqa: E402
 from benchmarks.speed.cases import Outcome  # noqa: E402
 from torchtitan.models.dit_tts.main import quiet_known_warnings  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 GATES: dict[str, Callable[[], Outcome]] = {
     "flops": counting.flops,

@@ -28,11 +28,12 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
 from benchmarks.contenders import make_ours  # noqa: E402
 from benchmarks.synthetic_speech import SAMPLES_A_SHARD, write_archives  # noqa: E402
 from torchtitan.models.dit_tts.data.index import load_index  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 BATCH_SIZE = 32
 
@@ -99,8 +100,10 @@ def memory_mib() -> dict[str, float]:
     """Resident now and at most, of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    return {name: int(fields[key].split()[0]) / 1024
-            for name, key in (("now", "VmRSS"), ("most", "VmHWM"))}  # fmt: skip
+    return {
+        name: int(fields[key].split()[0]) / 1024
+        for name, key in (("now", "VmRSS"), ("most", "VmHWM"))
+    }
 
 
 def child(folder: str, workers: int, resume: bool, batches: int) -> dict[str, Any]:
@@ -193,8 +196,10 @@ def show(report: dict[str, Any]) -> None:
         f"{cell(index['build_mb_a_second'], 0)} MB/s; {index['index_bytes_a_sample']:.0f} bytes a "
         f"sample; {cell(index['load_us_a_sample'], 2)} us a sample to load\n"
     )
-    print("| start over a million samples | loader built, s | to first batch, s | together, s | "
-          "loader, MiB | running, MiB |")  # fmt: skip
+    print(
+        "| start over a million samples | loader built, s | to first batch, s | together, s | "
+        "loader, MiB | running, MiB |"
+    )
     print("|---|---|---|---|---|---|")
     for name, row in report["million"]["starts"].items():
         print(

@@ -64,7 +64,9 @@ class Mutant:
         """
         text = (PRODUCT / self.file).read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: `old` stands {text.count(self.old)} times in {self.file}")
+            raise ValueError(
+                f"{self.name}: `old` stands {text.count(self.old)} times in {self.file}"
+            )
         return text.replace(self.old, self.new)
 
 
@@ -196,7 +198,9 @@ def import_what_tests_need(mutants: list[Mutant]) -> None:
     pid = os.fork()
     if not pid:
         try:
-            for file in sorted({test.split("::")[0] for mutant in mutants for test in mutant.tests}):
+            for file in sorted(
+                {test.split("::")[0] for mutant in mutants for test in mutant.tests}
+            ):
                 importlib.import_module(f"tests.unit_tests.{Path(file).stem}")
         except BaseException:
             traceback.print_exc()

@@ -9,8 +9,9 @@ from pkgutil import extend_path
 __path__ = extend_path(__path__, __name__)
 
 # Upstream decides at import which accelerator it runs on, so ours must speak first.
-from torchtitan import _cpu as _cpu  # noqa: E402
 from importlib.metadata import version as _version  # noqa: E402
+
+from torchtitan import _cpu as _cpu  # noqa: E402
 
 _cpu.use_cpu_without_accelerator()
 

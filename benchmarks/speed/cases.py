@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 FULL_LENGTH = Lengths(frames=768, text_tokens=192, speaker_frames=384)
 """a sample as long as the shipped configs allow"""

@@ -118,12 +118,14 @@ class CollectiveBytes(TorchDispatchMode):
 
 def _collectives(layout: DataParallelLayout) -> dict[str, float]:
     """Bytes a parameter and a step of the 800M flavor on the first of a layout's ranks."""
-    config = load_config([
-        f"--parallelism.data_parallel_replicate_degree={layout.replicas}",
-        f"--parallelism.data_parallel_shard_degree={layout.shards}",
-        "--training.mixed_precision_param=bfloat16",
-        "--activation_checkpoint.mode=none",
-    ])  # fmt: skip
+    config = load_config(
+        [
+            f"--parallelism.data_parallel_replicate_degree={layout.replicas}",
+            f"--parallelism.data_parallel_shard_degree={layout.shards}",
+            "--training.mixed_precision_param=bfloat16",
+            "--activation_checkpoint.mode=none",
+        ]
+    )
     args = model_flavors()["800M"]
     with ExitStack() as modes:
         dims = modes.enter_context(fake_process_group(layout))
@@ -146,7 +148,8 @@ def collectives() -> Outcome:
     hsdp = _collectives(DataParallelLayout(RANKS // SHARDS_OF_HSDP, SHARDS_OF_HSDP))
     most_replicated = 4.0 / SHARDS_OF_HSDP * 1.01
     within = all(
-        found["_allgather_base_"] <= MOST_GATHERED and found["_reduce_scatter_base_"] <= MOST_REDUCED
+        found["_allgather_base_"] <= MOST_GATHERED
+        and found["_reduce_scatter_base_"] <= MOST_REDUCED
         for found in (fsdp, hsdp)
     )
     replicated = hsdp.get("allreduce_", 0.0)

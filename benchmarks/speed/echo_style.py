@@ -80,7 +80,11 @@ class Attention(nn.Module):
             k = torch.cat([k, self.k_norm(text_k), self.k_norm(speaker_k)], dim=1)
             v = torch.cat([v, text_v, speaker_v], dim=1)
         out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=causal
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=causal,
         )
         out = out.transpose(1, 2).reshape(x.shape)
         return self.out(out * torch.sigmoid(self.gate(x)))
@@ -135,7 +139,9 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """Pre-norm blocks and a norm. (B, L, D) to (B, L, D)."""
 
-    def __init__(self, dim: int, n_layers: int, n_heads: int, mlp_dim: int, theta: float, eps: float):
+    def __init__(
+        self, dim: int, n_layers: int, n_heads: int, mlp_dim: int, theta: float, eps: float
+    ):
         super().__init__()
         self.head_dim, self.theta = dim // n_heads, theta
         self.attention_norms = nn.ModuleList(PlainNorm(dim, eps) for _ in range(n_layers))
@@ -163,7 +169,12 @@ class EchoStyleDiT(nn.Module):
         theta, eps, c = args.rope_theta, args.norm_eps, args.speaker_dim
         self.text_embedding = nn.Embedding(args.text_vocab_size, args.text_dim)
         self.text_encoder = Encoder(
-            args.text_dim, args.text_n_layers, args.text_n_heads, 11 * args.text_dim // 4, theta, eps
+            args.text_dim,
+            args.text_n_layers,
+            args.text_n_heads,
+            11 * args.text_dim // 4,
+            theta,
+            eps,
         )
         self.text_input, self.text_norm = nn.Linear(args.text_dim, c), PlainNorm(c, eps)
         self.speaker_input = nn.Linear(args.latent_channels * args.speaker_patch_size, c)
@@ -182,11 +193,22 @@ class EchoStyleDiT(nn.Module):
         self.norm, self.output = PlainNorm(args.dim, eps), nn.Linear(args.dim, args.latent_channels)
 
     def forward(
-        self, latents, t, frame_mask, text_ids, text_mask, speaker, speaker_mask, keep_text, keep_speaker
+        self,
+        latents,
+        t,
+        frame_mask,
+        text_ids,
+        text_mask,
+        speaker,
+        speaker_mask,
+        keep_text,
+        keep_speaker,
     ) -> torch.Tensor:
         args = self.args
         text = self.text_encoder(
-            self.text_embedding(text_ids), text_mask[:, None, None, :].expand(-1, 1, text_ids.shape[1], -1), False
+            self.text_embedding(text_ids),
+            text_mask[:, None, None, :].expand(-1, 1, text_ids.shape[1], -1),
+            False,
         )
         text = self.text_norm(self.text_input(text))
         patches = speaker.reshape(len(speaker), -1, args.speaker_patch_size * args.latent_channels)
@@ -197,7 +219,8 @@ class EchoStyleDiT(nn.Module):
         angles = t[:, None] * frequencies
         shared = self.timestep(torch.cat([angles.cos(), angles.sin()], dim=-1))
         keys = torch.cat(
-            [frame_mask, text_mask & keep_text[:, None], speaker_mask & keep_speaker[:, None]], dim=1
+            [frame_mask, text_mask & keep_text[:, None], speaker_mask & keep_speaker[:, None]],
+            dim=1,
         )
         mask = keys[:, None, None, :].expand(-1, 1, latents.shape[1], -1).contiguous()
         turns = rotations(latents.shape[1], args.dim // args.n_heads, args.rope_theta)

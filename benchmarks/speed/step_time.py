@@ -7,8 +7,9 @@ A ratio is taken within a round; given are its median, least and most.
 
 import statistics
 import time
+from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,7 +65,9 @@ def _builds(args: DiTTTSModelArgs, batch: dict[str, torch.Tensor]) -> dict[str, 
         )
     sizes = {sum(p.numel() for p in model.parameters()) for model in (ours, separate, echo)}
     if len(sizes) != 1:
-        raise AssertionError(f"the builds have {sorted(sizes)} parameters, which must be one number")
+        raise AssertionError(
+            f"the builds have {sorted(sizes)} parameters, which must be one number"
+        )
     compiled = deepcopy(ours)
     apply_compile(compiled, "inductor", 1)
     return {"compiled": compiled, "eager": ours, "unfused": separate, "Echo-style": echo}

@@ -116,7 +116,10 @@ def layout(kwargs: Kwargs, watermark: WatermarkSizes | None) -> dict[str, Shape]
         plain(f"{name}.encoder_block.pre.3", watermark.channels, 1, 7)
         lstm(f"{name}.encoder_block.post.0.lstm", hidden, watermark.lstm_layers)
         plain(f"{name}.encoder_block.post.2", watermark.latent, hidden, 7)
-        shapes[f"{name}.msg_processor.msg_processor.weight"] = (2 * watermark.bits, watermark.latent)
+        shapes[f"{name}.msg_processor.msg_processor.weight"] = (
+            2 * watermark.bits,
+            watermark.latent,
+        )
         plain(f"{name}.decoder_block.pre.0", hidden, watermark.latent, 7)
         lstm(f"{name}.decoder_block.pre.1.lstm", hidden, watermark.lstm_layers)
         plain(f"{name}.decoder_block.post.1", 1, watermark.channels, 7)
@@ -157,8 +160,12 @@ def write_dac_vae(
     path: Path, kwargs: Kwargs, watermark: WatermarkSizes | None, seed: int = 0
 ) -> Path:
     """A file as the released one: state dict and metadata."""
-    metadata = {"kwargs": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(kwargs).items()}}
-    torch.save({"state_dict": random_state_dict(kwargs, watermark, seed), "metadata": metadata}, path)
+    metadata = {
+        "kwargs": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(kwargs).items()}
+    }
+    torch.save(
+        {"state_dict": random_state_dict(kwargs, watermark, seed), "metadata": metadata}, path
+    )
     return path
 
 

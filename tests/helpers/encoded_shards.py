@@ -5,17 +5,17 @@ from pathlib import Path
 import torch
 
 from tests.helpers.synthetic import make_shards
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.text.encode_features import (
     feature_kind,
     make_text_features,
 )
+from torchtitan.models.dit_tts.text.feature_builder import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     load_subword_tokenizer,
 )
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
-from torchtitan.models.dit_tts.text.feature_builder import open_text_features
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.config.job_config import Encoder
 
 SHARDS, SAMPLES, CHANNELS = 3, 30, 8
 

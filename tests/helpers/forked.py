@@ -36,7 +36,10 @@ _IMPORTED = [
     )
 ]
 _IMPORTED += ["torch.distributed.checkpoint", "torch._inductor.compile_fx", "titan_tts"]
-_IMPORTED += ["transformers.models.t5gemma2.modeling_t5gemma2", "transformers.models.t5.modeling_t5"]
+_IMPORTED += [
+    "transformers.models.t5gemma2.modeling_t5gemma2",
+    "transformers.models.t5.modeling_t5",
+]
 
 # Read when libraries are loaded, so the server has them too: one thread, no accelerator (a machine may
 # have fewer than a test has processes), and no pool of compilers, each of which would import torch.

@@ -65,7 +65,6 @@ class Outcome:
     """last step that had been logged when each kill struck"""
 
 
-
 @contextmanager
 def plain_data(folder: Path) -> Iterator[list[str]]:
     """Arguments of runs on one local dataset."""
@@ -143,7 +142,9 @@ def _wait_for_step(run: runs.Run, step: int) -> None:
         assert status is None or _last_step(run) >= step, (
             f"ended with {status} before step {step}:\n{run.log.read_text()[-4000:]}"
         )
-        assert time.monotonic() < deadline, f"no step {step} in time:\n{run.log.read_text()[-4000:]}"
+        assert time.monotonic() < deadline, (
+            f"no step {step} in time:\n{run.log.read_text()[-4000:]}"
+        )
         time.sleep(0.02)
 
 
@@ -185,9 +186,7 @@ def kill_and_resume(
     weights, wanted = last_weights(life), last_weights(unbroken)
     return Outcome(
         same_ids=life.audited_ids(ranks=4) == unbroken.audited_ids(ranks=1),
-        largest_loss_difference=max(
-            abs(found[s]["loss"] - expected[s]["loss"]) for s in expected
-        ),
+        largest_loss_difference=max(abs(found[s]["loss"] - expected[s]["loss"]) for s in expected),
         largest_weight_difference=max(
             (weights[name] - wanted[name]).abs().max().item() for name in wanted
         ),

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
-from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 CHANNELS = 8
 SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
@@ -14,9 +14,14 @@ SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
 
 def config(folder, *, local=8, total=-1, **changes):
     data = dict(
-        path=str(folder), max_frames=200, max_speaker_frames=48, num_buckets=3, num_workers=0,
-        prefetch_batches=3, latent_channels=CHANNELS,
-    )  # fmt: skip
+        path=str(folder),
+        max_frames=200,
+        max_speaker_frames=48,
+        num_buckets=3,
+        num_workers=0,
+        prefetch_batches=3,
+        latent_channels=CHANNELS,
+    )
     data.update(changes)
     training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)
     return SimpleNamespace(data=Data(**data), encoder=Encoder(), training=training)
@@ -25,7 +30,9 @@ def config(folder, *, local=8, total=-1, **changes):
 def build(folder, ranks=1, rank=0, accumulation=1, **changes):
     """A global batch of 8 samples at the longest bucket, split over ranks and accumulation steps."""
     local = 8 // (ranks * accumulation)
-    return build_dataloader(ranks, rank, byte_tokenizer(), config(folder, local=local, total=8, **changes))
+    return build_dataloader(
+        ranks, rank, byte_tokenizer(), config(folder, local=local, total=8, **changes)
+    )
 
 
 def take(loader, micro_batches):

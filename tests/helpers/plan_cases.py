@@ -30,7 +30,16 @@ def forecaster(config, gpus: int = 1, device=H200, *, shorter: bool = False) -> 
 
 
 # Sections that a pass does not depend on, or only by its other arguments.
-_NO_PART = ("job", "benchmark", "checkpoint", "metrics", "lr_scheduler", "optimizer", "data", "compile")
+_NO_PART = (
+    "job",
+    "benchmark",
+    "checkpoint",
+    "metrics",
+    "lr_scheduler",
+    "optimizer",
+    "data",
+    "compile",
+)
 _NO_PART += ("parallelism",)
 
 

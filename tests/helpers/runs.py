@@ -91,7 +91,9 @@ def _descendants(pid: int) -> list[int]:
         if entry.name.isdigit():
             try:
                 # After the name, which is in parentheses: the state and the parent.
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")")[-1].split()[1])
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rsplit(")")[-1].split()[1]
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue
     found = [pid]
@@ -103,6 +105,7 @@ def _descendants(pid: int) -> list[int]:
 def _train(arguments: list[str]) -> None:
     """A rank: what train.py does."""
     import torchtitan.train
+
     from torchtitan.models.dit_tts.main import train
 
     # Upstream ends a run by sleeping two seconds: the other ranks may still need rank 0's store. Here it
@@ -130,11 +133,14 @@ def start(
     """
     log = dump_folder / f"{experiment}.{time.monotonic_ns()}.log"
     arguments = [
-        "--job.config_file", str(ROOT / "train_configs/debug.toml"),
-        "--job.dump_folder", str(dump_folder),
-        "--job.experiment", experiment,
+        "--job.config_file",
+        str(ROOT / "train_configs/debug.toml"),
+        "--job.dump_folder",
+        str(dump_folder),
+        "--job.experiment",
+        experiment,
         *arguments,
-    ]  # fmt: skip
+    ]
     store = None
     if launcher:
         started = [_start_launcher(arguments, processes, log)]

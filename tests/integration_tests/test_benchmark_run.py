@@ -67,4 +67,6 @@ def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
         [*BENCHMARK, "--benchmark.duration_seconds=0.5", "--encoder.model", str(encoder)],
     )
     report = report_of(run)
-    assert report["steps"] >= 1 and report["text_encoder"].endswith("run, frozen, with random weights")
+    assert report["steps"] >= 1 and report["text_encoder"].endswith(
+        "run, frozen, with random weights"
+    )

@@ -62,9 +62,14 @@ def test_it_speaks_as_the_tokens_say(trained):
     assert (rate, len(said)) == (16000, 12800)
     # The same voice and length, another speaker's token.
     generate(
-        run.folder, "--speaker=s1", "--condition=speaker=s2", "--text=one two", "--duration=0.8",
-        "--out", out,
-    )  # fmt: skip
+        run.folder,
+        "--speaker=s1",
+        "--condition=speaker=s2",
+        "--text=one two",
+        "--duration=0.8",
+        "--out",
+        out,
+    )
     other = soundfile.read(out)[0]
     assert len(other) == len(said) and abs(other - said).max() > 1e-4
 

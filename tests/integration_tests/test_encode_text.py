@@ -25,11 +25,17 @@ def feature_files(output: Path) -> list[Path]:
 
 def arguments(output: Path, model: Path) -> list[str]:
     return [
-        *runs.TINY, f"--data.path={output / 'train'}", f"--encoder.model={model}",
-        "--encoder.cache_features", "--data.max_text_tokens=64", "--training.steps=3", "--data.batch_multiple=2",
-        "--training.global_batch_size=2", "--training.local_batch_size=0",
+        *runs.TINY,
+        f"--data.path={output / 'train'}",
+        f"--encoder.model={model}",
+        "--encoder.cache_features",
+        "--data.max_text_tokens=64",
+        "--training.steps=3",
+        "--data.batch_multiple=2",
+        "--training.global_batch_size=2",
+        "--training.local_batch_size=0",
         "--data.num_buckets=1",
-    ]  # fmt: skip
+    ]
 
 
 def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
@@ -79,4 +85,6 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(encode_features, "LONGEST_TEXT", 3)
     assert main([*encode, "--seed", "1"]) == 0
-    assert "8 of these texts have no features, being longer than 3 tokens" in capsys.readouterr().out
+    assert (
+        "8 of these texts have no features, being longer than 3 tokens" in capsys.readouterr().out
+    )

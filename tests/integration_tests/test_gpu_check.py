@@ -20,7 +20,7 @@ from tools.gpu_check.supervisor import StageResult, Supervisor
 from tools.gpu_check.table import passed, table
 from torchtitan.models.dit_tts.model import model as model_module
 
-FAULTY = '''
+FAULTY = """
 import os, signal, time
 from tools.gpu_check.items import Item, NotMeasured
 
@@ -46,7 +46,7 @@ def items(settings):
         Item("never ends", lambda: time.sleep(1e6)),
         Item("behind it", lambda: {}),
     ]
-'''
+"""
 
 
 def settings(folder: Path) -> Settings:
@@ -70,10 +70,15 @@ def stage_of(tmp_path, monkeypatch):
 
 
 def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, stage_of):
-    stage_of(faulty=FAULTY, broken="import no_such_module", fine=FAULTY.split("def die")[0] + """
+    stage_of(
+        faulty=FAULTY,
+        broken="import no_such_module",
+        fine=FAULTY.split("def die")[0]
+        + """
 def items(settings):
     return [Item("good", lambda: {"tflops": 1.5})]
-""")  # fmt: skip
+""",
+    )
     said, kept = [], []
 
     def keep(results: list[StageResult]) -> None:
@@ -104,7 +109,11 @@ def items(settings):
     shown = table(results)
     assert all(row.item in shown for result in results for row in result.rows)
     assert [("faulty", "running", 8)] in kept  # while the ninth item does not end
-    assert kept[-1] == [("faulty", "timeout", 10), ("broken", "failed", 1), ("fine", "completed", 1)]
+    assert kept[-1] == [
+        ("faulty", "timeout", 10),
+        ("broken", "failed", 1),
+        ("fine", "completed", 1),
+    ]
     assert any("faulty 7/10 within its bar: passed" in line and "to go" in line for line in said)
 
 
@@ -134,7 +143,9 @@ def test_a_nan_in_any_bucket_is_no_pass(tmp_path, monkeypatch, no_memory_of_erro
     def faulty(model, batch, mode, device):
         found = outcome(model, batch, mode, device)
         if mode.attention == "flex" and found.output.shape[0] == expected_rows:
-            return numerics.Found(found.output * nan, {k: g * nan for k, g in found.gradients.items()})
+            return numerics.Found(
+                found.output * nan, {k: g * nan for k, g in found.gradients.items()}
+            )
         return found
 
     monkeypatch.setattr(numerics, "outcome", faulty)
@@ -211,10 +222,17 @@ def test_the_command_writes_its_json_and_table(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{ROOT}/" not in out.read_text()
     report = json.loads(out.read_text())
-    assert report["passed"] and report["complete"] and report["tiny"] and 0 < report["seconds"] <= time.time() - began
+    assert (
+        report["passed"]
+        and report["complete"]
+        and report["tiny"]
+        and 0 < report["seconds"] <= time.time() - began
+    )
     assert report["environment"]["versions"]["torch"] == torch.__version__
     assert report["command"][0] == "scripts/gpu_check.sh" and "--tiny" in report["command"]
-    stages = {stage["name"]: {row["item"]: row for row in stage["rows"]} for stage in report["stages"]}
+    stages = {
+        stage["name"]: {row["item"]: row for row in stage["rows"]} for stage in report["stages"]
+    }
     assert list(stages) == ["environment", "ceilings"]
     products = stages["ceilings"]["debug products bf16"]
     assert products["status"] == "measured" and products["values"]["tflops"] > 0
@@ -233,14 +251,20 @@ def test_wheels_are_pinned_and_installed_without_network_or_dependencies(tmp_pat
     stub = tmp_path / "python"
     stub.write_text(f'#!/bin/sh\necho "$PYTHONPATH|$*" >>{tmp_path}/calls\n')
     stub.chmod(0o755)
-    for arguments in (["--collect-wheels", str(tmp_path / "w")], ["--wheels", str(tmp_path / "w"), "--tiny"]):
+    for arguments in (
+        ["--collect-wheels", str(tmp_path / "w")],
+        ["--wheels", str(tmp_path / "w"), "--tiny"],
+    ):
         done = script(*arguments, PYTHON=str(stub))
         assert done.returncode == 0, done.stderr
     download, install, check = (tmp_path / "calls").read_text().splitlines()
     wanted = {word for word in download.split() if "==" in word}
     assert {"torchtitan==0.2.2", "tyro==1.0.17"} <= wanted
     assert not any(word.startswith(("torch==", "numpy==")) for word in wanted)
-    assert "pip download --no-deps --only-binary=:all:" in download and "--python-version 3.12" in download
+    assert (
+        "pip download --no-deps --only-binary=:all:" in download
+        and "--python-version 3.12" in download
+    )
     assert "--no-index --no-deps" in install and wanted == {w for w in install.split() if "==" in w}
     site = install.split("--target ")[1].split()[0]
     assert check.startswith(f"{ROOT}:{site}") and check.endswith("-m tools.gpu_check --tiny")

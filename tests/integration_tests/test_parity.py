@@ -50,7 +50,10 @@ LAYOUTS = {
     ),
     "per_op_checkpointing": (
         1,
-        ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"],
+        [
+            "--activation_checkpoint.mode=selective",
+            "--activation_checkpoint.selective_ac_option=op",
+        ],
     ),
     "compile": (1, ["--compile.enable", "--compile.backend=aot_eager"]),
     "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),

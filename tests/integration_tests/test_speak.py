@@ -31,18 +31,36 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
     folder, run = trained
     out = folder / "pi.wav"
     done = titan_tts(
-        "generate", run.folder, "--speaker", "slt", "--text", "three one four",
-        "--seconds", 1.2, "--sampling-steps", 2, "--out", out,
-    )  # fmt: skip
+        "generate",
+        run.folder,
+        "--speaker",
+        "slt",
+        "--text",
+        "three one four",
+        "--seconds",
+        1.2,
+        "--sampling-steps",
+        2,
+        "--out",
+        out,
+    )
     assert done.returncode == 0, done.stderr
     samples, rate = soundfile.read(out)
     assert (rate, len(samples)) == (16000, 19200)
 
     again = folder / "again.wav"
     done = titan_tts(
-        "generate", run.folder, "--reference", out, "--text", "nine", "--sampling-steps", 2,
-        "--out", again,
-    )  # fmt: skip
+        "generate",
+        run.folder,
+        "--reference",
+        out,
+        "--text",
+        "nine",
+        "--sampling-steps",
+        2,
+        "--out",
+        again,
+    )
     assert done.returncode == 0, done.stderr
     # One word, by the fit: longer than a sixth of a second, shorter than the three of before.
     assert 16000 / 6 < len(soundfile.read(again)[0]) < 19200
@@ -58,9 +76,17 @@ def test_generate_names_the_speakers_there_are(trained):
 def test_evaluate_reads_recordings_codec_and_untrained(trained):
     folder, run = trained
     done = titan_tts(
-        "evaluate", run.folder, "--heldout", folder / "data/heldout", "--recordings", CORPUS,
-        "--sampling-steps", 2, "--pictures", 1,
-    )  # fmt: skip
+        "evaluate",
+        run.folder,
+        "--heldout",
+        folder / "data/heldout",
+        "--recordings",
+        CORPUS,
+        "--sampling-steps",
+        2,
+        "--pictures",
+        1,
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads((run.folder / "samples/step-3/evaluation.json").read_text())
     rates = {name: rate["all"] for name, rate in report["word_error_rate"].items()}

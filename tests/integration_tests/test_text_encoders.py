@@ -125,8 +125,11 @@ def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared)
     from safetensors.torch import load_file
 
     stored = load_file(encoder / "model.safetensors")
-    [key] = [k for k in stored if "encoder" in k and k.endswith("layers.3.mlp.up_proj.weight")
-             and "decoder" not in k]
+    [key] = [
+        k
+        for k in stored
+        if "encoder" in k and k.endswith("layers.3.mlp.up_proj.weight") and "decoder" not in k
+    ]
     change = (moved - stored[key]).abs()
     assert 1e-5 < change.mean() and change.max() < 1.1 * STEPS * 3e-4  # far below the model's
 

@@ -44,9 +44,10 @@ def train_upstream(folder: str, arguments: list[str]) -> None:
     """Two steps of upstream's own trainer; prints the result as JSON."""
     os.chdir(folder)
     from torchtitan.config import ConfigManager
-    from torchtitan.models.dit_tts.trainer import set_single_process_defaults
     from torchtitan.protocols import model_converter
     from torchtitan.train import Trainer
+
+    from torchtitan.models.dit_tts.trainer import set_single_process_defaults
 
     set_single_process_defaults()
     trainer = Trainer(ConfigManager().parse_args(arguments))
@@ -98,7 +99,10 @@ def test_it_trains_two_steps(assets, tmp_path, family, flavor, converters):
     """Those that a CPU can train: upstream's mixtures of experts and flux's encoders cannot run there."""
     arguments = [f"--model.name={family}", f"--model.flavor={flavor}"]
     if converters:
-        arguments += [f"--model.converters={','.join(converters)}", "--quantize.linear.float8.emulate"]
+        arguments += [
+            f"--model.converters={','.join(converters)}",
+            "--quantize.linear.float8.emulate",
+        ]
     found = trained(assets, tmp_path, *arguments)
     assert found["step"] == 2 and found["finite"] and math.isclose(found["moved"], 1.0)
     assert (found["float8"] > 0) == bool(converters)

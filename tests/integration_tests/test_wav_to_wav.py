@@ -23,9 +23,18 @@ def parts(tmp_path_factory):
     (folder / "codec").mkdir()
     codec = write_tiny_dac_vae(folder / "codec")
     made = titan_tts(
-        "prepare", corpus, folder / "data", "--codec", codec, "--heldout-share", "0.1",
-        "--encode-text", encoder, "--text-dtype", "float32",
-    )  # fmt: skip
+        "prepare",
+        corpus,
+        folder / "data",
+        "--codec",
+        codec,
+        "--heldout-share",
+        "0.1",
+        "--encode-text",
+        encoder,
+        "--text-dtype",
+        "float32",
+    )
     assert made.returncode == 0, made.stderr
     return folder, corpus, encoder, codec
 
@@ -35,18 +44,21 @@ def train(folder, name, encoder, codec, *arguments):
         folder,
         name,
         [
-            "--data.path", str(folder / "data/train"),
+            "--data.path",
+            str(folder / "data/train"),
             "--data.max_frames=128",
             "--data.conditioning=duration",
-            "--encoder.model", str(encoder),
+            "--encoder.model",
+            str(encoder),
             "--encoder.dtype=float32",
-            "--sampling.codec", str(codec),
+            "--sampling.codec",
+            str(codec),
             "--training.steps=3",
             "--training.global_batch_size=4",
             "--metrics.log_freq=1",
             *arguments,
         ],
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +90,9 @@ def test_the_stored_features_train_as_the_encoder_does(parts, trained):
         hidden.rename(weights)
     for step, row in trained.metrics().items():
         assert cached.metrics()[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
-    records = [json.loads((run.folder / "text_encoder.json").read_text()) for run in (trained, cached)]
+    records = [
+        json.loads((run.folder / "text_encoder.json").read_text()) for run in (trained, cached)
+    ]
     assert records[0] == records[1]
 
 
@@ -87,9 +101,19 @@ def test_a_voice_from_a_wav_says_a_text_into_a_wav(parts, trained):
     reference = sorted((corpus / "wavs").glob("*.wav"))[0]
     out = folder / "said.wav"
     done = titan_tts(
-        "generate", trained.folder, "--reference", reference, "--text", "three one four",
-        "--seconds", 1.2, "--sampling-steps", 2, "--out", out,
-    )  # fmt: skip
+        "generate",
+        trained.folder,
+        "--reference",
+        reference,
+        "--text",
+        "three one four",
+        "--seconds",
+        1.2,
+        "--sampling-steps",
+        2,
+        "--out",
+        out,
+    )
     assert done.returncode == 0, done.stderr
     samples, rate = soundfile.read(out)
     assert (rate, len(samples)) == (48_000, 57_600)
@@ -99,9 +123,17 @@ def test_a_voice_from_a_wav_says_a_text_into_a_wav(parts, trained):
 def test_a_recogniser_reads_recordings_and_speech_at_their_own_rates(parts, trained):
     folder, *_ = parts
     done = titan_tts(
-        "evaluate", trained.folder, "--heldout", folder / "data/heldout", "--recordings", CORPUS,
-        "--sampling-steps", 1, "--pictures", 1,
-    )  # fmt: skip
+        "evaluate",
+        trained.folder,
+        "--heldout",
+        folder / "data/heldout",
+        "--recordings",
+        CORPUS,
+        "--sampling-steps",
+        1,
+        "--pictures",
+        1,
+    )
     assert done.returncode == 0, done.stderr
     samples = trained.folder / "samples/step-3"
     report = json.loads((samples / "evaluation.json").read_text())
@@ -120,9 +152,17 @@ def test_generation_with_another_encoder_is_refused(parts, trained):
     try:
         write_tiny_t5gemma2(encoder, seed=1)
         done = titan_tts(
-            "generate", trained.folder, "--text", "one", "--seconds", 1, "--reference",
-            sorted((corpus / "wavs").glob("*.wav"))[0], "--out", folder / "no.wav",
-        )  # fmt: skip
+            "generate",
+            trained.folder,
+            "--text",
+            "one",
+            "--seconds",
+            1,
+            "--reference",
+            sorted((corpus / "wavs").glob("*.wav"))[0],
+            "--out",
+            folder / "no.wav",
+        )
     finally:
         weights.write_bytes(kept)
     assert done.returncode == 2 and "restore the encoder that the run had" in done.stderr

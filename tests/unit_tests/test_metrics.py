@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from torchtitan.distributed import ParallelDims
+
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -42,9 +42,17 @@ def test_peak_of_known_devices(device, tflops):
 
 @pytest.mark.parametrize(
     "device",
-    ["", "CPU", "CPU Intel(R) Xeon(R) Platinum 8480C", "NVIDIA H20", "NVIDIA RTX A1000",
-     "NVIDIA L40", "NVIDIA GeForce RTX 4090", "AMD Instinct MI300X"],
-)  # fmt: skip
+    [
+        "",
+        "CPU",
+        "CPU Intel(R) Xeon(R) Platinum 8480C",
+        "NVIDIA H20",
+        "NVIDIA RTX A1000",
+        "NVIDIA L40",
+        "NVIDIA GeForce RTX 4090",
+        "AMD Instinct MI300X",
+    ],
+)
 def test_an_unknown_device_has_no_peak(device):
     assert peak_flops(device, 0.0) is None
 
@@ -63,9 +71,7 @@ def test_eta(seconds, shown):
 
 def processor(*arguments: str) -> TTSMetricsProcessor:
     config = load_config(["--training.steps=20", "--metrics.no-enable-tensorboard", *arguments])
-    dims = ParallelDims(
-        dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1
-    )
+    dims = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     made = TTSMetricsProcessor(config, dims, ARGS)
     made.data_loading_times.append(0.0)
     return made
@@ -83,9 +89,7 @@ def test_count_sums_executed_and_useful_flops():
     metrics.count((2, 128, 40, 32), [100, 128], [40, 1], [30, 32])
     metrics.count((1, 64, 24, 32), [64], [24], [32])
     executed = [(64, 24, 32)] * 4 + [(128, 40, 32)] * 2
-    useful = [
-        (64, 24, 32), (40, 10, 9), (7, 3, 0), (100, 40, 30), (128, 1, 32), (64, 24, 32)
-    ]  # fmt: skip
+    useful = [(64, 24, 32), (40, 10, 9), (7, 3, 0), (100, 40, 30), (128, 1, 32), (64, 24, 32)]
 
     def flops(lengths):
         return sum(training_flops(ARGS, Lengths(*each)) for each in lengths)

@@ -25,4 +25,6 @@ def test_each_can_still_be_made(mutants):
         compile(changed, mutant.file, "exec")
         for test in mutant.tests:
             file, _, name = test.partition("::")
-            assert f"def {name.split('[')[0]}" in (ROOT / "tests/unit_tests" / file).read_text(), test
+            assert f"def {name.split('[')[0]}" in (ROOT / "tests/unit_tests" / file).read_text(), (
+                test
+            )

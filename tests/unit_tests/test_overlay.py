@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch._utils import _get_available_device_type
+from torchtitan.protocols.train_spec import get_train_spec
+from torchtitan.tools import utils
 
 import torchtitan
 from torchtitan import _cpu
-from torchtitan.protocols.train_spec import get_train_spec
-from torchtitan.tools import utils
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "torchtitan"
@@ -104,9 +104,11 @@ if __name__ == "__main__":
 @pytest.mark.long
 def test_a_spawned_child_resolves_both():
     found = run_python(CHILD, ROOT)
-    assert found["here"] == found["child"] == [
-        str(OURS / "models/dit_tts/model/args.py"), str(UPSTREAM / "config/job_config.py")
-    ]  # fmt: skip
+    assert (
+        found["here"]
+        == found["child"]
+        == [str(OURS / "models/dit_tts/model/args.py"), str(UPSTREAM / "config/job_config.py")]
+    )
     assert found["dim"] == 24 and found["torchtitan"] == str(OURS / "__init__.py")
 
 

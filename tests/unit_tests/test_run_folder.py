@@ -114,10 +114,12 @@ def test_keep_until_without_a_file(tmp_path):
 
 
 SETTINGS = [
-    '--job.description=quotes " and \' and \\ and ü\nand a second line',
+    "--job.description=quotes \" and ' and \\ and ü\nand a second line",
     "--model.flavor=800M",
     "--data.path=data/*.tar",
-    "--data.bucket_frames", "64", "128",
+    "--data.bucket_frames",
+    "64",
+    "128",
     "--optimizer.lr=3e-4",
     "--ema.decay=0.9995",
     "--objective.prediction=noise",
@@ -127,7 +129,7 @@ SETTINGS = [
     "--checkpoint.exclude_from_loading=dataloader,optimizer",
     "--training.global_batch_size=-1",
     "--debug.seed=5",
-]  # fmt: skip
+]
 
 
 @pytest.mark.long
@@ -218,7 +220,10 @@ def test_states(tmp_path, config, state):
         (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "oom"),
-        (torch.distributed.DistBackendError("Watchdog caught collective operation timeout"), "timeout"),
+        (
+            torch.distributed.DistBackendError("Watchdog caught collective operation timeout"),
+            "timeout",
+        ),
         (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation"), "timeout"),
         (InputError("[comm] train_timeout_seconds = -1 must not be negative"), "failed"),
         (RuntimeError("shape mismatch"), "failed"),

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
+from torchtitan.train import Trainer
+
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sum
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
@@ -30,13 +31,23 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
-from torchtitan.train import Trainer
 
 ARGS = DiTTTSModelArgs(
-    dim=32, n_layers=2, n_heads=2, mlp_dim=48, speaker_dim=32, speaker_n_layers=1,
-    speaker_n_heads=2, speaker_mlp_dim=48, text_dim=32, adaln_rank=8, timestep_dim=16,
-    text_vocab_size=8, text_n_layers=1, text_n_heads=2,
-)  # fmt: skip
+    dim=32,
+    n_layers=2,
+    n_heads=2,
+    mlp_dim=48,
+    speaker_dim=32,
+    speaker_n_layers=1,
+    speaker_n_heads=2,
+    speaker_mlp_dim=48,
+    text_dim=32,
+    adaln_rank=8,
+    timestep_dim=16,
+    text_vocab_size=8,
+    text_n_layers=1,
+    text_n_heads=2,
+)
 CONFIG = [
     "--training.steps=20",
     "--metrics.log_freq=10",

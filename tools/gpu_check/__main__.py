@@ -43,16 +43,24 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--stages", default=",".join(names), help="some of them, with commas")
     parser.add_argument("--minutes", type=float, help=f"for all stages (default {_MINUTES:g})")
     parser.add_argument("--flavors", help="sizes with commas (default 800M,3B; --tiny: debug)")
-    parser.add_argument("--micro-batches", default="", help="of the steps, in the order they are tried")
+    parser.add_argument(
+        "--micro-batches", default="", help="of the steps, in the order they are tried"
+    )
     parser.add_argument("--out", help="file of the results")
-    parser.add_argument("--work", help="folder of runs and logs, which is kept; else a temporary one")
+    parser.add_argument(
+        "--work", help="folder of runs and logs, which is kept; else a temporary one"
+    )
     parser.add_argument("--commit", help="of the sources, where the machine has no git")
     options = parser.parse_args(given)
     options.stages = options.stages.split(",")
     unknown = sorted(set(options.stages) - set(names))
     if unknown:
-        parser.error(f"--stages {','.join(unknown)}: there is no such stage; there are {','.join(names)}")
-    options.flavors = tuple((options.flavors or ("debug" if options.tiny else "800M,3B")).split(","))
+        parser.error(
+            f"--stages {','.join(unknown)}: there is no such stage; there are {','.join(names)}"
+        )
+    options.flavors = tuple(
+        (options.flavors or ("debug" if options.tiny else "800M,3B")).split(",")
+    )
     wrong = [flavor for flavor in options.flavors if flavor not in _KNOWN_FLAVORS]
     if wrong:
         parser.error(f"--flavors {','.join(wrong)}: there are {','.join(_KNOWN_FLAVORS)}")
@@ -80,7 +88,10 @@ def report(
     stages = [result.as_json() for result in results]
     # In one place, where `titan-tts plan --calibrate` looks for them.
     runs = [
-        row["values"].pop("run") for stage in stages for row in stage["rows"] if "run" in row["values"]
+        row["values"].pop("run")
+        for stage in stages
+        for row in stage["rows"]
+        if "run" in row["values"]
     ]
     return {
         "format": 1,
@@ -89,7 +100,9 @@ def report(
         "seconds": seconds,
         "command": ["scripts/gpu_check.sh", *sys.argv[1:]],
         "tiny": options.tiny,
-        "options": {key: value for key, value in vars(options).items() if key not in ("work", "out")},
+        "options": {
+            key: value for key, value in vars(options).items() if key not in ("work", "out")
+        },
         "environment": environment,
         "stages": stages,
         "runs": runs,
@@ -102,7 +115,9 @@ def without_paths(text: str, work: Path) -> str:
 
 
 def file_name(device: str, tiny: bool) -> str:
-    device = "cpu" if device.startswith("CPU") else re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
+    device = (
+        "cpu" if device.startswith("CPU") else re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
+    )
     return f"gpu_check_{device}{'_tiny' if tiny else ''}.json"
 
 
@@ -145,7 +160,9 @@ def main(given: list[str]) -> int:
         micro_batches=options.micro_batches,
         gpu=_TINY_PLAN if options.tiny else known.name if known else "",
     )
-    out = Path(options.out or ROOT / "benchmarks/results" / file_name(found["device"], options.tiny))
+    out = Path(
+        options.out or ROOT / "benchmarks/results" / file_name(found["device"], options.tiny)
+    )
 
     def keep(results: list[StageResult], complete: bool = False) -> None:
         content = report(options, results, found, time.time() - began, complete)

@@ -94,9 +94,7 @@ class _Work:
         self.block, self.mode, self.device = model.layers[0], mode, device
         self.positional, self.named = _given(model, batch, mode, device)
         inputs = (*self.positional, *self.named.values(), *self.block.parameters())
-        self.differentiated = [
-            x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad
-        ]
+        self.differentiated = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
 
     def forward(self) -> torch.Tensor:
         with autocast(self.mode, self.device):
@@ -124,7 +122,9 @@ def measure(flavor: str, mode: Mode, settings: Settings) -> Values:
     Backends that leave padding out are also timed at 90 % useful lengths; FLOPs are those of the padded
     sizes in either case.
     """
-    shape = samples, frames, text, speaker = (2, 48, 16, 32) if settings.tiny else (32, 768, 192, 384)
+    shape = samples, frames, text, speaker = (
+        (2, 48, 16, 32) if settings.tiny else (32, 768, 192, 384)
+    )
     device, seconds = settings.device, 0.02 if settings.tiny else 0.4
     one, weights = _one_block(flavor)
     flops = samples * block_flops(one, Lengths(frames, text, speaker))

@@ -202,11 +202,15 @@ def items(settings: Settings) -> list[Item]:
             )
         flex = torch.compile(flex_attention, dynamic=False)  # the sizes have other heads
         measures = {
-            f"sdpa {name}{' masked' if masked else ''}": partial(forced, args, backend, masked, settings)
+            f"sdpa {name}{' masked' if masked else ''}": partial(
+                forced, args, backend, masked, settings
+            )
             for name, backend in _KERNELS.items()
             for masked in (False, True)
         }
         measures["varlen"] = partial(attention, args, _varlen, False, settings)
         measures["flex"] = partial(attention, args, partial(_flex, flex), False, settings)
-        listed += [Item(f"{flavor} attention {name}", measure) for name, measure in measures.items()]
+        listed += [
+            Item(f"{flavor} attention {name}", measure) for name, measure in measures.items()
+        ]
     return listed

@@ -6,10 +6,10 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from torchtitan.tools import utils
 
 from tools.gpu_check.items import Item, NotMeasured, Values
 from tools.gpu_check.settings import Settings
-from torchtitan.tools import utils
 
 _QUERIED = (  # nvidia-smi's names, with their units
     "driver_version",
@@ -26,7 +26,16 @@ _QUERIED = (  # nvidia-smi's names, with their units
     "persistence_mode",
     "ecc.mode.current",
 )
-_PACKAGES = ("torch", "torchtitan", "torchao", "triton", "numpy", "transformers", "datasets", "tyro")
+_PACKAGES = (
+    "torch",
+    "torchtitan",
+    "torchao",
+    "triton",
+    "numpy",
+    "transformers",
+    "datasets",
+    "tyro",
+)
 
 
 def items(settings: Settings) -> list[Item]:
@@ -70,7 +79,13 @@ def device(settings: Settings) -> Values:
 def driver(settings: Settings) -> Values:
     if settings.device == "cpu":
         raise NotMeasured("no GPU is used")
-    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(_QUERIED)}", "--format=csv,noheader"]
+    command = [
+        "nvidia-smi",
+        "-i",
+        "0",
+        f"--query-gpu={','.join(_QUERIED)}",
+        "--format=csv,noheader",
+    ]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:

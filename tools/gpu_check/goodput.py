@@ -25,7 +25,9 @@ _LEAST_SECONDS = {_SHIPPED: 100.0, _FEWER: 60.0, 1: 30.0}
 
 def goodput_tflops(report: dict[str, Any]) -> float:
     return next(
-        row["tflops_per_device"] for row in report["conventions"] if row["convention"] == "exact goodput"
+        row["tflops_per_device"]
+        for row in report["conventions"]
+        if row["convention"] == "exact goodput"
     )
 
 
@@ -53,7 +55,11 @@ def mixed(flavor: str, buckets: int, measured: set[int], settings: Settings) -> 
 def items(settings: Settings) -> list[Item]:
     flavor = settings.flavors[0]
     measured: set[int] = set()
-    said = {_SHIPPED: "as in the configs", _FEWER: f"not the configs' {_SHIPPED}", 1: "as without any"}
+    said = {
+        _SHIPPED: "as in the configs",
+        _FEWER: f"not the configs' {_SHIPPED}",
+        1: "as without any",
+    }
     return [
         Item(
             f"{flavor} mixed lengths, buckets: {n}, {said[n]}",

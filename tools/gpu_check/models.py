@@ -9,15 +9,15 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import nn
+from torchtitan.distributed import ParallelDims
+from torchtitan.protocols.model_converter import build_model_converters
 
 from tools.gpu_check.items import NotMeasured
-from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.protocols.model_converter import build_model_converters
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
@@ -46,7 +46,11 @@ class Mode:
 
     @property
     def name(self) -> str:
-        parts = [self.attention, self.precision, f"compiled {self.compile}" if self.compile else "eager"]
+        parts = [
+            self.attention,
+            self.precision,
+            f"compiled {self.compile}" if self.compile else "eager",
+        ]
         if self.encoders:
             parts.append("encoders too")
         if self.checkpointing != "none":
@@ -68,7 +72,11 @@ def job_config(mode: Mode, device: str) -> JobConfig:
     """Raises NotMeasured where this version has no such mode."""
     config = JobConfig()
     if mode.attention != "sdpa" or _allowed("attention", "backend"):
-        _require(mode.attention in _allowed("attention", "backend"), "[attention] backend", mode.attention)
+        _require(
+            mode.attention in _allowed("attention", "backend"),
+            "[attention] backend",
+            mode.attention,
+        )
         config.attention.backend = mode.attention
     if mode.compile:
         config.compile.enable = True
@@ -118,9 +126,12 @@ def built(
     with torch.device("meta"):  # drawing weights that are replaced would take longest of all
         model = DiTTTSModel(sizes(args, mode))
     model.load_state_dict(weights, assign=True)
-    changed = (torch._functorch.config, "activation_memory_budget"), (
-        torch._inductor.config,
-        "emulate_precision_casts",
+    changed = (
+        (torch._functorch.config, "activation_memory_budget"),
+        (
+            torch._inductor.config,
+            "emulate_precision_casts",
+        ),
     )
     before = [getattr(module, name) for module, name in changed]
     torch._dynamo.reset()

@@ -45,9 +45,18 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 _SIZES = DiTTTSModelArgs(
-    dim=256, n_layers=3, n_heads=2, mlp_dim=704, speaker_dim=128, speaker_n_layers=2, speaker_n_heads=2,
-    speaker_mlp_dim=352, text_dim=128, adaln_rank=32, timestep_dim=128,
-)  # fmt: skip
+    dim=256,
+    n_layers=3,
+    n_heads=2,
+    mlp_dim=704,
+    speaker_dim=128,
+    speaker_n_layers=2,
+    speaker_n_heads=2,
+    speaker_mlp_dim=352,
+    text_dim=128,
+    adaln_rank=32,
+    timestep_dim=128,
+)
 _BUCKETS = ((5, 40, 16, 32), (5, 104, 40, 96), (6, 256, 96, 192))
 """(samples, frames, text tokens, speaker frames)"""
 
@@ -83,9 +92,7 @@ class Found:
     gradients: dict[str, torch.Tensor]
 
 
-def make_batch(
-    bucket: tuple[int, int, int, int], args: DiTTTSModelArgs, draw: int = 0
-) -> Batch:
+def make_batch(bucket: tuple[int, int, int, int], args: DiTTTSModelArgs, draw: int = 0) -> Batch:
     """Args:
     bucket: (samples, frames, text tokens, speaker frames).
     draw: another number, another batch.
@@ -251,6 +258,4 @@ def modes(settings: Settings) -> list[Mode]:
 def items(settings: Settings) -> list[Item]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    return [
-        Item(mode.name, lambda mode=mode: check(mode, settings)) for mode in modes(settings)
-    ]
+    return [Item(mode.name, lambda mode=mode: check(mode, settings)) for mode in modes(settings)]

@@ -53,7 +53,9 @@ def killed_and_resumed(settings: Settings) -> Values:
     first = train_runs.start(settings, "debug", "killed", given)
     train_runs.wait(settings, first, until=far_enough)
     if not far_enough():
-        raise RuntimeError(f"the run ended with status {first.returncode} before step {_KILLED_AFTER}")
+        raise RuntimeError(
+            f"the run ended with status {first.returncode} before step {_KILLED_AFTER}"
+        )
     killed_at = max(train_runs.losses(runs / "killed"))
     resumed = train_runs.losses(train_runs.finished(settings, "debug", "killed", given))
     if sorted(resumed) != sorted(unbroken) or max(resumed) != _STEPS:

@@ -172,7 +172,9 @@ class Supervisor:
 
 def describe(row: Row) -> str:
     """A row in words: its status, and its figures or why it has none."""
-    figures = ", ".join(f"{name} {short(value)}" for name, value in row.values.items() if _plain(value))
+    figures = ", ".join(
+        f"{name} {short(value)}" for name, value in row.values.items() if _plain(value)
+    )
     return ": ".join(filter(None, [row.status, row.why or figures]))
 
 

@@ -117,7 +117,9 @@ def benchmark(
     """
     name = f"{flavor}_{lengths}_{micro_batch}"
     if arguments:
-        name += "_" + "_".join(a.split(".")[-1].replace("=", "_") for a in arguments if a[:2] == "--")
+        name += "_" + "_".join(
+            a.split(".")[-1].replace("=", "_") for a in arguments if a[:2] == "--"
+        )
     steps, warm_up = (3, 1) if settings.tiny else (12, 3)
     sized = [
         "--benchmark.enable",

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
 from torchtitan.components.loss import IGNORE_INDEX
+
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.benchmark import recorder as recorder_module
 from torchtitan.models.dit_tts.benchmark.convention import MicroBatch, conventions, table
@@ -20,6 +20,8 @@ from torchtitan.models.dit_tts.benchmark.loader import (
 )
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder, summary
 from torchtitan.models.dit_tts.benchmark.synthetic import LATENT_STD, utterance_frames
+from torchtitan.models.dit_tts.config.checks import validate_config
+from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
 from torchtitan.models.dit_tts.config.manager import (
     config_from_dict,
     load_config,
@@ -28,11 +30,9 @@ from torchtitan.models.dit_tts.config.manager import (
 )
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
-from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
-from torchtitan.models.dit_tts.config.checks import validate_config
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 FLAVORS = ["debug", "800M"]
 SMALL = [
@@ -65,7 +65,9 @@ def test_lengths_are_log_normal_within_the_limits():
     assert frames.min() >= 25 and frames.max() <= 768
     assert abs(frames.mean() / 25 - 9.0) < 0.15
     assert abs(np.log(frames).std() - 0.5) < 0.03
-    longest = utterance_frames(replace(benchmark, lengths="longest"), Data(), np.random.default_rng(0))
+    longest = utterance_frames(
+        replace(benchmark, lengths="longest"), Data(), np.random.default_rng(0)
+    )
     assert set(longest.tolist()) == {768}
 
 
@@ -79,7 +81,9 @@ def test_a_mean_outside_the_limits_is_refused():
 def test_batches_are_the_loaders_with_random_values(tmp_path):
     job = config(tmp_path)
     loader = loader_of(job)
-    assert loader.policy.edges == tuple(sorted(loader.policy.edges)) and len(loader.policy.edges) == 3
+    assert (
+        loader.policy.edges == tuple(sorted(loader.policy.edges)) and len(loader.policy.edges) == 3
+    )
     values = []
     for batch, labels in itertools.islice(loader, 10):
         valid = labels != IGNORE_INDEX

@@ -61,7 +61,9 @@ def defined_mean(state: dict[str, Tensor], waveform: Tensor, kwargs: Kwargs = TI
         x = snake(state, f"{block}.3", x)
         x = conv(state, f"{block}.4", x, padding=stride // 2, stride=stride)
     last = len(kwargs.encoder_rates) + 1
-    x = conv(state, f"encoder.block.{last + 1}", snake(state, f"encoder.block.{last}", x), padding=1)
+    x = conv(
+        state, f"encoder.block.{last + 1}", snake(state, f"encoder.block.{last}", x), padding=1
+    )
     x = conv(state, "quantizer.in_proj", x, padding=0)
     return x[0, : kwargs.codebook_dim].T
 
@@ -269,7 +271,9 @@ def test_mirrors_the_end_to_whole_frames_and_pads_no_further(exact):
     assert torch.equal(codec.encode(short), codec.encode(F.pad(short, (0, HOP - len(short)))))
 
 
-@pytest.mark.parametrize("samples", [1, HOP // 2, HOP // 2 + 1, HOP, 3 * HOP, 3 * HOP - 1, 3 * HOP + 1])
+@pytest.mark.parametrize(
+    "samples", [1, HOP // 2, HOP // 2 + 1, HOP, 3 * HOP, 3 * HOP - 1, 3 * HOP + 1]
+)
 def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
     waveforms = torch.stack([noise(samples, seed) for seed in range(2)])
     whole = codec.to_whole_frames(waveforms)
@@ -310,7 +314,12 @@ def test_decode_batch_refuses(codec, shape):
 
 @pytest.mark.parametrize(
     "latents",
-    [torch.zeros(0, 128), torch.zeros(3, 64), torch.zeros(1, 3, 128), torch.full((1, 128), float("inf"))],
+    [
+        torch.zeros(0, 128),
+        torch.zeros(3, 64),
+        torch.zeros(1, 3, 128),
+        torch.full((1, 128), float("inf")),
+    ],
 )
 def test_decode_refuses(codec, latents):
     with pytest.raises(ValueError, match="latents"):
@@ -335,8 +344,9 @@ def test_context_is_the_receptive_field(file):
     codec.network.encode(waveform[None])[0, 15].sum().backward()
     first, last = reach(waveform.grad[:, None])
     assert (15 - first // HOP, last // HOP - 15) == (
-        codec.encoder_context.before, codec.encoder_context.after,
-    )  # fmt: skip
+        codec.encoder_context.before,
+        codec.encoder_context.after,
+    )
 
     latents = latent_noise(30).double().requires_grad_()
     codec.network.decode(latents[None])[0, 15 * HOP : 16 * HOP].square().sum().backward()
@@ -396,7 +406,9 @@ def test_float32_under_autocast_and_lower_precision(codec):
         assert torch.equal(codec.encode(waveform), codec.encode(waveform.double()))
         under = codec.encode(waveform), codec.decode(latents)
         rounded = codec.network.encode(waveform[None]).float()[0]
-    assert torch.equal(under[0], codec.encode(waveform)) and torch.equal(under[1], codec.decode(latents))
+    assert torch.equal(under[0], codec.encode(waveform)) and torch.equal(
+        under[1], codec.decode(latents)
+    )
     assert difference(rounded, under[0]) > 1e-3  # what autocast would have done
 
 

@@ -28,7 +28,11 @@ from tests.helpers.dac_vae_checkpoints import (
 from torchtitan.models.dit_tts.cli import main as titan_tts
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, export_safetensors
-from torchtitan.models.dit_tts.codec.dac_vae_weights import fold_weight_norm, match_names, read_sizes
+from torchtitan.models.dit_tts.codec.dac_vae_weights import (
+    fold_weight_norm,
+    match_names,
+    read_sizes,
+)
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.inference.speaker_reference import (
@@ -78,7 +82,9 @@ def test_released_layout_is_covered_key_by_key():
 def test_folding_is_that_of_torch():
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.ConvTranspose1d(150, 3, 4))
     g, v = (getattr(layer.parametrizations.weight, f"original{i}").detach() for i in (0, 1))
-    torch.testing.assert_close(fold_weight_norm(3 * g, v), 3 * layer.weight.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        fold_weight_norm(3 * g, v), 3 * layer.weight.detach(), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_one_fingerprint_for_the_same_weights(file, codec, tmp_path):
@@ -91,14 +97,17 @@ def test_one_fingerprint_for_the_same_weights(file, codec, tmp_path):
 
     export_safetensors(codec, tmp_path / "export.safetensors")
     others = [
-        changed(file, tmp_path, newer_names), tmp_path / "export.safetensors",
-    ]  # fmt: skip
+        changed(file, tmp_path, newer_names),
+        tmp_path / "export.safetensors",
+    ]
     waveform = torch.sin(torch.arange(5000) * 0.05)
     for path in others:
         other = build_codec(str(path))
         assert other.fingerprint == codec.fingerprint
         assert torch.equal(other.encode(waveform), codec.encode(waveform))
-        assert torch.equal(other.decode(other.encode(waveform)), codec.decode(codec.encode(waveform)))
+        assert torch.equal(
+            other.decode(other.encode(waveform)), codec.decode(codec.encode(waveform))
+        )
 
 
 @pytest.mark.parametrize("change", ["alpha", "weight_g", "rate"])
@@ -122,7 +131,9 @@ def test_the_watermark_branch_is_of_no_consequence(file, codec, tmp_path):
             if name not in kept:
                 tensor += 1
 
-    assert build_codec(str(changed(file, tmp_path, other_watermark))).fingerprint == codec.fingerprint
+    assert (
+        build_codec(str(changed(file, tmp_path, other_watermark))).fingerprint == codec.fingerprint
+    )
 
 
 def test_hand_made_safetensors_with_and_without_a_header(file, codec, tmp_path):
@@ -173,7 +184,9 @@ def test_hub_name(file, codec, tmp_path, monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nmore")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(ValueError, match="someone/x.*no network\\); download it on a machine with") as error:
+    with pytest.raises(
+        ValueError, match="someone/x.*no network\\); download it on a machine with"
+    ) as error:
         build_codec("someone/x")
     assert "\n" not in str(error.value)
 
@@ -223,8 +236,14 @@ def tell(**kwargs):
         (drop(f"{NORMED}.weight_v"), f"missing: {NORMED}.weight; unexpected: {NORMED}.weight_g"),
         (put("decoder.extra", torch.zeros(1)), "unexpected: decoder.extra"),
         (put(f"{NORMED}.bias", torch.zeros(7)), rf"{NORMED}.bias \(7,\), not \(24,\)"),
-        (put(f"{NORMED}.weight_g", torch.ones(1, 48, 1)), r"weight_g \(1, 48, 1\), not \(48, 1, 1\)"),
-        (put("encoder.block.5.alpha", torch.full((1, 64, 1), torch.nan)), "not finite: encoder.snake1"),
+        (
+            put(f"{NORMED}.weight_g", torch.ones(1, 48, 1)),
+            r"weight_g \(1, 48, 1\), not \(48, 1, 1\)",
+        ),
+        (
+            put("encoder.block.5.alpha", torch.full((1, 64, 1), torch.nan)),
+            "not finite: encoder.snake1",
+        ),
         (tell(encoder_dim=64), "metadata tells encoder_dim = 64, its weights have 4"),
         (tell(decoder_rates=[8, 8, 4, 2]), "decoder_rates"),
         (tell(sample_rate="fast"), "sample_rate is 'fast'"),
@@ -342,7 +361,9 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
     off = write_record(tmp_path / "off", codec, asdict(replace(as_they_are, max_seconds=0.1)))
     other = write_record(tmp_path / "other", codec, asdict(AudioSettings(-23.0, 0.5)))
     assert reference_settings(off) == as_they_are  # and no filter
-    assert reference_settings(other) == reference_settings([other, off]) == AudioSettings(-23.0, 0.5)
+    assert (
+        reference_settings(other) == reference_settings([other, off]) == AudioSettings(-23.0, 0.5)
+    )
     assert reference_settings(write_record(tmp_path / "old", codec, {})) == AudioSettings()
     assert reference_settings(str(tmp_path / "nowhere")) == AudioSettings(-16.0, 0.25)
 
@@ -355,9 +376,9 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option, loudness", [([], -23.0), (["--reference-loudness", "off"], None),
-                         (["--reference-loudness=-18"], -18.0)],
-)  # fmt: skip
+    "option, loudness",
+    [([], -23.0), (["--reference-loudness", "off"], None), (["--reference-loudness=-18"], -18.0)],
+)
 def test_reference_loudness_overrides_the_datas(codec, tmp_path, option, loudness):
     data = write_record(tmp_path / "data", codec, asdict(AudioSettings(-23.0, 0.5)))
     parser = argparse.ArgumentParser()

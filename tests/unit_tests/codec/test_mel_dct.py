@@ -47,8 +47,11 @@ def log_mel_distance(first: torch.Tensor, second: torch.Tensor) -> float:
 def test_protocol_and_rate(codec):
     assert isinstance(codec, Codec)
     assert (codec.name, codec.sample_rate, codec.hop_length, codec.latent_channels) == (
-        "mel_dct", 16_000, 640, 128,
-    )  # fmt: skip
+        "mel_dct",
+        16_000,
+        640,
+        128,
+    )
     assert codec.frames_per_second == 25.0
 
 

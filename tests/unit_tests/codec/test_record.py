@@ -43,13 +43,16 @@ def test_the_codec_of_the_data_passes_and_another_does_not(prepared):
 @pytest.mark.parametrize(
     "folder, entry",
     [
-        ("out", "train"), ("out", "train/*.tar"), ("out", "."), ("out/train", "."),
-        ("out/train", "000000.tar"), ("", "~/out/train"), ("", "~/out/train/{000000..000001}.tar"),
+        ("out", "train"),
+        ("out", "train/*.tar"),
+        ("out", "."),
+        ("out/train", "."),
+        ("out/train", "000000.tar"),
+        ("", "~/out/train"),
+        ("", "~/out/train/{000000..000001}.tar"),
     ],
-)  # fmt: skip
-def test_the_record_is_found_from_the_current_folder_and_home(
-    prepared, folder, entry, monkeypatch
-):
+)
+def test_the_record_is_found_from_the_current_folder_and_home(prepared, folder, entry, monkeypatch):
     monkeypatch.setenv("HOME", str(prepared.parent))
     monkeypatch.chdir(prepared.parent / folder)
     [record] = recorded_codecs(entry)
@@ -74,6 +77,10 @@ def test_the_nearest_record_is_taken_and_tells_the_steps_before_the_codec(prepar
 
 def test_data_without_a_record_pass(tmp_path):
     (tmp_path / "prepare.json").write_text("{")
-    for path in (str(tmp_path), "s3://bucket/data/", ["https://host/a.tar", "", str(tmp_path / "x")]):
+    for path in (
+        str(tmp_path),
+        "s3://bucket/data/",
+        ["https://host/a.tar", "", str(tmp_path / "x")],
+    ):
         assert recorded_codecs(path) == []
         check_kind("mel_dct", path)

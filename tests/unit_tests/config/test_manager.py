@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.manager import job_config
-from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path, upstream_view
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.checks import (
     accumulation_steps,
     data_parallel_degree,
     validate_config,
 )
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import (
+    job_config,
+    load_config,
+    run_folder_path,
+    upstream_view,
+)
+from torchtitan.models.dit_tts.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 FLAVORS = list(model_flavors())
@@ -314,7 +318,10 @@ def test_help_is_printed(capsys):
         ),
         (["--validation.enable"], 1, ["[validation] enable = true", "false"]),
         (
-            ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=x"],
+            [
+                "--activation_checkpoint.mode=selective",
+                "--activation_checkpoint.selective_ac_option=x",
+            ],
             1,
             ["selective_ac_option = 'x'", "'op' or N"],
         ),
@@ -356,8 +363,10 @@ def test_accumulation(local, total, degree, expected):
 def test_a_resume_needs_no_initial_checkpoint(tmp_path):
     """Upstream looks at initial_load_path only while the run has no checkpoint folder of its own."""
     arguments = [
-        f"--job.dump_folder={tmp_path}", "--job.experiment=x", "--checkpoint.initial_load_path=gone"
-    ]  # fmt: skip
+        f"--job.dump_folder={tmp_path}",
+        "--job.experiment=x",
+        "--checkpoint.initial_load_path=gone",
+    ]
     refused(lambda: validate(*arguments), "initial_load_path")
     (tmp_path / "x" / "checkpoint").mkdir(parents=True)
     validate(*arguments)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.main import train
-from torchtitan.models.dit_tts.config.checks import validate_config
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "train_configs").glob("*.toml"))
 

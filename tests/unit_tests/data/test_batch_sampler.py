@@ -6,8 +6,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from torchtitan.models.dit_tts.data.buckets import choose_edges, make_batch_policy, select_samples
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler, seeded_permutation
+from torchtitan.models.dit_tts.data.buckets import choose_edges, make_batch_policy, select_samples
 
 BUCKETS = [np.arange(0, 50), np.arange(50, 173), np.arange(173, 180), np.empty(0, np.int64)]
 SIZES = [24, 16, 8, 8]
@@ -120,9 +120,15 @@ def test_permutation_is_pinned():
 
 def policy(frames, **changes):
     settings = dict(
-        max_frames=768, max_speaker_frames=384, max_text_tokens=192, num_buckets=8, bucket_frames=[],
-        global_batch_size=16, batch_multiple=8, speaker_patch_size=4,
-    )  # fmt: skip
+        max_frames=768,
+        max_speaker_frames=384,
+        max_text_tokens=192,
+        num_buckets=8,
+        bucket_frames=[],
+        global_batch_size=16,
+        batch_multiple=8,
+        speaker_patch_size=4,
+    )
     frames = np.asarray(frames)
     reference = changes.pop("reference_frames", np.full(len(frames), 50))
     text = changes.pop("text_tokens", frames // 2 + 2)
@@ -203,7 +209,9 @@ def test_selection():
     assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 768]
     assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
     with pytest.raises(ValueError, match="the first is 'name1' with 900 frames"):
-        select_samples(frames, text, on_too_long="error", sample_name=lambda i: f"name{i}", **settings)
+        select_samples(
+            frames, text, on_too_long="error", sample_name=lambda i: f"name{i}", **settings
+        )
     with pytest.raises(ValueError, match="none of the 1 samples fits"):
         select_samples(frames[1:2], text[1:2], on_too_long="drop", **settings)
     with pytest.raises(ValueError, match="data.on_too_long is 'keep'"):

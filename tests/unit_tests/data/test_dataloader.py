@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.loaders import CHANNELS, assert_same, build, config, global_batches, joined, take
 from tests.helpers.synthetic import make_shards
-from torchtitan.components.loss import IGNORE_INDEX
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.build import batch_split, build_dataloader
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 ROOT = Path(__file__).parents[3]
 

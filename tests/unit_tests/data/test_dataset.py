@@ -17,8 +17,9 @@ import torch
 
 from tests.helpers.synthetic import make_samples, make_shards
 from tests.helpers.tars import npy, write_tar
+from torchtitan.models.dit_tts.data import dataset as archive
 from torchtitan.models.dit_tts.data import index
-from torchtitan.models.dit_tts.data import dataset as archive, local_reader as reading
+from torchtitan.models.dit_tts.data import local_reader as reading
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
 from torchtitan.models.dit_tts.data.storage import open_source
@@ -485,7 +486,9 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 16]))
     dataset.read(0)
-    with pytest.raises(CorruptSampleError, match=f"'x:utt000001': its {name} in .*x.tar is not what was"):
+    with pytest.raises(
+        CorruptSampleError, match=f"'x:utt000001': its {name} in .*x.tar is not what was"
+    ):
         dataset.load(1)
     if name == "JSON":
         with pytest.raises(CorruptSampleError, match="'x:utt000001': its JSON"):
@@ -529,7 +532,9 @@ def test_skip_keeps_the_sound_samples(tmp_path, samples):
     assert [problem.key for _, problem in dataset.problems] == ["utt000007", "", "utt000020"]
     with pytest.raises(ValueError, match="3 damaged samples beside 43 sound ones are 6.5%"):
         open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.05)
-    with pytest.raises(ValueError, match=r"x.tar: member 'utt000007.ref.npy' .* \(2 more: titan-tts"):
+    with pytest.raises(
+        ValueError, match=r"x.tar: member 'utt000007.ref.npy' .* \(2 more: titan-tts"
+    ):
         open_dataset(str(tmp_path), CHANNELS)
 
 

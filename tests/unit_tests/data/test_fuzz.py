@@ -20,7 +20,11 @@ CHANNELS = 8
 SEEDS_A_KIND = 15
 SECONDS_A_CASE = 20
 SAMPLES = make_samples(
-    24, seed=11, channels=CHANNELS, frames=lambda rng: int(rng.integers(8, 60)), max_reference_frames=20
+    24,
+    seed=11,
+    channels=CHANNELS,
+    frames=lambda rng: int(rng.integers(8, 60)),
+    max_reference_frames=20,
 )
 
 
@@ -80,7 +84,11 @@ def flip_in_a_header(data, rng, path):
         data[member.offset + position] ^= 1 << int(rng.integers(0, 8))
 
 
-IN_PLACE = {"flip bits": flip_bits, "overwrite a range": overwrite_range, "swap blocks": swap_blocks}
+IN_PLACE = {
+    "flip bits": flip_bits,
+    "overwrite a range": overwrite_range,
+    "swap blocks": swap_blocks,
+}
 RESIZING = {
     "cut": cut,
     "cut on a block": cut_on_a_block,
@@ -266,11 +274,23 @@ def test_damaged_indexes_are_made_again(sound, tmp_path, how):
 def test_members_of_foreign_tars(sound, tmp_path):
     """Other writers leave no hashes: what is no sample at all must still be told from one."""
     junk = [
-        b"", b"\0", b"\x93NUMPY", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
-        npy(np.array([{"a": 1}], dtype=object)), npy(np.zeros((3, 2, 8), np.float16)),
-        npy(np.zeros((3, 8), np.complex64)), b"null", b"{}", b'{"text": null}', b'{"text": ["a"]}',
-        b'{"text": "a"', b"\xef\xbb\xbf{}", b"[" * 100_000, b'{"text": ' + b"9" * 10_000 + b"}",
-    ]  # fmt: skip
+        b"",
+        b"\0",
+        b"\x93NUMPY",
+        b"\x93NUMPY\x01\x00",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
+        npy(np.array([{"a": 1}], dtype=object)),
+        npy(np.zeros((3, 2, 8), np.float16)),
+        npy(np.zeros((3, 8), np.complex64)),
+        b"null",
+        b"{}",
+        b'{"text": null}',
+        b'{"text": ["a"]}',
+        b'{"text": "a"',
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
+        b'{"text": ' + b"9" * 10_000 + b"}",
+    ]
     for number, data in enumerate(junk):
         for suffix in ("npy", "ref.npy", "json"):
             folder = tmp_path / f"{number}.{suffix}"

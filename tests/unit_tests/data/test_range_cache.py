@@ -18,8 +18,8 @@ import pytest
 from tests.helpers.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data import remote_cache as disk_cache
-from torchtitan.models.dit_tts.data.remote_cache import RECORD
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
+from torchtitan.models.dit_tts.data.remote_cache import RECORD
 from torchtitan.models.dit_tts.errors import InputError
 
 TAR_BYTES = 400_000

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS, GlobalBatchSampler
+from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 
 ONE = 1 << WEIGHT_BITS
 
@@ -106,7 +106,10 @@ def test_weighted_order_is_a_pure_function():
     for samples, weight in zip(buckets[:2], weights[:2]):
         for sample, w in zip(samples.tolist(), weight.tolist()):
             assert abs(counts[sample] - epochs * w / ONE) <= 2 + w / ONE
-    assert make().samples_fingerprint() != GlobalBatchSampler(buckets, [8, 8, 16], 5).samples_fingerprint()
+    assert (
+        make().samples_fingerprint()
+        != GlobalBatchSampler(buckets, [8, 8, 16], 5).samples_fingerprint()
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,12 @@ def test_bad_settings(settings, sentence):
 def test_a_weighted_dataset_without_samples():
     with pytest.raises(ValueError, match="data.weights gives 2 to 'b', of which no sample is used"):
         draws_per_epoch(
-            np.array([0, 0]), [1, 2], ["a", "b"],
-            label_codes=None, beta=0, duration_seconds=np.ones(2), alpha=0, offset_seconds=0,
-        )  # fmt: skip
+            np.array([0, 0]),
+            [1, 2],
+            ["a", "b"],
+            label_codes=None,
+            beta=0,
+            duration_seconds=np.ones(2),
+            alpha=0,
+            offset_seconds=0,
+        )

@@ -131,8 +131,7 @@ def test_local_mistakes_are_one_sentence(folder, monkeypatch):
         (folder / "shard-000000.tar.idx", "does not end in .tar"),
         (
             folder / "shard-{000000..000003}.tar",
-            "expands to 4 files of which 2 do not exist, the first is "
-            f"'{folder}/shard-000001.tar'",
+            f"expands to 4 files of which 2 do not exist, the first is '{folder}/shard-000001.tar'",
         ),
         (folder / "{sub,empty}", f"expands to '{folder}/empty', which is a folder without a .tar"),
         (folder / "shard-{000000..000001.tar", "has a brace without its partner"),

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.synthetic import flip_bits, make_samples, make_shards
 from tests.helpers.loaders import (
-    SKIP,
     CHANNELS,
+    SKIP,
     assert_same,
     build,
     config,
@@ -18,13 +17,14 @@ from tests.helpers.loaders import (
     joined,
     take,
 )
+from tests.helpers.synthetic import flip_bits, make_samples, make_shards
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.data.build import build_dataloader
-from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.fixture
@@ -41,7 +41,9 @@ BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt00
 
 
 def test_raise_names_the_sample(damaged):
-    with pytest.raises(ValueError, match="its (latents|reference|JSON) in .* is not what was index"):
+    with pytest.raises(
+        ValueError, match="its (latents|reference|JSON) in .* is not what was index"
+    ):
         take(build(damaged), 60)
 
 
@@ -84,7 +86,9 @@ def test_each_file_is_told_once_and_too_many_end_the_run(damaged, caplog):
         take(loader, 60)
     assert sum("Another sample takes its place" in record.message for record in caplog.records) == 2
     few = build(damaged, on_error="skip", max_corrupt_fraction=0.02)
-    with pytest.raises(ValueError, match="3 damaged samples among the 120 .* data.max_corrupt_fraction = 0.02"):
+    with pytest.raises(
+        ValueError, match="3 damaged samples among the 120 .* data.max_corrupt_fraction = 0.02"
+    ):
         take(few, 60)
 
 
@@ -261,9 +265,14 @@ def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):
         (tmp_path / name).mkdir()
         write_shard(tmp_path / name / "000000.tar", samples)
     loader = build(
-        None, path=[str(tmp_path / "a"), str(tmp_path / "b")], weights=[1.0, 3.0],
-        balance_by="speaker", balance_beta=0.99999, max_frames=48, num_buckets=1,
-    )  # fmt: skip
+        None,
+        path=[str(tmp_path / "a"), str(tmp_path / "b")],
+        weights=[1.0, 3.0],
+        balance_by="speaker",
+        balance_beta=0.99999,
+        max_frames=48,
+        num_buckets=1,
+    )
     assert loader.policy.sample_counts == (30,) and loader.policy.shapes[0][2] == 48
     order = loader.order
     drawn = [order.batch(k).samples for k in range(order.batches_before_epoch(20))]
@@ -283,4 +292,6 @@ def test_epochs_set_the_steps(tmp_path):
     with pytest.raises(ValueError, match="bucket_frames ends at 120 frames, above data.max_frames"):
         build(folder, max_frames=96, bucket_frames=[32, 120], on_too_long="crop")
     with pytest.raises(ValueError, match="data.epochs = 1 of 60 samples are less than one"):
-        build_dataloader(1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96))
+        build_dataloader(
+            1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96)
+        )

@@ -18,9 +18,8 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.buckets import MAX_BUCKETS
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.doctor.checks import Limits
 from torchtitan.models.dit_tts.doctor.doctor_command import default_output
 from torchtitan.models.dit_tts.doctor.report import check_output, size_text
@@ -32,6 +31,7 @@ from torchtitan.models.dit_tts.doctor.suggest_buckets import (
     toml_lines,
 )
 from torchtitan.models.dit_tts.doctor.summary import distribution, summarize
+from torchtitan.models.dit_tts.errors import InputError
 
 WIDTH = ("--latent-channels", str(CHANNELS))
 VOID = {"meta", "br", "path", "use", "rect"}
@@ -122,8 +122,14 @@ def test_summary_of_known_data(folder):
 def test_distribution_by_hand():
     found = distribution(np.arange(101)[::-1])
     assert found["quantiles"] == {
-        "0.01": 1, "0.05": 5, "0.25": 25, "0.5": 50, "0.75": 75, "0.95": 95, "0.99": 99,
-    }  # fmt: skip
+        "0.01": 1,
+        "0.05": 5,
+        "0.25": 25,
+        "0.5": 50,
+        "0.75": 75,
+        "0.95": 95,
+        "0.99": 99,
+    }
     assert (found["total"], found["min"], found["max"], found["mean"]) == (5050, 0, 100, 50)
 
 
@@ -135,8 +141,12 @@ def test_distribution_of_nothing_and_of_zeros():
 
 def test_sizes_in_words():
     assert [size_text(n) for n in (0, 999, 1000, 256_000_000, 3e15)] == [
-        "0 bytes", "999 bytes", "1 kB", "256 MB", "3e+03 TB",
-    ]  # fmt: skip
+        "0 bytes",
+        "999 bytes",
+        "1 kB",
+        "256 MB",
+        "3e+03 TB",
+    ]
 
 
 def test_inspect_prints_a_table(folder, capsys):
@@ -426,9 +436,9 @@ def test_batch_frames_set_the_batch(folder):
     size = suggestion["global_batch_size"]
     assert size % 8 == 0 and size * longest <= 10_000 < (size + 8) * longest
     # Less than one multiple of 8 of the longest cannot be had.
-    assert suggest(dataset, Limits(), max_speaker_frames=64, batch_frames=1)[
-        "global_batch_size"
-    ] == 8  # fmt: skip
+    assert (
+        suggest(dataset, Limits(), max_speaker_frames=64, batch_frames=1)["global_batch_size"] == 8
+    )
 
 
 def test_no_suggestion_where_nothing_fits(folder):

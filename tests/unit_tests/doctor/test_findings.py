@@ -20,11 +20,11 @@ from tests.helpers.sound_samples import (
 )
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.doctor.checks import Limits, all_findings, log_distance, repeats
 from torchtitan.models.dit_tts.doctor.findings import KINDS
 from torchtitan.models.dit_tts.doctor.scan import READ, choose_samples, measure
 from torchtitan.models.dit_tts.doctor.shard_records import find_records, record_findings
+from torchtitan.models.dit_tts.errors import InputError
 
 # How a code's archive is made: folder -> where its first example must point.
 FAULTS = {}

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.flow.counter_rng import _bits, mix, normal, stream_keys, uniform
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import (
     FlowMatching,
     build_objective,
     squared_error_sum,
 )
-from torchtitan.models.dit_tts.flow.counter_rng import _bits, mix, normal, stream_keys, uniform
 from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
 
 
@@ -203,7 +203,9 @@ def strata(objective: FlowMatching, t: torch.Tensor) -> torch.Tensor:
     """Times mapped back to uniform numbers."""
     if objective.time_distribution == "uniform":
         return t.double()
-    return torch.special.ndtr((torch.logit(t.double()) - objective.logit_mean) / objective.logit_std)
+    return torch.special.ndtr(
+        (torch.logit(t.double()) - objective.logit_mean) / objective.logit_std
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,9 +245,7 @@ def test_times_differ_by_batch_and_seed_not_by_split():
 
 
 def test_condition_dropout_rates_and_independence():
-    objective = FlowMatching(
-        time_distribution="uniform", text_dropout=0.1, speaker_dropout=0.3
-    )
+    objective = FlowMatching(time_distribution="uniform", text_dropout=0.1, speaker_dropout=0.3)
     latents, drawn = torch.zeros(500, 1, 2), []
     for batch in range(100):
         noisy = corrupted(objective, latents, batch)

@@ -11,8 +11,6 @@ import soundfile
 import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel, moved
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
-from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
@@ -24,6 +22,8 @@ from torchtitan.models.dit_tts.inference.evaluate import HeldOut, listen, read_h
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.inference.pictures import MEL_BANDS, log_mel_decibels
 from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 SPEAKERS = ("ann", "bob")
 TOKENIZER = Tokenizer(

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.helpers.row_model import RowModel, moved
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
-from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 TOKENIZER = Tokenizer(make_vocabulary("bytes", "", ["speaker"], {"speaker": ["ann", "bob"]}))
 BEGIN, END, UNKNOWN_SPEAKER, ANN, BOB = 1, 2, 259, 260, 261

@@ -8,9 +8,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
-
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed.activation_checkpoint import apply_ac
+
 from torchtitan.models.dit_tts.infra.parallelize import SAVED_OPERATIONS
 from torchtitan.models.dit_tts.model.attention_backends import attend
 

@@ -3,13 +3,16 @@
 import pytest
 import torch.distributed as dist
 
-from tests.helpers.synthetic import make_shards
 from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import CHANNELS, config
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
+from tests.helpers.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader, assert_equal_across_ranks
+from torchtitan.models.dit_tts.infra.agreement import (
+    assert_equal_across_ranks,
+    build_agreed_dataloader,
+)
 from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 
 def start(rank: int, folders: list[str], rendezvous: str) -> None:

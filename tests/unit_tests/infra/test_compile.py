@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
-
 from torchtitan.distributed import ParallelDims
+from torchtitan.tools.logging import logger
+
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sum
@@ -16,8 +18,6 @@ from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compile import CompileWatch, apply_compile, compile_function
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.config.checks import validate_config
-from torchtitan.tools.logging import logger
 
 DIMS = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 SHAPES = [(2, 16, 8, 8), (3, 24, 8, 8), (1, 32, 16, 8)]
@@ -27,10 +27,21 @@ SHAPES = [(2, 16, 8, 8), (3, 24, 8, 8), (1, 32, 16, 8)]
 def model():
     torch._dynamo.reset()
     args = DiTTTSModelArgs(
-        dim=32, n_layers=3, n_heads=2, mlp_dim=48, speaker_dim=32, speaker_n_layers=1,
-        speaker_n_heads=2, speaker_mlp_dim=48, text_dim=32, adaln_rank=8, timestep_dim=16,
-        text_vocab_size=8, text_n_layers=2, text_n_heads=2,
-    )  # fmt: skip
+        dim=32,
+        n_layers=3,
+        n_heads=2,
+        mlp_dim=48,
+        speaker_dim=32,
+        speaker_n_layers=1,
+        speaker_n_heads=2,
+        speaker_mlp_dim=48,
+        text_dim=32,
+        adaln_rank=8,
+        timestep_dim=16,
+        text_vocab_size=8,
+        text_n_layers=2,
+        text_n_heads=2,
+    )
     model = DiTTTSModel(args)
     with torch.no_grad():
         model.init_weights()
@@ -53,7 +64,9 @@ def step(model: DiTTTSModel, shape: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("components, kinds", [(["model"], 1), (["encoders"], 2), (["model", "encoders"], 3)])
+@pytest.mark.parametrize(
+    "components, kinds", [(["model"], 1), (["encoders"], 2), (["model", "encoders"], 3)]
+)
 def test_one_graph_a_shape_and_then_none(model, components, kinds):
     counter = CompileCounter()
     apply_compile(model, counter, shapes=3, components=components)
@@ -81,11 +94,15 @@ def test_the_objectives_functions_are_compiled_once_a_shape():
     ]
     for number, (rows, frames, _, _) in enumerate(SHAPES * 2):
         position = torch.tensor(number), torch.arange(rows), torch.tensor(rows)
-        drawn, expected = (draw(torch.zeros(rows, frames, 4), *position) for draw in (compiled[0], add_noise))
+        drawn, expected = (
+            draw(torch.zeros(rows, frames, 4), *position) for draw in (compiled[0], add_noise)
+        )
         for name, value in vars(expected).items():
             torch.testing.assert_close(getattr(drawn, name), value, rtol=0, atol=1e-5)
         mask = torch.rand(rows, frames) > 0.3
-        losses = [sum_(drawn.latents, drawn.target, mask) for sum_ in (compiled[1], squared_error_sum)]
+        losses = [
+            sum_(drawn.latents, drawn.target, mask) for sum_ in (compiled[1], squared_error_sum)
+        ]
         torch.testing.assert_close(*losses)
     assert [counter.frame_count for counter in counters] == [len(SHAPES)] * 2
 
@@ -112,7 +129,9 @@ def test_the_limit_follows_the_number_of_buckets(model):
 
 
 def parallelized(model: DiTTTSModel, *arguments: str) -> DiTTTSModel:
-    return parallelize.parallelize_dit_tts(model, DIMS, load_config(["--compile.enable", *arguments]))
+    return parallelize.parallelize_dit_tts(
+        model, DIMS, load_config(["--compile.enable", *arguments])
+    )
 
 
 @pytest.mark.long
@@ -120,10 +139,22 @@ def parallelized(model: DiTTTSModel, *arguments: str) -> DiTTTSModel:
     "checkpointing, kinds",
     [
         (["--activation_checkpoint.mode=full"], 1),
-        (["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"], 2),
-        (["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"], 1),
+        (
+            [
+                "--activation_checkpoint.mode=selective",
+                "--activation_checkpoint.selective_ac_option=2",
+            ],
+            2,
+        ),
+        (
+            [
+                "--activation_checkpoint.mode=selective",
+                "--activation_checkpoint.selective_ac_option=op",
+            ],
+            1,
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_graph_a_shape_and_kind_of_block(model, checkpointing, kinds):
     parallelized(model, "--compile.backend=eager", *checkpointing)
     watch = CompileWatch(model, ["model", "encoders"])
@@ -205,19 +236,36 @@ def test_a_memory_budget_saves_less_and_changes_no_gradient(model):
     "arguments, ranks, message",
     [
         (["--compile.mode=reduce-overhead"], 2, "gathered weights of 2 data-parallel ranks"),
-        (["--compile.mode=max-autotune", "--parallelism.data_parallel_replicate_degree=2"], 2,
-         "'default' or 'max-autotune-no-cudagraphs'"),
-        (["--compile.mode=max-autotune", "--compile.backend=eager"], 1, "only the backend 'inductor'"),
-        (["--compile.components=loss", "--activation_checkpoint.mode=memory_budget"], 1,
-         "'memory_budget' needs [compile] enable = true"),
+        (
+            ["--compile.mode=max-autotune", "--parallelism.data_parallel_replicate_degree=2"],
+            2,
+            "'default' or 'max-autotune-no-cudagraphs'",
+        ),
+        (
+            ["--compile.mode=max-autotune", "--compile.backend=eager"],
+            1,
+            "only the backend 'inductor'",
+        ),
+        (
+            ["--compile.components=loss", "--activation_checkpoint.mode=memory_budget"],
+            1,
+            "'memory_budget' needs [compile] enable = true",
+        ),
         (["--optimizer.name=Lion"], 1, "allowed are Adam, AdamW and Muon"),
         (["--optimizer.name=Muon", "--optimizer.state_dtype=8bit"], 1, "it is AdamW's"),
         (["--optimizer.name=Muon", "--training.enable_cpu_offload"], 2, "enable_cpu_offload"),
-        (["--optimizer.state_dtype=8bit", "--checkpoint.enable", "--checkpoint.async_mode=async"], 1,
-         "set async_mode to 'disabled'"),
+        (
+            [
+                "--optimizer.state_dtype=8bit",
+                "--checkpoint.enable",
+                "--checkpoint.async_mode=async",
+            ],
+            1,
+            "set async_mode to 'disabled'",
+        ),
         (["--optimizer.muon_lr=-1"], 1, "must not be negative"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_work(arguments, ranks, message):
     config = load_config(["--compile.enable", *arguments])
     with pytest.raises(InputError, match=re.escape(message)):

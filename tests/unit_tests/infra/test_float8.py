@@ -5,20 +5,19 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-
 from torchao.float8 import float8_scaling_utils
 from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
+from torchtitan.distributed import ParallelDims
 
 from tests.helpers.forked import run_ranks
-from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.config.checks import validate_config
 
 DIMS = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 FLOAT8 = ["--model.converters=float8", "--quantize.linear.float8.emulate"]
@@ -31,10 +30,22 @@ def config(*arguments: str):
 
 def small_model(dim: int = 64) -> DiTTTSModel:
     args = DiTTTSModelArgs(
-        dim=dim, n_layers=2, n_heads=2, mlp_dim=96, speaker_dim=32, speaker_n_layers=1,
-        speaker_n_heads=2, speaker_mlp_dim=48, text_dim=32, text_vocab_size=20, text_n_layers=1,
-        text_n_heads=2, adaln_rank=16, timestep_dim=16, latent_channels=16,
-    )  # fmt: skip
+        dim=dim,
+        n_layers=2,
+        n_heads=2,
+        mlp_dim=96,
+        speaker_dim=32,
+        speaker_n_layers=1,
+        speaker_n_heads=2,
+        speaker_mlp_dim=48,
+        text_dim=32,
+        text_vocab_size=20,
+        text_n_layers=1,
+        text_n_heads=2,
+        adaln_rank=16,
+        timestep_dim=16,
+        latent_channels=16,
+    )
     torch.manual_seed(0)
     model = DiTTTSModel(args)
     with torch.no_grad():
@@ -69,10 +80,14 @@ def losses(model: DiTTTSModel, steps: int = 40) -> torch.Tensor:
         noisy = (1 - t[:, None, None]) * clean + t[:, None, None] * noise
         with torch.autocast("cpu", torch.bfloat16):
             out = model(
-                noisy, t, torch.ones(8, 24, dtype=torch.bool),
-                ids, torch.ones(8, 6, dtype=torch.bool),
-                torch.zeros(8, 8, 16), torch.ones(8, 8, dtype=torch.bool),
-            )  # fmt: skip
+                noisy,
+                t,
+                torch.ones(8, 24, dtype=torch.bool),
+                ids,
+                torch.ones(8, 6, dtype=torch.bool),
+                torch.zeros(8, 8, 16),
+                torch.ones(8, 8, dtype=torch.bool),
+            )
             loss = (out - (noise - clean)).square().mean()
         loss.backward()
         optimizer.step()
@@ -83,20 +98,28 @@ def losses(model: DiTTTSModel, steps: int = 40) -> torch.Tensor:
 
 @pytest.mark.long
 def test_the_blocks_products_and_nothing_else():
-    names = {name for name, module in converted().named_modules() if isinstance(module, Float8Linear)}
+    names = {
+        name for name, module in converted().named_modules() if isinstance(module, Float8Linear)
+    }
     assert names == {
         f"layers.{layer}.{product}"
         for layer in range(2)
         for product in (
-            "attention.qkv_gate", "attention.out", "attention.text_kv", "attention.speaker_kv",
-            "mlp.gate_up", "mlp.down",
+            "attention.qkv_gate",
+            "attention.out",
+            "attention.text_kv",
+            "attention.speaker_kv",
+            "mlp.gate_up",
+            "mlp.down",
         )
-    }  # fmt: skip
+    }
     model = converted("--quantize.linear.float8.filter_fqns=attention.text_kv,mlp")
     names = {name for name, module in model.named_modules() if isinstance(module, Float8Linear)}
     assert {name.split(".", 2)[2] for name in names} == {
-        "attention.qkv_gate", "attention.out", "attention.speaker_kv"
-    }  # fmt: skip
+        "attention.qkv_gate",
+        "attention.out",
+        "attention.speaker_kv",
+    }
 
 
 @pytest.mark.long
@@ -170,7 +193,9 @@ def test_a_width_that_fp8_cannot_take():
 
 
 def test_without_fp8_hardware_it_must_be_emulated(monkeypatch):
-    monkeypatch.setattr("torchtitan.models.dit_tts.infra.float8.has_cuda_capability", lambda *_: False)
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.infra.float8.has_cuda_capability", lambda *_: False
+    )
     plain = load_config(["--model.converters=float8"])
     with pytest.raises(InputError, match="needs a GPU with fp8.*emulate = true"):
         Float8Converter(plain, DIMS)
@@ -219,12 +244,14 @@ def test_sharded_it_trains_as_whole(tmp_path):
     "arguments, message",
     [
         (["--model.converters=float9"], "allowed is 'float8'"),
-        (["--model.converters=float8", "--training.mixed_precision_param=float32"],
-         "mixed_precision_param = 'float32'"),
+        (
+            ["--model.converters=float8", "--training.mixed_precision_param=float32"],
+            "mixed_precision_param = 'float32'",
+        ),
         ([*FLOAT8, "--compile.enable"], "emulate = true does not compile"),
         ([*FLOAT8, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], "is not supported"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_work(arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
         validate_config(load_config(arguments), 1, ["debug"])

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-
-from tests.helpers.forked import run_ranks
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+
+from tests.helpers.forked import run_ranks
+from torchtitan.models.dit_tts.config.job_config import Optimizer
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.low_precision_adamw import (
     _TILE,
@@ -22,6 +22,7 @@ from torchtitan.models.dit_tts.infra.low_precision_adamw import (
     BFloat16AdamW,
     round_to_bfloat16_,
 )
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.infra.muon import Muon, join_fused, split_fused
 from torchtitan.models.dit_tts.infra.optimizer import (
     TTSOptimizers,
@@ -30,10 +31,9 @@ from torchtitan.models.dit_tts.infra.optimizer import (
     same_optimizer_as_saved,
 )
 from torchtitan.models.dit_tts.infra.parallelize import _sum_gradients, apply_fsdp, write_sharded
-from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.models.dit_tts.config.job_config import Optimizer
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 CONFIG = Optimizer(lr=1e-2, weight_decay=0.1, beta1=0.8, beta2=0.9)
 KINDS = {
@@ -48,10 +48,22 @@ KINDS = {
 def small_model(text_vocab_size: int = 20) -> DiTTTSModel:
     """Large enough that the largest moments are quantised, also in thirds."""
     args = DiTTTSModelArgs(
-        dim=64, n_layers=2, n_heads=2, mlp_dim=96, speaker_dim=32, speaker_n_layers=1,
-        speaker_n_heads=2, speaker_mlp_dim=48, text_dim=32, text_vocab_size=text_vocab_size, text_n_layers=1,
-        text_n_heads=2, adaln_rank=8, timestep_dim=16, latent_channels=16,
-    )  # fmt: skip
+        dim=64,
+        n_layers=2,
+        n_heads=2,
+        mlp_dim=96,
+        speaker_dim=32,
+        speaker_n_layers=1,
+        speaker_n_heads=2,
+        speaker_mlp_dim=48,
+        text_dim=32,
+        text_vocab_size=text_vocab_size,
+        text_n_layers=1,
+        text_n_heads=2,
+        adaln_rank=8,
+        timestep_dim=16,
+        latent_channels=16,
+    )
     torch.manual_seed(0)
     return DiTTTSModel(args)
 
@@ -73,10 +85,14 @@ def train(model: nn.Module, optimizers: TTSOptimizers, steps: range) -> None:
             return torch.randn(4, *shape, generator=generator)[mine]
 
         out = model(
-            draw(8, 16), draw().sigmoid(), torch.ones(4, 8, dtype=torch.bool)[mine],
-            draw(5).mul(4).abs().long(), torch.ones(4, 5, dtype=torch.bool)[mine],
-            draw(8, 16), torch.ones(4, 8, dtype=torch.bool)[mine],
-        )  # fmt: skip
+            draw(8, 16),
+            draw().sigmoid(),
+            torch.ones(4, 8, dtype=torch.bool)[mine],
+            draw(5).mul(4).abs().long(),
+            torch.ones(4, 5, dtype=torch.bool)[mine],
+            draw(8, 16),
+            torch.ones(4, 8, dtype=torch.bool)[mine],
+        )
         (out - draw(8, 16)).square().sum().backward()
         optimizers.step()
         optimizers.zero_grad()
@@ -119,9 +135,14 @@ def test_only_matrices_decay():
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     names = names_of(model, plain["params"])
     assert {
-        "text_encoder.embedding.weight", "layers.0.attention.q_norm.weight", "norm.weight",
-        "layers.1.adaln.up.bias", "input.bias", "output.bias", "text_norm.weight",
-    } <= names  # fmt: skip
+        "text_encoder.embedding.weight",
+        "layers.0.attention.q_norm.weight",
+        "norm.weight",
+        "layers.1.adaln.up.bias",
+        "input.bias",
+        "output.bias",
+        "text_norm.weight",
+    } <= names
     assert all(name.endswith((".bias", "norm.weight", "embedding.weight")) for name in names)
     others = names_of(model, decayed["params"])
     assert all(dict(model.named_parameters())[name].ndim == 2 for name in others)
@@ -186,9 +207,13 @@ def test_muon_has_the_blocks_products_and_adamw_the_rest():
     mine = names_of(model, muon.param_groups[0]["params"])
     kinds = {name.split(".", 2)[2] for name in mine}
     assert kinds == {
-        "attention.qkv_gate.weight", "attention.out.weight", "attention.text_kv.weight",
-        "attention.speaker_kv.weight", "mlp.gate_up.weight", "mlp.down.weight",
-    }  # fmt: skip
+        "attention.qkv_gate.weight",
+        "attention.out.weight",
+        "attention.text_kv.weight",
+        "attention.speaker_kv.weight",
+        "mlp.gate_up.weight",
+        "mlp.down.weight",
+    }
     assert len(mine) == 2 * len(kinds)
     rest = [p for group in adam.param_groups for p in group["params"]]
     assert len(rest) + len(mine) == len(list(model.parameters()))
@@ -259,7 +284,9 @@ def test_bfloat16_second_moments_fall_as_float32s_do():
     """At the largest beta2 allowed, whose step is less than a bit: to the nearest nothing would fall."""
     parameters = [nn.Parameter(torch.zeros(5000)) for _ in range(2)]
     options = {"lr": 0.0, "betas": (0.9, MOST_BETA2_BFLOAT16), "fused": True}
-    kinds = [kind([p], **options) for kind, p in zip((torch.optim.AdamW, BFloat16AdamW), parameters)]
+    kinds = [
+        kind([p], **options) for kind, p in zip((torch.optim.AdamW, BFloat16AdamW), parameters)
+    ]
     for step in range(700):
         for parameter, optimizer in zip(parameters, kinds):
             parameter.grad = torch.full_like(parameter, float(step == 0))

@@ -7,14 +7,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 ARGS = DiTTTSModelArgs(
     dim=32,
@@ -90,7 +90,9 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("layout", [DataParallelLayout(1, 2), DataParallelLayout(2, 2)], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "layout", [DataParallelLayout(1, 2), DataParallelLayout(2, 2)], ids=lambda each: each.name
+)
 def test_weights_travel_in_bfloat16_and_gradients_in_float32(layout):
     seen = []
     with fake_process_group(layout) as dims, Sent() as sent:

@@ -14,10 +14,23 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 VOCABULARY, PATCH = 40, 4
 ARGS = DiTTTSModelArgs(
-    dim=32, n_layers=2, n_heads=4, mlp_dim=48, speaker_dim=24, speaker_n_layers=2,
-    speaker_n_heads=2, speaker_mlp_dim=40, speaker_patch_size=PATCH, latent_channels=8, text_dim=16,
-    text_vocab_size=VOCABULARY, text_n_layers=2, text_n_heads=2, adaln_rank=6, timestep_dim=16,
-)  # fmt: skip
+    dim=32,
+    n_layers=2,
+    n_heads=4,
+    mlp_dim=48,
+    speaker_dim=24,
+    speaker_n_layers=2,
+    speaker_n_heads=2,
+    speaker_mlp_dim=40,
+    speaker_patch_size=PATCH,
+    latent_channels=8,
+    text_dim=16,
+    text_vocab_size=VOCABULARY,
+    text_n_layers=2,
+    text_n_heads=2,
+    adaln_rank=6,
+    timestep_dim=16,
+)
 CONDITIONED = replace(ARGS, text_vocab_size=0, condition_base=VOCABULARY, condition_ids=3)
 """Text features come from outside; the last 3 ids have a row of the model's own."""
 
@@ -114,10 +127,12 @@ def modulation(w: Weights, name: str, shared: Tensor, what: int, where: int) -> 
 
 def decoder_block(w: Weights, name: str, x: Tensor, shared: Tensor, contexts) -> Tensor:
     n_heads = len(w[f"{name}.attention.q_norm.weight"])
-    for where, function in enumerate((
-        lambda h: attention(w, f"{name}.attention", h, n_heads // 2, False, contexts),
-        lambda h: mlp(w, f"{name}.mlp", h),
-    )):  # fmt: skip
+    for where, function in enumerate(
+        (
+            lambda h: attention(w, f"{name}.attention", h, n_heads // 2, False, contexts),
+            lambda h: mlp(w, f"{name}.mlp", h),
+        )
+    ):
         shift, scale, gate = (modulation(w, f"{name}.adaln", shared, n, where) for n in range(3))
         x = x + torch.tanh(gate) * function(normed(x) * (1 + scale) + shift)
     return x
@@ -298,9 +313,14 @@ def test_pinned_output():
         parameter.copy_(value / math.sqrt(fan_in) + (0.5 if name.endswith("norm.weight") else 0))
     length = torch.ones(1, 5, dtype=torch.bool)
     out = model(
-        formula((1, 5, 8), 1.0).float(), torch.tensor([0.6]), length,
-        torch.tensor([[3, 14, 15, 9, 26]]), length, formula((1, 5, 8), 2.0).float(), length,
-    )  # fmt: skip
+        formula((1, 5, 8), 1.0).float(),
+        torch.tensor([0.6]),
+        length,
+        torch.tensor([[3, 14, 15, 9, 26]]),
+        length,
+        formula((1, 5, 8), 2.0).float(),
+        length,
+    )
     expected = [
         [0.764391, 0.531396, 0.388754, 0.503539, 0.200063, 0.014192, 0.206825, 0.489624],
         [0.844231, -0.269892, -0.225792, 0.598257, -0.155046, 0.122353, -0.009026, 0.439481],

@@ -34,10 +34,19 @@ from torchtitan.models.dit_tts.model.attention_backends import (
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 SMALL = DiTTTSModelArgs(
-    dim=32, n_layers=2, n_heads=4, mlp_dim=48, speaker_dim=16, speaker_n_layers=1,
-    speaker_n_heads=2, speaker_mlp_dim=24, latent_channels=8, text_dim=16, adaln_rank=6,
+    dim=32,
+    n_layers=2,
+    n_heads=4,
+    mlp_dim=48,
+    speaker_dim=16,
+    speaker_n_layers=1,
+    speaker_n_heads=2,
+    speaker_mlp_dim=24,
+    latent_channels=8,
+    text_dim=16,
+    adaln_rank=6,
     timestep_dim=16,
-)  # fmt: skip
+)
 
 OTHERS = ("varlen", "flex")
 
@@ -148,7 +157,9 @@ def poisoned_attention(q, k, v, q_starts, k_starts, q_most, k_most):
     q.register_hook(lambda gradient: poison(gradient, q_starts))
     for tensor in (k, v):
         tensor.register_hook(lambda gradient: poison(gradient, k_starts))
-    unread = [poison(x, s).nan_to_num(1e3) for x, s in ((q, q_starts), (k, k_starts), (v, k_starts))]
+    unread = [
+        poison(x, s).nan_to_num(1e3) for x, s in ((q, q_starts), (k, k_starts), (v, k_starts))
+    ]
     return poison(packed_attention(*unread, q_starts, k_starts, q_most, k_most), q_starts)
 
 
@@ -347,7 +358,8 @@ def test_sharded_blocks(backend, one_process_group):
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     actual = outcome(model, inputs)
     assert_equal_outcomes(
-        {n: x.full_tensor() if hasattr(x, "full_tensor") else x for n, x in actual.items()}, expected
+        {n: x.full_tensor() if hasattr(x, "full_tensor") else x for n, x in actual.items()},
+        expected,
     )
 
 
@@ -360,13 +372,20 @@ def test_kept_key_values(backend):
     expected = build()(**inputs, **keep)
     model = build(backend)
     conditions = model.encode_conditions(
-        inputs["text_ids"], inputs["text_mask"], inputs["speaker"], inputs["speaker_mask"],
+        inputs["text_ids"],
+        inputs["text_mask"],
+        inputs["speaker"],
+        inputs["speaker_mask"],
         inputs["text_features"],
-    )  # fmt: skip
+    )
     out = model.denoise(
-        inputs["latents"], inputs["t"], inputs["frame_mask"], conditions, **keep,
+        inputs["latents"],
+        inputs["t"],
+        inputs["frame_mask"],
+        conditions,
+        **keep,
         key_values=model.condition_key_values(conditions),
-    )  # fmt: skip
+    )
     valid = inputs["frame_mask"]
     torch.testing.assert_close(out[valid], expected[valid], rtol=0, atol=1e-4)
 
@@ -405,10 +424,16 @@ def test_no_host_sync_in_the_step(backend):
     with NoSync():
         noisy = FlowMatching().add_noise(clean, place, rows, rows.sum())
         out = model(
-            noisy.latents, noisy.t, *(inputs[name] for name in (
-                "frame_mask", "text_ids", "text_mask", "speaker", "speaker_mask"
-            )), noisy.keep_text, noisy.keep_speaker, inputs["text_features"],
-        )  # fmt: skip
+            noisy.latents,
+            noisy.t,
+            *(
+                inputs[name]
+                for name in ("frame_mask", "text_ids", "text_mask", "speaker", "speaker_mask")
+            ),
+            noisy.keep_text,
+            noisy.keep_speaker,
+            inputs["text_features"],
+        )
         loss = squared_error_sum(out, noisy.target, inputs["frame_mask"]) / 7
         loss.backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -418,9 +443,11 @@ def test_no_host_sync_in_the_step(backend):
 def test_a_host_sync_is_noticed(sync):
     x = torch.zeros(3, device="meta")
     with pytest.raises((AssertionError, RuntimeError)), NoSync():
-        {"item": lambda: x.sum().item(), "mask": lambda: x[x > 0], "copy": lambda: x + torch.zeros(3)}[
-            sync
-        ]()
+        {
+            "item": lambda: x.sum().item(),
+            "mask": lambda: x[x > 0],
+            "copy": lambda: x + torch.zeros(3),
+        }[sync]()
 
 
 @pytest.mark.long

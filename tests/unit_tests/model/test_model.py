@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.flop_counter import FlopCounterMode
+from torchtitan.protocols.train_spec import get_train_spec
 
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -22,7 +23,6 @@ from torchtitan.models.dit_tts.model.layers import (
     rope_table,
 )
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.protocols.train_spec import get_train_spec
 
 VOCABULARY = 40
 
@@ -151,9 +151,7 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
         latents, speaker = (torch.zeros(batch, n, args.latent_channels) for n in (T, S))
         t = torch.zeros(batch)
     with FlopCounterMode(display=False) as counter:
-        out = model(
-            latents, t, masks[0], ids, masks[1], speaker, masks[2], text_features=features
-        )
+        out = model(latents, t, masks[0], ids, masks[1], speaker, masks[2], text_features=features)
         forward = counter.get_total_flops()
         out.sum().backward()
         return forward, counter.get_total_flops()
@@ -198,9 +196,7 @@ def with_garbage(padded: torch.Tensor, mask: torch.Tensor, longer: int, seed: in
     return garbage
 
 
-STREAMS = {
-    "latents": ["latents"], "text": ["text_ids", "text_features"], "speaker": ["speaker"]
-}  # fmt: skip
+STREAMS = {"latents": ["latents"], "text": ["text_ids", "text_features"], "speaker": ["speaker"]}
 
 
 @pytest.mark.parametrize("longer", [0, 1, 5])

@@ -12,8 +12,15 @@ from torchtitan.models.dit_tts.plan import compare as compare
 from torchtitan.models.dit_tts.plan.compare import RanShape, write_plan
 from torchtitan.models.dit_tts.plan.step_time import Interval
 
-ROW = {"step": 1, "time": 11.0, "seconds_per_step": 0.5, "mfu": None, "goodput_mfu": None,
-       "samples_per_second": 5.0, "peak_allocated_gib": 2.0}  # fmt: skip
+ROW = {
+    "step": 1,
+    "time": 11.0,
+    "seconds_per_step": 0.5,
+    "mfu": None,
+    "goodput_mfu": None,
+    "samples_per_second": 5.0,
+    "peak_allocated_gib": 2.0,
+}
 
 
 def no_space(*_):
@@ -31,7 +38,10 @@ def written(folder) -> None:
 
 @pytest.mark.parametrize(
     "name, replacement, words",
-    [("write_atomic", no_space, "No space left"), ("_predicted", terminated, "terminated by SIGTERM")],
+    [
+        ("write_atomic", no_space, "No space left"),
+        ("_predicted", terminated, "terminated by SIGTERM"),
+    ],
 )
 def test_a_completed_run_outlives_its_plan(tmp_path, monkeypatch, caplog, name, replacement, words):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")

@@ -11,11 +11,11 @@ import huggingface_hub.constants
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from torchtitan.distributed import parallel_dims
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
-from torchtitan.distributed import parallel_dims
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
-from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import squared_error_sum
@@ -34,9 +34,13 @@ from torchtitan.models.dit_tts.plan.parameters import (
 )
 from torchtitan.models.dit_tts.plan.plan import make_plan, planned_gpus
 from torchtitan.models.dit_tts.plan.report import memory_lines, report
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group, state_memory
+from torchtitan.models.dit_tts.plan.states import (
+    DataParallelLayout,
+    fake_process_group,
+    state_memory,
+)
 from torchtitan.models.dit_tts.plan.storage_ledger import StorageLedger
-from torchtitan.models.dit_tts.config.checks import validate_config
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,7 +139,15 @@ def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", [DataParallelLayout(1, 1), DataParallelLayout(1, 4), DataParallelLayout(2, 2), DataParallelLayout(4, 1)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        DataParallelLayout(1, 1),
+        DataParallelLayout(1, 4),
+        DataParallelLayout(2, 2),
+        DataParallelLayout(4, 1),
+    ],
+)
 def test_state_bytes_are_those_of_real_tensors(layout):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""
     config = debug_config()
@@ -149,12 +161,19 @@ def test_state_bytes_are_those_of_real_tensors(layout):
         batch = inputs()
         squared_error_sum(model(**batch), batch["latents"], batch["frame_mask"]).backward()
         optimizers.step()
-        real = [local_bytes(tensors) for tensors in (
-            model.parameters(),
-            (p.grad for p in model.parameters()),
-            (value for state in optimizers.optimizers[0].state.values() for value in state.values()),
-            ema.shadow.values(),
-        )]  # fmt: skip
+        real = [
+            local_bytes(tensors)
+            for tensors in (
+                model.parameters(),
+                (p.grad for p in model.parameters()),
+                (
+                    value
+                    for state in optimizers.optimizers[0].state.values()
+                    for value in state.values()
+                ),
+                ema.shadow.values(),
+            )
+        ]
     exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]
     assert exact[1:] == real[1:]
     # Weights alone have the padding of shards: less than a row of each.
@@ -204,7 +223,10 @@ def test_whole_weights_of_each_layout():
     assert sharded.in_turn == 2 * 2 * block
     assert 0 < sharded.kept < 2 * block
     # A block's whole gradient in bfloat16 and, to be reduced, in float32.
-    assert state_memory(config, sizes.args, None, DataParallelLayout(1, 4)).gradients_in_turn == (2 + 4) * block
+    assert (
+        state_memory(config, sizes.args, None, DataParallelLayout(1, 4)).gradients_in_turn
+        == (2 + 4) * block
+    )
     assert gathered(DataParallelLayout(1, 4), fsdp_reshard_after_forward="never").total == 2 * count
 
 
@@ -330,7 +352,12 @@ def test_what_is_missing_and_what_is_here(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_the_report(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = [DEBUG, "--data.path=nowhere", "--compile.enable", "--activation_checkpoint.mode=full"]
+    arguments = [
+        DEBUG,
+        "--data.path=nowhere",
+        "--compile.enable",
+        "--activation_checkpoint.mode=full",
+    ]
     assert train([*arguments, "--dry-run", "--dry-run-gpus=2"]) == 0
     said = capsys.readouterr().out
     for words in (
@@ -365,7 +392,9 @@ def test_offloaded_states_are_not_the_gpus():
 def test_every_attention_backend_keeps_the_same(backend):
     """A stand-in on the CPU would keep the scores of all queries and keys."""
     kept = [
-        make_plan(debug_config("--data.max_frames=64", f"--attention.backend={name}"), 1).activations
+        make_plan(
+            debug_config("--data.max_frames=64", f"--attention.backend={name}"), 1
+        ).activations
         for name in ("sdpa", backend)
     ]
     assert kept[0] == kept[1]
@@ -388,7 +417,12 @@ def test_moments_are_named_as_they_are(options, words):
 
 @pytest.mark.parametrize(
     "argument",
-    ["--data.num_buckets=9", "--training.global_batch_size=13", "--model.flavor=2B", "--data.zzz=1"],
+    [
+        "--data.num_buckets=9",
+        "--training.global_batch_size=13",
+        "--model.flavor=2B",
+        "--data.zzz=1",
+    ],
 )
 def test_a_mistake_gives_the_runs_sentence(argument, capsys):
     assert train([DEBUG, argument, "--dry-run"]) == 2

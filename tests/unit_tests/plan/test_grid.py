@@ -25,7 +25,10 @@ def fewer_choices(monkeypatch):
 
 @pytest.mark.slow
 def test_the_grid_drops_nothing():
-    own = ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=4"]
+    own = [
+        "--activation_checkpoint.mode=selective",
+        "--activation_checkpoint.selective_ac_option=4",
+    ]
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=8"]
     config = debug_config(*own, *batch, *SHORT, "--training.local_batch_size=8")
     cluster = cluster_of(replace(H200, memory_gib=1.68), 1, 1)
@@ -42,11 +45,16 @@ def test_the_grid_drops_nothing():
     assert speeds == sorted(speeds, reverse=True)
     assert all(choice.micro_batch * choice.accumulation == 16 for choice in choices)
     # Short buckets have more samples, each with its reference.
-    assert all(c.most > c.step.memory.total for c in choices if c.step and c.checkpointing == "full")
+    assert all(
+        c.most > c.step.memory.total for c in choices if c.step and c.checkpointing == "full"
+    )
     [mine] = [choice for choice in choices if choice.own]
     assert (mine.checkpointing, mine.compiled, mine.micro_batch) == ("every 4", False, 8)
     said = grid_lines(choices, cluster, guesses())
-    assert sum("* one GPU" in line for line in said) == 1 and sum("refused: " in line for line in said) == 6
+    assert (
+        sum("* one GPU" in line for line in said) == 1
+        and sum("refused: " in line for line in said) == 6
+    )
     first, *_, last = json.loads(json.dumps(as_json(choices)))
     assert first["fits"] and not last["fits"]
     assert first["step"]["seconds"]["low"] < first["step"]["seconds"]["high"]

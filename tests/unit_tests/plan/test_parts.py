@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.plan.forecast import Forecaster, forecast
 from torchtitan.models.dit_tts.plan.forecast_report import forecast_lines
 from torchtitan.models.dit_tts.plan.memory import MemoryNeed, capacity, states_total
 from torchtitan.models.dit_tts.plan.profile import Profile, Shape, Work
-from torchtitan.models.dit_tts.plan.states import Gathered, DataParallelLayout, StateMemory
+from torchtitan.models.dit_tts.plan.states import DataParallelLayout, Gathered, StateMemory
 from torchtitan.models.dit_tts.plan.step_time import (
     StepWork,
     copied_bytes,
@@ -264,14 +264,18 @@ def test_bytes_that_are_copied_beside_the_collectives():
     # Into the copy that is computed on and out of it, read and written in float32.
     assert copied_bytes(config, n, DataParallelLayout(4, 1)) == n * 2 * (4 + 4)
     # Twice a float32 shard is cast to bfloat16 and the whole copied; a gradient is cast to float32.
-    assert copied_bytes(config, n, DataParallelLayout(1, 4)) == n * (2 * ((4 + 2) / 4 + 2 + 2) + 2 + 4)
+    assert copied_bytes(config, n, DataParallelLayout(1, 4)) == n * (
+        2 * ((4 + 2) / 4 + 2 + 2) + 2 + 4
+    )
 
 
 def test_buckets_have_as_many_steps_as_their_samples_fill():
     config = debug_config(
-        "--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0",
-        "--training.local_batch_size=16", "--training.global_batch_size=16",
-    )  # fmt: skip
+        "--data.bucket_frames=32,64",
+        "--benchmark.mean_seconds=1.0",
+        "--training.local_batch_size=16",
+        "--training.global_batch_size=16",
+    )
     short, long = estimated_buckets(config, 1)
     data = config.data
     frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames

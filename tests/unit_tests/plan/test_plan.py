@@ -38,7 +38,9 @@ pytestmark = pytest.mark.usefixtures("remembered_passes")
 
 
 @pytest.mark.parametrize("flavor", ["debug", "800M", "3B", "8B"])
-@pytest.mark.parametrize("lengths", [Lengths(768, 192, 384), Lengths(123, 7, 33), Lengths(40, 0, 0)])
+@pytest.mark.parametrize(
+    "lengths", [Lengths(768, 192, 384), Lengths(123, 7, 33), Lengths(40, 0, 0)]
+)
 def test_the_split_is_the_formula(flavor, lengths):
     args = model_flavors()[flavor]
     sizes = TextEncoderSizes(10**8, 18, 640, trained=False)
@@ -87,9 +89,15 @@ def test_passes_tell_what_other_shapes_take(components):
     profile = Profiler(args, longest, 5).profile(config, sharded=True, shorter=True)
     recorder = OperationRecorder()
     real = measure(
-        config, args, 5, Lengths(40, 24, 64), "none", sharded=True, recorder=recorder,
+        config,
+        args,
+        5,
+        Lengths(40, 24, 64),
+        "none",
+        sharded=True,
+        recorder=recorder,
         compiler=ModelCompiler(compiled_stacks(config)),
-    )  # fmt: skip
+    )
     predicted = profile.memory(Shape(5, 40, 24))
     assert predicted.batch == real.batch
     # Tables of angles grow with the frames and not with the samples: two thousandths of so small a model.
@@ -122,7 +130,9 @@ def test_what_the_compiler_does_to_a_block():
     assert saved["full", True] == saved["full", False]
     assert saved["full", True] < saved["selective", True] < saved["none", True]
     for kind in ("none", "selective", "full"):
-        assert found[kind, True][2] < 0.6 * found[kind, False][2]  # fewer kernels, the same products
+        assert (
+            found[kind, True][2] < 0.6 * found[kind, False][2]
+        )  # fewer kernels, the same products
         assert found[kind, True][1] == pytest.approx(found[kind, False][1], rel=0.01)
     assert found["full", True][1] > found["selective", True][1] > found["none", True][1]
     recorder, encoders = OperationRecorder(), ModelCompiler(["encoders"])
@@ -147,7 +157,13 @@ def test_a_memory_budget_is_the_compilers(sharded):
     def kept(budget: float) -> int:
         compiler = ModelCompiler(compiled_stacks(config), budget=budget)
         memory = measure(
-            config, args, shape.samples, lengths, "memory_budget", sharded=sharded, compiler=compiler
+            config,
+            args,
+            shape.samples,
+            lengths,
+            "memory_budget",
+            sharded=sharded,
+            compiler=compiler,
         )
         return memory.saved
 
@@ -184,7 +200,9 @@ def test_eight_bit_moments_are_torchaos():
             names = ("codes", "scale", "qmap")
             inner = [getattr(value, n) for n in names] if hasattr(value, "codes") else [value]
             real += sum(tensor.nbytes for tensor in inner)
-    assert state_memory(config, args, None, DataParallelLayout(1, 1)).optimizer == pytest.approx(real, rel=1e-3)
+    assert state_memory(config, args, None, DataParallelLayout(1, 1)).optimizer == pytest.approx(
+        real, rel=1e-3
+    )
 
 
 # Devices
@@ -231,7 +249,15 @@ def test_what_a_device_cannot_train():
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_the_command(gpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    plan = ["plan", str(DEBUG), "--gpus-per-node", str(gpus), *SMALL, "--data.bucket_frames", "32,64"]
+    plan = [
+        "plan",
+        str(DEBUG),
+        "--gpus-per-node",
+        str(gpus),
+        *SMALL,
+        "--data.bucket_frames",
+        "32,64",
+    ]
     assert main([*plan, "--gpu", "H100"]) == 0
     said = capsys.readouterr().out
     for words in ("H100", "guesses, not calibrated", "largest micro-batch", "MFU"):
@@ -248,10 +274,17 @@ def test_the_command(gpus, tmp_path, capsys, monkeypatch):
         "environment": {"device": "NVIDIA H100 80GB HBM3"},
         "peak_memory_gib": 1.0,
         "shapes": [
-            {"samples": 8, "frames": 64, "text_tokens": 40, "speaker_frames": 64, "steps": 5,
-             "micro_batches": 5, "seconds_per_step": {"median": 0.01}},
+            {
+                "samples": 8,
+                "frames": 64,
+                "text_tokens": 40,
+                "speaker_frames": 64,
+                "steps": 5,
+                "micro_batches": 5,
+                "seconds_per_step": {"median": 0.01},
+            },
         ],
-    }  # fmt: skip
+    }
     results = tmp_path / "results.json"
     results.write_text(json.dumps({"runs": [run]}))
     assert main(["plan", "--calibrate", str(results)]) == 0
@@ -268,7 +301,10 @@ def test_the_command(gpus, tmp_path, capsys, monkeypatch):
         (["plan", str(DEBUG), "--model.flavour=3B"], "did you mean"),
         (["plan", str(DEBUG), "--nodes", "0"], "at least 1"),
         (["plan", str(DEBUG), "--gpus-per-node", "1"], "mixed_precision_param = 'float32'"),
-        (["plan", str(DEBUG), "--gpus-per-node", "1", *SMALL, "--attention.backend=flex"], "'flex' needs"),
+        (
+            ["plan", str(DEBUG), "--gpus-per-node", "1", *SMALL, "--attention.backend=flex"],
+            "'flex' needs",
+        ),
         (["plan", "--calibrate", "nowhere.json"], "cannot be read"),
     ],
 )
@@ -285,10 +321,17 @@ def test_mistakes_are_one_sentence(arguments, words, capsys):
 def test_a_run_keeps_the_plan_beside_what_was_measured(tmp_path):
     config = debug_config()
     rows = [
-        {"step": step, "time": 10.0 + step, "seconds_per_step": seconds, "mfu": 0.3, "goodput_mfu": None,
-         "samples_per_second": 5.0, "peak_allocated_gib": 2.0 + step}
+        {
+            "step": step,
+            "time": 10.0 + step,
+            "seconds_per_step": seconds,
+            "mfu": 0.3,
+            "goodput_mfu": None,
+            "samples_per_second": 5.0,
+            "peak_allocated_gib": 2.0 + step,
+        }
         for step, seconds in ((0, 99.0), (1, 9.0), (2, 0.5), (3, 0.7))
-    ]  # fmt: skip
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shapes = [RanShape(12, Lengths(64, 40, 64), 3), RanShape(24, Lengths(32, 40, 64), 1)]
 
@@ -299,7 +342,9 @@ def test_a_run_keeps_the_plan_beside_what_was_measured(tmp_path):
     on_cpu = written("cpu")
     assert on_cpu["predicted"] is None and "cpu" in on_cpu["note"]
     assert on_cpu["measured"]["seconds_per_step"] == pytest.approx(0.6)  # the first compiles
-    assert on_cpu["measured"]["peak_memory_gib"] == 5.0 and on_cpu["measured"]["goodput_mfu"] is None
+    assert (
+        on_cpu["measured"]["peak_memory_gib"] == 5.0 and on_cpu["measured"]["goodput_mfu"] is None
+    )
     on_gpu = written("NVIDIA H200")
     assert on_gpu["measured"] == on_cpu["measured"]
     low, high = on_gpu["predicted"]["seconds_per_step_range"]

@@ -48,7 +48,11 @@ FULL_RATES = with_values(network_efficiency=1.0, ring_step_seconds=0.0)
 
 
 def exchanged(
-    layout: DataParallelLayout, accumulation: int = 1, nodes: int = 8, parameters: int = 10**9, **changes
+    layout: DataParallelLayout,
+    accumulation: int = 1,
+    nodes: int = 8,
+    parameters: int = 10**9,
+    **changes,
 ) -> Communication:
     config = debug_config()
     states = replace(state_memory(config, model_sizes(config).args, None, layout), **changes)
@@ -92,7 +96,10 @@ def test_links_are_busy_at_once_and_streams_side_by_side():
     assert inside > 0 and outside == pytest.approx(8 * 1e9 * 7 / 8 / between)
     assert hsdp.busy(BACKWARD, FULL_RATES) == pytest.approx(max(inside, outside))
     # Replicas exchange once a step: from two micro-batches on that is less than FSDP2's on the network.
-    twice = [exchanged(layout, 2).busy(BACKWARD, FULL_RATES) for layout in (DataParallelLayout(8, 8), DataParallelLayout(1, 64))]
+    twice = [
+        exchanged(layout, 2).busy(BACKWARD, FULL_RATES)
+        for layout in (DataParallelLayout(8, 8), DataParallelLayout(1, 64))
+    ]
     assert twice[0] < twice[1]
 
 
@@ -103,13 +110,18 @@ def test_each_step_of_a_ring_takes_its_delay():
     # Ten units, two micro-batches, 63 steps: gathers and reductions have streams of their own.
     assert fsdp.busy(FORWARD, slow) == pytest.approx(2 * 10 * 63, rel=1e-3)
     assert fsdp.busy(BACKWARD, slow) == pytest.approx(2 * 10 * 63, rel=1e-3)
-    assert exchanged(DataParallelLayout(64, 1)).busy(BACKWARD, slow) == pytest.approx(2 * 10 * 63, rel=1e-3)
+    assert exchanged(DataParallelLayout(64, 1)).busy(BACKWARD, slow) == pytest.approx(
+        2 * 10 * 63, rel=1e-3
+    )
 
 
 @pytest.mark.long
 def test_every_micro_batch_waits_for_its_first_unit():
     unlimited = {FORWARD: 1e9, BACKWARD: 1e9, TEXT_ENCODER: 1e9}
-    once, four_times = (exchanged(DataParallelLayout(1, 64), times).exposed(unlimited, FULL_RATES) for times in (1, 4))
+    once, four_times = (
+        exchanged(DataParallelLayout(1, 64), times).exposed(unlimited, FULL_RATES)
+        for times in (1, 4)
+    )
     assert once > 0 and four_times == pytest.approx(4 * once)
 
 
@@ -187,9 +199,11 @@ def observations(truth, noise: float = 0.0) -> list[Observation]:
 def test_calibration_finds_the_constants_that_made_the_times():
     truth = guesses()
     changed = {
-        "gemm_efficiency": 0.62, "attention_efficiency": 0.55, "memory_efficiency": 0.88,
+        "gemm_efficiency": 0.62,
+        "attention_efficiency": 0.55,
+        "memory_efficiency": 0.88,
         "kernel_seconds": 3.5e-6,
-    }  # fmt: skip
+    }
     truth = type(truth)({**truth.values, **changed}, truth.covariance, 0.0, "truth")
     fitted, residuals = fit(observations(truth), "test")
     for name, value in changed.items():
@@ -220,7 +234,9 @@ def test_shapes_of_one_run_are_no_runs():
     def width(constants: Constants) -> float:
         """Of the error bar of a model with larger products, as a factor."""
         each = works[-1].micro_batch
-        other = replace(works[-1], micro_batch=replace(each, product_seconds=10 * each.product_seconds))
+        other = replace(
+            works[-1], micro_batch=replace(each, product_seconds=10 * each.product_seconds)
+        )
         seconds = with_error(lambda c: step_time(other, c).seconds, constants)
         return seconds.high / seconds.middle - 1
 
@@ -260,10 +276,17 @@ RUN = {
     "gpus": 1,
     "gpu": "H100",
     "shapes": [
-        {"samples": 8, "frames": 64, "text_tokens": 40, "speaker_frames": 64, "steps": 5,
-         "micro_batches": 10, "seconds_per_step": {"median": 0.01}},
+        {
+            "samples": 8,
+            "frames": 64,
+            "text_tokens": 40,
+            "speaker_frames": 64,
+            "steps": 5,
+            "micro_batches": 10,
+            "seconds_per_step": {"median": 0.01},
+        },
     ],
-}  # fmt: skip
+}
 
 
 def test_a_measured_run_is_read(tmp_path):
@@ -277,18 +300,37 @@ def test_a_measured_run_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [5, None, {"runs": 5}, *(
-        {**RUN, key: value} for key, value in (
-            ("gpus", "x"), ("gpus", 0), ("gpu", 5), ("peak_memory_gib", "x"), ("config", 5),
-            ("gpus_per_node", "x"), ("config", {"model": {"flavor": "4B"}}),
-        )
-    ), {**{k: v for k, v in RUN.items() if k != "gpu"}, "environment": "x"}, *(
-        {**RUN, "shapes": [{**RUN["shapes"][0], key: value}]} for key, value in (
-            ("seconds_per_step", 0), ("seconds_per_step", -1), ("seconds_per_step", float("nan")),
-            ("seconds_per_step", "fast"), ("steps", 0), ("micro_batches", 2), ("samples", 1.5),
-        )
-    )],
-)  # fmt: skip
+    [
+        5,
+        None,
+        {"runs": 5},
+        *(
+            {**RUN, key: value}
+            for key, value in (
+                ("gpus", "x"),
+                ("gpus", 0),
+                ("gpu", 5),
+                ("peak_memory_gib", "x"),
+                ("config", 5),
+                ("gpus_per_node", "x"),
+                ("config", {"model": {"flavor": "4B"}}),
+            )
+        ),
+        {**{k: v for k, v in RUN.items() if k != "gpu"}, "environment": "x"},
+        *(
+            {**RUN, "shapes": [{**RUN["shapes"][0], key: value}]}
+            for key, value in (
+                ("seconds_per_step", 0),
+                ("seconds_per_step", -1),
+                ("seconds_per_step", float("nan")),
+                ("seconds_per_step", "fast"),
+                ("steps", 0),
+                ("micro_batches", 2),
+                ("samples", 1.5),
+            )
+        ),
+    ],
+)
 def test_what_no_run_can_have_is_one_sentence(content, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(content))

@@ -55,9 +55,16 @@ def bs1770(samples: np.ndarray) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "format, subtype, error",
-    [("WAV", "PCM_16", 1e-4), ("WAV", "FLOAT", 0), ("FLAC", "PCM_24", 1e-6), ("AIFF", "PCM_16", 1e-4),
-     ("OGG", "VORBIS", 0.1), ("OGG", "OPUS", 0.1), ("MP3", None, 0.1)],
-)  # fmt: skip
+    [
+        ("WAV", "PCM_16", 1e-4),
+        ("WAV", "FLOAT", 0),
+        ("FLAC", "PCM_24", 1e-6),
+        ("AIFF", "PCM_16", 1e-4),
+        ("OGG", "VORBIS", 0.1),
+        ("OGG", "OPUS", 0.1),
+        ("MP3", None, 0.1),
+    ],
+)
 def test_decode(recordings, format, subtype, error, tmp_path):
     samples = recordings[0].samples
     data = audio_bytes(np.stack([samples, -samples], 1), RATE, format, subtype)

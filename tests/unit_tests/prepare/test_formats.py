@@ -11,7 +11,9 @@ import soundfile
 
 from tests.helpers import speech_corpora as corpora
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents
 from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus
+from torchtitan.models.dit_tts.prepare.listing import Plan, list_items, usable_items
 from torchtitan.models.dit_tts.prepare.recordings import (
     Item,
     ItemRules,
@@ -21,8 +23,6 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     sample_key,
     split_of,
 )
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents
-from torchtitan.models.dit_tts.prepare.listing import Plan, list_items, usable_items
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +118,23 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     tone(tmp_path / "sub/whole.v2.wav", 1.0)
     rows = [
         {"audio_filepath": "long.wav", "text": "a", "offset": 0.5, "duration": 0.25, "speaker": 7},
-        {"audio_filepath": "long.wav", "text": "b", "offset": 0.75, "duration": 0.25, "speaker": 7,
-         "snr": float("nan"), "tags": ["x", 1]},
-        {"audio_filepath": str(tmp_path / "sub/whole.v2.wav"), "text": "c", "duration": 0.99,
-         "speaker": 8, "utt_id": "my.id"},
-    ]  # fmt: skip
+        {
+            "audio_filepath": "long.wav",
+            "text": "b",
+            "offset": 0.75,
+            "duration": 0.25,
+            "speaker": 7,
+            "snr": float("nan"),
+            "tags": ["x", 1],
+        },
+        {
+            "audio_filepath": str(tmp_path / "sub/whole.v2.wav"),
+            "text": "c",
+            "duration": 0.99,
+            "speaker": 8,
+            "utt_id": "my.id",
+        },
+    ]
     manifest = tmp_path / "train.jsonl"
     manifest.write_text("\ufeff" + "\n".join(json.dumps(row) for row in rows) + "\n\n")
     items = items_of(manifest)
@@ -157,7 +169,11 @@ def test_manifest_as_nemo_writes_it(tmp_path):
         ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
         ("m.csv", 'audio,text,speaker\na.wav,"x,s\n', "m.csv line 2: is not CSV"),
         ("m.jsonl", '{"audio": "a.wav", "text": "\\ud800", "speaker": "s"}', "utf-8 cannot encode"),
-        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "\\udc00": 1}', "utf-8 cannot"),
+        (
+            "m.jsonl",
+            '{"audio": "a.wav", "text": "x", "speaker": "s", "\\udc00": 1}',
+            "utf-8 cannot",
+        ),
         ("m.jsonl", '{"file": "\\u0000", "text": "x", "speaker": "s"}', "which is no path"),
         ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "no JSON object"),
         (
@@ -250,9 +266,13 @@ def test_splits_by_folder(recordings, tmp_path):
 
     row = {"audio": b"x", "text": "one", "speaker": "s"}
     for number, name in enumerate(
-        ("default/test/0000.parquet", "default/train/0000.parquet", "test-clean/data-0.parquet",
-         "valentina/0000.parquet")
-    ):  # fmt: skip
+        (
+            "default/test/0000.parquet",
+            "default/train/0000.parquet",
+            "test-clean/data-0.parquet",
+            "valentina/0000.parquet",
+        )
+    ):
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True)
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row | {"id": str(number)}]), path)
@@ -392,9 +412,15 @@ def test_table_of_latents(recordings, flat, tmp_path):
 
 @pytest.mark.parametrize(
     "cell, said",
-    [([], "has no frame"), (None, "is null"), ([1.0] * 127, "no multiple"),
-     ([float("nan")] * 128, "not finite"), ([1e9] * 128, "not finite"), ([None] * 128, "nulls")],
-)  # fmt: skip
+    [
+        ([], "has no frame"),
+        (None, "is null"),
+        ([1.0] * 127, "no multiple"),
+        ([float("nan")] * 128, "not finite"),
+        ([1e9] * 128, "not finite"),
+        ([None] * 128, "nulls"),
+    ],
+)
 def test_bad_latents(cell, said, tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -431,21 +457,31 @@ def test_layouts_are_recognised_or_named(recordings, tmp_path):
         open_corpus(str(tmp_path), "auto", ItemRules())
     assert items_of(tmp_path, format="manifest")[0].key == "a"
     for source, format, said in (
-        ("nowhere", "auto", "does not exist"), ("nowhere", "table", "does not exist"),
-        ("", "mp3", "allowed are auto, ljspeech"), ("", "ljspeech", "no metadata.csv"),
-        ("", "libritts_r", "no UTT.normalized.txt"), ("", "table", "holds no .parquet"),
-        ("a.wav", "manifest", "is no manifest"), ("*.taz", "webdataset", "holds no .tar"),
+        ("nowhere", "auto", "does not exist"),
+        ("nowhere", "table", "does not exist"),
+        ("", "mp3", "allowed are auto, ljspeech"),
+        ("", "ljspeech", "no metadata.csv"),
+        ("", "libritts_r", "no UTT.normalized.txt"),
+        ("", "table", "holds no .parquet"),
+        ("a.wav", "manifest", "is no manifest"),
+        ("*.taz", "webdataset", "holds no .tar"),
         ("{c,d}.tar", "auto", "d.tar does not exist"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=said):
             open_corpus(str(tmp_path / source), format, ItemRules())
 
 
 def test_keys_splits_and_values():
     for name, key in (
-        ("a", "a"), ("./a/b.c.d", "a/b_c_d"), ("/abs/x", "abs/x"), ("../../up/x", "up/x"),
-        ("v1.2/x", "v1_2/x"), ("naïve", "naïve"), ("/", "_"), ("bad\udcff", "bad\\udcff"),
-    ):  # fmt: skip
+        ("a", "a"),
+        ("./a/b.c.d", "a/b_c_d"),
+        ("/abs/x", "abs/x"),
+        ("../../up/x", "up/x"),
+        ("v1.2/x", "v1_2/x"),
+        ("naïve", "naïve"),
+        ("/", "_"),
+        ("bad\udcff", "bad\\udcff"),
+    ):
         assert sample_key(name) == key
     names = (
         "train",

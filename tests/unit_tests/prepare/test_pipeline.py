@@ -328,20 +328,28 @@ def test_every_reason_is_counted(tmp_path):
     soundfile.write(silent, np.zeros(16_000), 16_000, format="FLAC")
     members = (
         tone
-        | recording("clipped", "s", "train") | {"clipped.flac": loud.getvalue()}
-        | recording("silent", "s", "train") | {"silent.flac": silent.getvalue()}
+        | recording("clipped", "s", "train")
+        | {"clipped.flac": loud.getvalue()}
+        | recording("silent", "s", "train")
+        | {"silent.flac": silent.getvalue()}
         | recording("too_short", "s", "train", 3000)
         | recording("too_long", "s", "train", 64_000)
         | recording("chars_per_second_low", "s", "train", 16_000, text="a")
         | recording("chars_per_second_high", "s", "train", 16_000, text="a" * 99)
         | recording("empty_text", "s", "train", 16_000, text=" ")
-        | recording("undecodable", "s", "train") | {"undecodable.flac": b"fLaC" + bytes(200)}
-    )  # fmt: skip
+        | recording("undecodable", "s", "train")
+        | {"undecodable.flac": b"fLaC" + bytes(200)}
+    )
     source = write_tar(tmp_path / "c.tar", members)
     filters = AudioSettings(
-        loudness=None, max_silence=None, min_seconds=0.5, max_seconds=2, min_chars_per_second=2,
-        max_chars_per_second=40, max_clipped=0.01,
-    )  # fmt: skip
+        loudness=None,
+        max_silence=None,
+        min_seconds=0.5,
+        max_seconds=2,
+        min_chars_per_second=2,
+        max_chars_per_second=40,
+        max_clipped=0.01,
+    )
     settings = replace(SMALL, audio=filters)
     with pytest.raises(InputError, match="c.tar: undecodable: the audio cannot.*--on-error skip"):
         prepare_corpus(source, tmp_path / "out", settings, HERE)
@@ -381,14 +389,16 @@ def test_processing_is_recorded(tmp_path):
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"samples_per_shard": 0}, "--samples-per-shard is 0"), ({"references": 0}, "--references"),
-        ({"codec": "mp3"}, "known are: mel_dct"), ({"format": "mp4"}, "--format is 'mp4'"),
+        ({"samples_per_shard": 0}, "--samples-per-shard is 0"),
+        ({"references": 0}, "--references"),
+        ({"codec": "mp3"}, "known are: mel_dct"),
+        ({"format": "mp4"}, "--format is 'mp4'"),
         ({"audio": AudioSettings(loudness=3)}, "--loudness is 3"),
         ({"audio": AudioSettings(max_silence=-1)}, "--max-silence is -1"),
         ({"audio": AudioSettings(min_seconds=3, max_seconds=2)}, "nothing would be kept"),
         ({"items": replace(SMALL.items, heldout_share=1)}, "--heldout-share is 1"),
     ],
-)  # fmt: skip
+)
 def test_bad_settings(change, said, corpus, tmp_path):
     with pytest.raises(InputError, match=said):
         prepare_corpus(corpus, tmp_path / "out", replace(SMALL, **change), HERE)
@@ -397,10 +407,12 @@ def test_bad_settings(change, said, corpus, tmp_path):
 
 def test_bad_options(corpus, tmp_path):
     for change, said in (
-        ({"engine": "slurm"}, "allowed are local, ray"), ({"device": "cuda:99"}, "cuda:99"),
-        ({"on_error": "hope"}, "raise, skip"), ({"workers": -1}, "--workers"),
+        ({"engine": "slurm"}, "allowed are local, ray"),
+        ({"device": "cuda:99"}, "cuda:99"),
+        ({"on_error": "hope"}, "raise, skip"),
+        ({"workers": -1}, "--workers"),
         ({"max_corrupt_fraction": 2}, "between 0 and 1"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=said):
             prepare_corpus(corpus, tmp_path / "out", SMALL, replace(HERE, **change))
     (tmp_path / "file").write_text("")

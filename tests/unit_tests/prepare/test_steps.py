@@ -24,9 +24,9 @@ from torchtitan.models.dit_tts.prepare.chunk_file import (
     read_header,
     write_chunk,
 )
-from torchtitan.models.dit_tts.prepare.recordings import Item, ItemRules, make_item
 from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
 from torchtitan.models.dit_tts.prepare.processing import Processed, loudness, process
+from torchtitan.models.dit_tts.prepare.recordings import Item, ItemRules, make_item
 from torchtitan.models.dit_tts.prepare.references import (
     SampleTable,
     TableBuilder,

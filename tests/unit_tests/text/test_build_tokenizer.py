@@ -9,6 +9,13 @@ import pytest
 
 from tests.helpers.synthetic import make_samples
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.checks import validate_config
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference import generate_command
+from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.text.build_tokenizer import (
     FILE_NAME,
     build_tokenizer,
@@ -17,13 +24,6 @@ from torchtitan.models.dit_tts.text.build_tokenizer import (
 )
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.data.build import build_dataloader
-from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference import generate_command
-from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
-from torchtitan.models.dit_tts.config.checks import validate_config
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
 
@@ -245,9 +245,12 @@ def test_initial_weights_bring_their_tokens(data, tmp_path):
     # Weights alone, out of their run's folder, tell nothing of their tokens.
     copied = add_checkpoint(tmp_path / "elsewhere")
     config = config_of(
-        more, tmp_path / "d", *CONDITIONED, "--checkpoint.enable",
+        more,
+        tmp_path / "d",
+        *CONDITIONED,
+        "--checkpoint.enable",
         f"--checkpoint.initial_load_path={copied}",
-    )  # fmt: skip
+    )
     assert build_tokenizer(config).vocabulary.conditioning["speaker"] == ("new", "s2")
 
 
@@ -256,9 +259,13 @@ def test_initial_weights_bring_their_tokens(data, tmp_path):
 
 def test_the_loader_puts_conditions_before_the_text(data, tmp_path):
     arguments = [
-        *CONDITIONED, "--data.conditioning_dropout=0.3", "--data.num_workers=0",
-        "--data.num_buckets=2", "--training.local_batch_size=8", "--training.global_batch_size=16",
-    ]  # fmt: skip
+        *CONDITIONED,
+        "--data.conditioning_dropout=0.3",
+        "--data.num_workers=0",
+        "--data.num_buckets=2",
+        "--training.local_batch_size=8",
+        "--training.global_batch_size=16",
+    ]
     config = config_of(data, tmp_path, *arguments)
     tokenizer = build_tokenizer(config)
     whole = build_dataloader(1, 0, tokenizer, replace_batch(config, 16))

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
-from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.encoder_record import (
     check_fingerprint,
     check_mode,
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 
 
 @pytest.fixture(scope="module")

@@ -12,20 +12,28 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
+from tests.helpers.encoded_shards import (
+    CHANNELS,
+    SAMPLES,
+    SHARDS,
+    Made,
+    flip_last_byte,
+    write_shards,
+)
 from tests.helpers.http_server import FolderServer
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.synthetic import flip_bits, make_shards
-from torchtitan.models.dit_tts.text import encode_features, feature_store as feature_file
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.work_folder import foreign_name
+from torchtitan.models.dit_tts.text import encode_features
+from torchtitan.models.dit_tts.text import feature_store as feature_file
 from torchtitan.models.dit_tts.text.encode_features import feature_kind
-from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.feature_builder import (
     find_feature_files,
     open_text_features,
 )
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.work_folder import foreign_name
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +104,9 @@ def test_several_kinds_lie_beside_each_other(shards, gemma, tmp_path):
     ]
     for made in kinds:
         assert find_feature_files(made.dataset, made.kind) == [None] * SHARDS
-        with pytest.raises(InputError, match="missing for 3 of 3 shards, the first is .*000000.tar"):
+        with pytest.raises(
+            InputError, match="missing for 3 of 3 shards, the first is .*000000.tar"
+        ):
             open_text_features(made.dataset, made.kind)
         made.make()
     assert len(os.listdir(shards / "text_features")) == len(kinds)
@@ -129,7 +139,9 @@ def test_a_changed_shard_is_refused(shards, gemma, tmp_path):
     shutil.copy(other / "000001.tar", shards / "000001.tar")
     (shards / "000001.tar.idx").unlink()
     changed = Made(shards, gemma)
-    with pytest.raises(InputError, match="000001.safetensors: text features of another .*000001.tar"):
+    with pytest.raises(
+        InputError, match="000001.safetensors: text features of another .*000001.tar"
+    ):
         find_feature_files(changed.dataset, changed.kind)
     changed.path(1).unlink()
     found = find_feature_files(changed.dataset, changed.kind)
@@ -159,9 +171,14 @@ def test_without_the_weights_the_files_are_taken(shards, model):
     tokens = np.ones(10, np.int32)
     features = (torch.zeros(1, 64) for _ in range(10))
     feature_file.write_feature_file(
-        str(wrong / made.path(2).name), other, made.dataset.shard_digests[2], tokens,
-        tokens > 0, 64, features,
-    )  # fmt: skip
+        str(wrong / made.path(2).name),
+        other,
+        made.dataset.shard_digests[2],
+        tokens,
+        tokens > 0,
+        64,
+        features,
+    )
     with pytest.raises(InputError, match="two states of the encoder"):
         open_text_features(made.dataset, kind)
     made.path(2).unlink()
@@ -188,7 +205,9 @@ def test_without_the_weights_a_moved_model_has_its_files(shards, model, tmp_path
     ):
         assert find_feature_files(made.dataset, replace(kind, **other)) == [None] * SHARDS
     # Those of a model of the same name at a third place: neither is the one that is asked for.
-    made.kind = replace(made.kind, model="/third/tiny-gemma", encoder_fingerprint="fedcba9876543210")
+    made.kind = replace(
+        made.kind, model="/third/tiny-gemma", encoder_fingerprint="fedcba9876543210"
+    )
     made.make([2])
     with pytest.raises(InputError, match="two states of the encoder"):
         open_text_features(made.dataset, kind)
@@ -204,7 +223,9 @@ def test_damaged_features_are_noticed(shards, gemma):
     (*sound, damaged) = np.flatnonzero(made.dataset.shard == 1).tolist()
     for sample in sound:
         made.read(sample, features)
-    with pytest.raises(CorruptSampleError, match="text features in .*000001.safetensors are not what"):
+    with pytest.raises(
+        CorruptSampleError, match="text features in .*000001.safetensors are not what"
+    ):
         made.read(damaged, features)
 
 
@@ -242,7 +263,9 @@ def test_features_that_the_dtype_cannot_hold(shards, gemma):
     made = Made(shards, gemma, cache_dtype="float16")
     with torch.no_grad():
         made.module.core.norm.weight.fill_(1e6)
-    with pytest.raises(InputError, match="not finite in float16; choose another .encoder. cache_dtype"):
+    with pytest.raises(
+        InputError, match="not finite in float16; choose another .encoder. cache_dtype"
+    ):
         made.make()
 
 

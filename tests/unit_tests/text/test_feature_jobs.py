@@ -12,12 +12,13 @@ import pytest
 
 from tests.helpers.encoded_shards import SAMPLES, SHARDS, Made, write_shards
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from torchtitan.models.dit_tts.text import encode_features, feature_store as feature_file
-from torchtitan.models.dit_tts.text.feature_builder import open_text_features
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.prepare import encode_text
+from torchtitan.models.dit_tts.text import encode_features
+from torchtitan.models.dit_tts.text import feature_store as feature_file
+from torchtitan.models.dit_tts.text.feature_builder import open_text_features
 
 TARS = [f"{shard:06d}.tar" for shard in range(SHARDS)]
 
@@ -107,7 +108,9 @@ def use_workers(monkeypatch, work) -> list[tuple]:
 def test_workers_that_write_elsewhere_are_noticed(shards, gemma, monkeypatch):
     jobs = use_workers(monkeypatch, lambda *job: None)
     monkeypatch.chdir(shards.parent)
-    with pytest.raises(InputError, match="missing for 3 of 3 shards.*the workers do not write where"):
+    with pytest.raises(
+        InputError, match="missing for 3 of 3 shards.*the workers do not write where"
+    ):
         encode(gemma)
     assert [job[0] for job in jobs] == [str(shards / tar) for tar in TARS]
 

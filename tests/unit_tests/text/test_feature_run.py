@@ -13,24 +13,32 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.helpers.encoded_shards import CHANNELS, SAMPLES, SHARDS, Made, flip_last_byte, write_shards
-from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.encoded_shards import (
+    CHANNELS,
+    SAMPLES,
+    SHARDS,
+    Made,
+    flip_last_byte,
+    write_shards,
+)
 from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import config
-from torchtitan.models.dit_tts.text import encode_features, hf_encoder as encoder_source
-from torchtitan.models.dit_tts.text.hf_tokenizer import (
-    SubwordTokenizer,
-    load_subword_tokenizer,
-)
-from torchtitan.models.dit_tts.text.feature_builder import open_text_features
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import feature_cache
 from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features, share_out
 from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
-from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.text import encode_features
+from torchtitan.models.dit_tts.text import hf_encoder as encoder_source
+from torchtitan.models.dit_tts.text.feature_builder import open_text_features
+from torchtitan.models.dit_tts.text.hf_tokenizer import (
+    SubwordTokenizer,
+    load_subword_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +134,12 @@ def test_features_of_another_number_of_tokens_are_refused(shards, gemma, tmp_pat
     made.make()
     tokenizer = load_subword_tokenizer(str(gemma))
     loader = build_dataloader(
-        1, 0, tokenizer, job(shards, made.encoder, tmp_path),
+        1,
+        0,
+        tokenizer,
+        job(shards, made.encoder, tmp_path),
         lambda data: open_text_features(data, made.kind),
-    )  # fmt: skip
+    )
     tokenizer.text_ids = lambda text: made.tokenizer.text_ids(text)[1:]
     with pytest.raises(InputError, match="where its stored features are for"):
         next(iter(loader))
@@ -164,7 +175,9 @@ def test_the_second_start_needs_no_encoder(shards, model, tmp_path, monkeypatch)
     assert torch.equal(one["text_features"], two["text_features"])
     monkeypatch.undo()
     made.path(1).unlink()
-    lacking = "missing for 1 of 3 shards, the first is .*000001.tar, and cannot be made here: .*weights"
+    lacking = (
+        "missing for 1 of 3 shards, the first is .*000001.tar, and cannot be made here: .*weights"
+    )
     with pytest.raises(InputError, match=lacking):
         build_agreed_dataloader(1, 0, made.tokenizer, settings)
 
@@ -208,9 +221,7 @@ def test_a_rank_with_other_weights_makes_nothing(shards, gemma, tmp_path):
     made = Made(shards, gemma)
     kind = replace(made.kind, encoder_fingerprint="0123456789abcdef")
     settings = job(shards, made.encoder, tmp_path)
-    maker = feature_cache._Maker(
-        made.dataset, made.tokenizer, settings, made.module.source, kind
-    )
+    maker = feature_cache._Maker(made.dataset, made.tokenizer, settings, made.module.source, kind)
     with pytest.raises(InputError, match="are others than rank 0's .0123456789abcdef"):
         maker.make([0], progress=False)
     assert not (shards / "text_features").exists()

@@ -13,6 +13,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.synthetic import flip_bits, make_shards
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.storage import user_cache_folder
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
+from torchtitan.models.dit_tts.inference.generate_command import check_text
 from torchtitan.models.dit_tts.text import hf_encoder as encoder_source
 from torchtitan.models.dit_tts.text.build_tokenizer import (
     FILE_NAME,
@@ -33,13 +40,6 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     make_vocabulary,
     to_json,
 )
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.build import build_dataloader
-from torchtitan.models.dit_tts.data.storage import user_cache_folder
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
-from torchtitan.models.dit_tts.inference.generate_command import check_text
 
 TEXTS = [
     "",
@@ -153,10 +153,25 @@ def test_special_tokens_that_are_pieces_of_the_model_are_letters_too():
     letter = {c: number for number, c in enumerate("abcdefghijklmnopqrstuvwxyz/.", start=4)}
     unknown, space = 2, 3
     assert tokenizer.ids("ab</s>c") == [
-        space, letter["a"], letter["b"], unknown, letter["/"], letter["s"], unknown, letter["c"], 1,
-    ]  # fmt: skip
+        space,
+        letter["a"],
+        letter["b"],
+        unknown,
+        letter["/"],
+        letter["s"],
+        unknown,
+        letter["c"],
+        1,
+    ]
     assert tokenizer.ids("<unk>") == [space, unknown, *map(letter.get, "unk"), unknown, 1]
-    assert tokenizer.ids("x<pad>") == [space, letter["x"], unknown, *map(letter.get, "pad"), unknown, 1]
+    assert tokenizer.ids("x<pad>") == [
+        space,
+        letter["x"],
+        unknown,
+        *map(letter.get, "pad"),
+        unknown,
+        1,
+    ]
     # Unknown characters as such are left alone: they are one token where they follow each other.
     assert tokenizer.ids("a ÄÖ b") == backend.encode("a ÄÖ b").ids
     texts = ["one", "ab</s>c", "<unk>", "ÄÖ", "", "</s></s>"]
@@ -182,8 +197,10 @@ def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):
     assert tokenizer.vocabulary.token(7) == "<subword 7>"
     row = tokenizer.encode("<speaker:slt>", {"speaker": "slt", "target_duration": 2.0})
     assert [tokenizer.vocabulary.token(i) for i in row[:3]] == [
-        "<speaker:slt>", "<duration:4>", "<quality:?>",
-    ]  # fmt: skip
+        "<speaker:slt>",
+        "<duration:4>",
+        "<quality:?>",
+    ]
     assert max(row[3:]) < 512 and len(row) > 3 + 5  # a text cannot forge one
     assert tokenizer.unknown_values({"speaker": "ksp"}) == {"speaker": "ksp"}
     dropped = tokenizer.encode("one", {"speaker": "slt"}, [True, False, False])
@@ -295,18 +312,24 @@ def test_what_has_no_tokenizer_is_refused(tmp_path, monkeypatch, folders):
     bare.mkdir()
     shutil.copy(folders["t5"] / "config.json", bare)
     # transformers makes one of 104 pieces here, which would read all text as unknown.
-    refused(lambda: load_subword_tokenizer(str(bare)), str(bare), "files are missing", "tokenizer.json")
+    refused(
+        lambda: load_subword_tokenizer(str(bare)), str(bare), "files are missing", "tokenizer.json"
+    )
     shutil.copy(folders["t5gemma2"] / "config.json", bare)
     refused(lambda: load_subword_tokenizer(str(bare)), str(bare), "cannot be loaded")
     (bare / "tokenizer.json").write_text("{}")
     refused(lambda: load_subword_tokenizer(str(bare)), str(bare), "cannot be loaded")
-    refused(lambda: load_subword_tokenizer("subwords"), "'subwords'", "neither a folder nor a hub name")
+    refused(
+        lambda: load_subword_tokenizer("subwords"), "'subwords'", "neither a folder nor a hub name"
+    )
     known = encoder_source.KNOWN_SIZES["google-t5/t5-base"]
     monkeypatch.setitem(encoder_source.KNOWN_SIZES, "nobody/nothing", known)
     refused(
         lambda: load_subword_tokenizer("nobody/nothing", download=False),
-        "nobody/nothing", "cannot be loaded", "hf download nobody/nothing",
-    )  # fmt: skip
+        "nobody/nothing",
+        "cannot be loaded",
+        "hf download nobody/nothing",
+    )
 
 
 def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path, folders):
@@ -325,7 +348,11 @@ def test_a_folder_is_found_from_any_other(tmp_path, monkeypatch, folders):
     (tmp_path / "bytes").mkdir()
     (tmp_path / "one").mkdir()
     monkeypatch.chdir(tmp_path)
-    names = {"bytes": "bytes", "google-t5/t5-base": "google-t5/t5-base", "one/": str(tmp_path / "one")}
+    names = {
+        "bytes": "bytes",
+        "google-t5/t5-base": "google-t5/t5-base",
+        "one/": str(tmp_path / "one"),
+    }
     for given, expected in names.items():
         assert load_config([f"--encoder.model={given}"]).encoder.model == expected
 
@@ -336,10 +363,15 @@ def test_a_folder_is_found_from_any_other(tmp_path, monkeypatch, folders):
 def config_of(data, model, folder, *arguments):
     config = load_config(
         [
-            f"--data.path={data}", f"--encoder.model={model}", "--data.latent_channels=8",
-            "--data.num_workers=0", "--data.num_buckets=2", "--training.local_batch_size=8",
-            "--training.global_batch_size=8", *arguments,
-        ]  # fmt: skip
+            f"--data.path={data}",
+            f"--encoder.model={model}",
+            "--data.latent_channels=8",
+            "--data.num_workers=0",
+            "--data.num_buckets=2",
+            "--training.local_batch_size=8",
+            "--training.global_batch_size=8",
+            *arguments,
+        ]
     )
     config.job.dump_folder = str(folder)
     return config
@@ -388,7 +420,9 @@ def test_a_resume_with_another_tokenizer_is_refused(data, folders, tmp_path):
     assert build_tokenizer(renamed).vocabulary.model == str(copied)  # the same under another name
     where = f"the run in {run} was"
     other = config_of(data, folders["t5gemma2"], run)
-    refused(lambda: build_tokenizer(other), str(folders["t5gemma2"]), "tokenizer", where, str(copied))
+    refused(
+        lambda: build_tokenizer(other), str(folders["t5gemma2"]), "tokenizer", where, str(copied)
+    )
     units = config_of(data, "chars", run)
     refused(lambda: build_tokenizer(units), "[encoder] model = 'chars'", f"'{copied}'", where)
     chars = tmp_path / "chars"

@@ -12,19 +12,19 @@ from transformers import AutoModel, T5Config
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
 
 from tests.helpers.pretrained_checkpoints import write_tiny_bert, write_tiny_t5, write_tiny_t5gemma2
-from torchtitan.models.dit_tts.text.hf_files import contents_digest, fetch_weights
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
+from torchtitan.models.dit_tts.model.flops import text_encoder_flops
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import KNOWN_SIZES, find_source
+from torchtitan.models.dit_tts.text.hf_files import contents_digest, fetch_weights
 from torchtitan.models.dit_tts.text.packing import SORTED_GROUPS, pack_rows
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
-from torchtitan.models.dit_tts.model.flops import text_encoder_flops
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 WRITERS = {"t5gemma2": write_tiny_t5gemma2, "t5": write_tiny_t5, "bert": write_tiny_bert}
 LENGTHS = (5, 30, 1, 17, 0, 23, 9, 4, 30)
@@ -92,12 +92,15 @@ def test_padding_on_either_side_and_its_ids_change_nothing(checkpoints, name):
     assert torch.equal(once, again)
     assert (once[~mask] == 0).all()
     reference = full_models_encoder(checkpoints[name])
-    torch.testing.assert_close(once[1, 8:], alone(reference, ids[1, 8:].tolist()), rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(
+        once[1, 8:], alone(reference, ids[1, 8:].tolist()), rtol=0, atol=ROUNDING
+    )
 
 
 def test_bfloat16_is_near_float32(checkpoints):
-    exact, rough = (load(checkpoints["t5gemma2"], dtype).encode(texts()) for dtype in
-                    ("float32", "bfloat16"))
+    exact, rough = (
+        load(checkpoints["t5gemma2"], dtype).encode(texts()) for dtype in ("float32", "bfloat16")
+    )
     assert rough[0].dtype == torch.bfloat16
     error = torch.cat(rough).float() - torch.cat(exact)
     assert 1e-4 < error.square().mean().sqrt() < 0.1
@@ -147,9 +150,10 @@ def test_the_obvious_call_gives_random_weights_and_ours_does_not(checkpoints):
     _, info = T5Gemma2Encoder.from_pretrained(checkpoints["t5gemma2"], output_loading_info=True)
     assert any(key.startswith("text_model.layers") for key in info["missing_keys"])
     ids = texts((12,))
-    [features], [again] = load(checkpoints["t5gemma2"]).encode(ids), load(
-        checkpoints["t5gemma2"]
-    ).encode(ids)
+    [features], [again] = (
+        load(checkpoints["t5gemma2"]).encode(ids),
+        load(checkpoints["t5gemma2"]).encode(ids),
+    )
     assert torch.equal(features, again)
 
 
@@ -164,13 +168,22 @@ def damaged(path, folder, change):
 @pytest.mark.parametrize("name", WRITERS)
 def test_one_missing_weight_is_an_error_that_names_it(checkpoints, tmp_path, name):
     def remove_one(weights):
-        key = next(k for k in sorted(weights) if "decoder" not in k and "norm" in k.lower()
-                   and "vision" not in k and "multi_modal" not in k and "cls" not in k)
+        key = next(
+            k
+            for k in sorted(weights)
+            if "decoder" not in k
+            and "norm" in k.lower()
+            and "vision" not in k
+            and "multi_modal" not in k
+            and "cls" not in k
+        )
         remove_one.key = key.rsplit(".", 2)[-2]
         del weights[key]
 
     path = damaged(checkpoints[name], tmp_path / "model", remove_one)
-    with pytest.raises(InputError, match="1 of the encoder's weights are not in the checkpoint") as e:
+    with pytest.raises(
+        InputError, match="1 of the encoder's weights are not in the checkpoint"
+    ) as e:
         load(path)
     assert remove_one.key in str(e.value)
 
@@ -210,7 +223,9 @@ def test_the_layout_without_an_inner_text_model_loads_too(checkpoints, tmp_path)
 
     path = damaged(checkpoints["t5gemma2"], tmp_path / "model", toggle)
     assert len(moved) == 6 * 13 + 3
-    for one, other in zip(load(path).encode(texts()), load(checkpoints["t5gemma2"]).encode(texts())):
+    for one, other in zip(
+        load(path).encode(texts()), load(checkpoints["t5gemma2"]).encode(texts())
+    ):
         assert torch.equal(one, other)
 
 
@@ -282,18 +297,28 @@ def test_flops_are_the_counters(checkpoints, name):
 def test_a_fingerprint_is_of_weights_sizes_and_precision(checkpoints, tmp_path):
     source = find_source(str(checkpoints["t5"]))
     shutil.copytree(checkpoints["t5"], tmp_path / "copy")
-    assert find_source(str(tmp_path / "copy")).fingerprint("float32") == source.fingerprint("float32")
+    assert find_source(str(tmp_path / "copy")).fingerprint("float32") == source.fingerprint(
+        "float32"
+    )
     assert source.fingerprint("bfloat16") != source.fingerprint("float32")
     other = find_source(str(write_tiny_t5(tmp_path / "other", seed=1)))
     assert other.fingerprint("float32") != source.fingerprint("float32")
     config = json.loads((tmp_path / "copy" / "config.json").read_text())
     # What another version of transformers writes, or another use of the model.
-    config |= {"use_cache": not config.get("use_cache", True), "new_option": None, "num_decoder_layers": 9}
+    config |= {
+        "use_cache": not config.get("use_cache", True),
+        "new_option": None,
+        "num_decoder_layers": 9,
+    }
     (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
-    assert find_source(str(tmp_path / "copy")).fingerprint("float32") == source.fingerprint("float32")
+    assert find_source(str(tmp_path / "copy")).fingerprint("float32") == source.fingerprint(
+        "float32"
+    )
     config["layer_norm_epsilon"] = 1e-3
     (tmp_path / "copy" / "config.json").write_text(json.dumps(config))
-    assert find_source(str(tmp_path / "copy")).fingerprint("float32") != source.fingerprint("float32")
+    assert find_source(str(tmp_path / "copy")).fingerprint("float32") != source.fingerprint(
+        "float32"
+    )
 
 
 # Filling an encoder that was built without weights.
@@ -325,9 +350,17 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
 def model_args(path, folder, *arguments):
     """Sizes of a model whose tokenizer has 3 ids more than the encoder."""
     args = DiTTTSModelArgs(
-        dim=16, n_layers=1, n_heads=2, mlp_dim=16, speaker_dim=16, speaker_n_layers=1,
-        speaker_n_heads=2, speaker_mlp_dim=16, adaln_rank=2, timestep_dim=8,
-    )  # fmt: skip
+        dim=16,
+        n_layers=1,
+        n_heads=2,
+        mlp_dim=16,
+        speaker_dim=16,
+        speaker_n_layers=1,
+        speaker_n_heads=2,
+        speaker_mlp_dim=16,
+        adaln_rank=2,
+        timestep_dim=8,
+    )
     options = [f"--encoder.model={path}", f"--job.dump_folder={folder}", "--encoder.vocab_size=515"]
     args.update_from_config(load_config([*options, "--data.latent_channels=8", *arguments]))
     return args
@@ -349,8 +382,12 @@ def test_features_inside_the_model(checkpoints, tmp_path, name):
     model.encode_conditions(ids, mask, *speaker)
     encoder, table = load(checkpoints[name]), model.condition_embedding.weight
     texts = encoder.encode([[5, 6, 7, 8], [9, 511]])
-    torch.testing.assert_close(seen[0][0], torch.cat([table[[2, 0]], texts[0]]), rtol=0, atol=ROUNDING)
-    torch.testing.assert_close(seen[0][1, :3], torch.cat([table[[1]], texts[1]]), rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(
+        seen[0][0], torch.cat([table[[2, 0]], texts[0]]), rtol=0, atol=ROUNDING
+    )
+    torch.testing.assert_close(
+        seen[0][1, :3], torch.cat([table[[1]], texts[1]]), rtol=0, atol=ROUNDING
+    )
 
 
 @pytest.mark.long
@@ -386,8 +423,13 @@ def test_models_write_to_their_configs_and_the_source_stays(checkpoints):
 
 
 def mask_of(lengths, first=0):
-    return np.stack([(np.arange(first + max(lengths)) >= first)
-                     & (np.arange(first + max(lengths)) < first + n) for n in lengths])
+    return np.stack(
+        [
+            (np.arange(first + max(lengths)) >= first)
+            & (np.arange(first + max(lengths)) < first + n)
+            for n in lengths
+        ]
+    )
 
 
 def test_packed_rows_hold_each_token_once_and_hardly_any_padding():

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow import counter_rng as randomness
 from torchtitan.models.dit_tts.text.dropout import dropped_conditions
 from torchtitan.models.dit_tts.text.tokenizer import (
     Tokenizer,
@@ -17,6 +19,7 @@ from torchtitan.models.dit_tts.text.tokenizer import (
     with_duration,
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
+    BYTE_VOCAB_SIZE,
     FIELDS,
     Vocabulary,
     check_covers,
@@ -24,9 +27,6 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     make_vocabulary,
     to_json,
 )
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.flow import counter_rng as randomness
-from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 TEXTS = [
     "",
@@ -125,8 +125,14 @@ def test_tokens_stand_in_the_order_of_the_config():
     metadata = {"language": "en", "speaker": "slt", "target_duration": 6.2, "quality": 3}
     fields = ("duration", "quality", "speaker", "class")
     assert tokens(conditioned("bytes", fields), "a", metadata) == [
-        "<begin>", "<duration:12>", "<quality:3>", "<speaker:slt>", "<class:?>", "<0x61>", "<end>",
-    ]  # fmt: skip
+        "<begin>",
+        "<duration:12>",
+        "<quality:3>",
+        "<speaker:slt>",
+        "<class:?>",
+        "<0x61>",
+        "<end>",
+    ]
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
@@ -425,9 +431,12 @@ def test_data_with_fewer_values_is_covered():
 )
 def test_data_with_other_tokens_is_refused(needed, words):
     def vocabulary(
-        unit="chars", characters="abc", fields=("speaker", "class", "duration"),
-        speakers=("slt", "awb"), seconds=0.5,
-    ):  # fmt: skip
+        unit="chars",
+        characters="abc",
+        fields=("speaker", "class", "duration"),
+        speakers=("slt", "awb"),
+        seconds=0.5,
+    ):
         values = {"speaker": speakers, "class": ["read"]}
         return make_vocabulary(
             unit, characters, fields, values, duration_token_seconds=seconds, max_seconds=10

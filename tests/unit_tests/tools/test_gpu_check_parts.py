@@ -19,9 +19,18 @@ from tools.gpu_check.settings import Settings
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 
 TINY = DiTTTSModelArgs(
-    dim=64, n_layers=1, n_heads=2, mlp_dim=96, speaker_dim=32, speaker_n_layers=1, speaker_n_heads=1,
-    speaker_mlp_dim=48, text_dim=32, adaln_rank=8, timestep_dim=32,
-)  # fmt: skip
+    dim=64,
+    n_layers=1,
+    n_heads=2,
+    mlp_dim=96,
+    speaker_dim=32,
+    speaker_n_layers=1,
+    speaker_n_heads=1,
+    speaker_mlp_dim=48,
+    text_dim=32,
+    adaln_rank=8,
+    timestep_dim=32,
+)
 
 
 def settings(folder: Path, seconds: float = 60.0) -> Settings:
@@ -57,7 +66,9 @@ def test_the_plan_stands_beside_what_was_allocated(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "benchmark.json").write_text('{"peak_memory_gib": 9.0}')
-    rows = [{"step": step, "peak_allocated_gib": gib} for step, gib in ((1, 4.0), (12, 6.0), (13, 1.0))]
+    rows = [
+        {"step": step, "peak_allocated_gib": gib} for step, gib in ((1, 4.0), (12, 6.0), (13, 1.0))
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
     monkeypatch.setattr(train_runs, "finished", lambda *given: folder)
     report = train_runs.benchmark(settings(tmp_path), "debug", 1, "longest", [])
@@ -87,7 +98,9 @@ def test_how_a_run_ends_otherwise(tmp_path, monkeypatch):
 
 def test_a_plan_is_waited_for_within_the_stages_time(tmp_path):
     plans = steps.Plans(settings(tmp_path, seconds=0.2))
-    plans.asked["debug", 1] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    plans.asked["debug", 1] = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(1000)"]
+    )
     began = time.time()
     assert "not ready" in plans.of("debug", 1)["plan"]
     assert time.time() - began < 5
@@ -96,7 +109,9 @@ def test_a_plan_is_waited_for_within_the_stages_time(tmp_path):
 
 def test_a_plan_takes_one_thread_and_no_gpu(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(steps.subprocess, "Popen", lambda command, **named: seen.update(named["env"]))
+    monkeypatch.setattr(
+        steps.subprocess, "Popen", lambda command, **named: seen.update(named["env"])
+    )
     steps.Plans(settings(tmp_path)).ask("debug", 1)
     assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
 
@@ -121,7 +136,10 @@ def test_out_of_memory_with_fp8_says_nothing_of_bf16(tmp_path, monkeypatch):
 
 
 def test_steps_stand_beside_the_other_checkpointing(tmp_path):
-    names = [item.name for item in steps.items(replace(settings(tmp_path), tiny=False, flavors=("800M",)))]
+    names = [
+        item.name
+        for item in steps.items(replace(settings(tmp_path), tiny=False, flavors=("800M",)))
+    ]
     assert names[0] == "800M step, micro-batch 32"
     assert sum("checkpointing" in name or "memory budget" in name for name in names) == 1
 
@@ -131,8 +149,10 @@ def test_four_buckets_are_not_measured_beside_the_configs_eight(tmp_path, monkey
 
     def benchmark(settings, flavor, micro_batch, lengths, arguments):
         asked.extend(arguments)
-        return {"tflops_per_device": 2.0, "conventions": [
-            {"convention": "exact goodput", "tflops_per_device": 1.0}]}  # fmt: skip
+        return {
+            "tflops_per_device": 2.0,
+            "conventions": [{"convention": "exact goodput", "tflops_per_device": 1.0}],
+        }
 
     monkeypatch.setattr(goodput, "benchmark", benchmark)
     monkeypatch.setattr(goodput, "figures", lambda report: {})

@@ -6,8 +6,8 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from types import FrameType
-from typing import Callable
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
@@ -103,14 +103,14 @@ def train(args: list[str]) -> int:
 
     from torchtitan.models.dit_tts import model_flavors
     from torchtitan.models.dit_tts.benchmark.loader import as_benchmark
-    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path, upstream_view
-    from torchtitan.models.dit_tts.plan.compare import ran_shapes, write_plan
-    from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
     from torchtitan.models.dit_tts.config.checks import (
         data_parallel_degree,
         validate_config,
         validate_machine,
     )
+    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path, upstream_view
+    from torchtitan.models.dit_tts.plan.compare import ran_shapes, write_plan
+    from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module
 

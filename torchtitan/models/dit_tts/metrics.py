@@ -18,8 +18,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
@@ -222,9 +222,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "loss": global_avg_loss,
             "grad_norm": grad_norm,
             "samples_per_second": samples / seconds,
-            "audio_seconds_per_second": valid
-            / self.job_config.data.frames_per_second
-            / seconds,
+            "audio_seconds_per_second": valid / self.job_config.data.frames_per_second / seconds,
             "padded_frames_per_second": padded / seconds,
             "tflops_per_device": executed / seconds / devices / 1e12,
             "padding_fraction": 1.0 - valid / padded,

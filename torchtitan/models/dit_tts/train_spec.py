@@ -7,19 +7,19 @@ from torchtitan.models.dit_tts.benchmark.loader import (
     build_synthetic_dataloader,
     build_synthetic_tokenizer,
 )
-from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
-from torchtitan.models.dit_tts.flow.objective import build_flow_loss
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
 from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_lr_schedulers,
     build_tts_optimizers,
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 
 _WIDE_SPEAKER = {"speaker_dim": 1024, "speaker_n_heads": 8, "speaker_mlp_dim": 2816}

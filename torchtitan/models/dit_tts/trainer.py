@@ -2,9 +2,10 @@
 
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -12,11 +13,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
-from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
-from torchtitan.models.dit_tts.text.packing import TextRows
-from torchtitan.models.dit_tts.text.encoder_record import check_mode
-from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import (
@@ -25,12 +22,16 @@ from torchtitan.models.dit_tts.infra.compile import (
     static_shapes,
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.infra.optimizer import same_optimizer_as_saved
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
+from torchtitan.models.dit_tts.text.encoder_record import check_mode
+from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
+from torchtitan.models.dit_tts.text.packing import TextRows
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.train import Trainer
 
 
@@ -57,9 +58,7 @@ class DiTTTSTrainer(Trainer):
                 job_config, self.parallel_dims, self.dataloader.features, self.device
             )
         self._build_objective()
-        self.ema = (
-            EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
-        )
+        self.ema = EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
         if self.ema is not None and self.checkpointer.enable:
             self.checkpointer.states["ema"] = self.ema
         self.compile_watch = CompileWatch(self.model_parts[0], job_config.compile.components)
@@ -167,7 +166,11 @@ class DiTTTSTrainer(Trainer):
             )
             rows = self._text_rows(batch)
             sizes = (
-                (*batch["latents"].shape[:2], batch["text_ids"].shape[1], batch["speaker"].shape[1]),
+                (
+                    *batch["latents"].shape[:2],
+                    batch["text_ids"].shape[1],
+                    batch["speaker"].shape[1],
+                ),
                 batch["frames"].tolist(),
                 batch["text_mask"].sum(1).tolist(),
                 batch["speaker_mask"].sum(1).tolist(),

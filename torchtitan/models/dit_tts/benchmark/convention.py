@@ -57,16 +57,18 @@ def conventions(
         useful += sum(training_flops(args, Lengths(*lengths)) for lengths in batch.lengths)
         if sizes is not None:
             encoder += sum(text_encoder_flops(sizes, *rows) for rows in batch.text_rows)
-            encoder_useful += sum(text_encoder_flops(sizes, 1, lengths[1]) for lengths in batch.lengths)
+            encoder_useful += sum(
+                text_encoder_flops(sizes, 1, lengths[1]) for lengths in batch.lengths
+            )
         Ls = -(-reference // args.speaker_patch_size)
         frames_only += samples * _language_model(args, parameters, T)
         all_keys += samples * _language_model(args, parameters, T + Lt + Ls)
     with_encoder = ", with the text encoder" if sizes is not None else ""
     return [
-        Convention("exact", f"padded shapes, as PyTorch's counter{with_encoder}", executed + encoder),
         Convention(
-            "exact goodput", f"real lengths only{with_encoder}", useful + encoder_useful
+            "exact", f"padded shapes, as PyTorch's counter{with_encoder}", executed + encoder
         ),
+        Convention("exact goodput", f"real lengths only{with_encoder}", useful + encoder_useful),
         Convention("6N T", "6·N·T + 12·L·D·T² over all parameters, padded shapes", frames_only),
         Convention(
             "6N (T+Lt+Ls)",

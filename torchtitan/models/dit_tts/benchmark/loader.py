@@ -17,19 +17,19 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     RandomTokens,
     SyntheticDataset,
 )
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
+from torchtitan.models.dit_tts.data.buckets import Selection
+from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
+from torchtitan.models.dit_tts.text.encoder_record import write_record
 from torchtitan.models.dit_tts.text.hf_encoder import (
     find_source,
     is_pretrained,
 )
-from torchtitan.models.dit_tts.text.encoder_record import write_record
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
-from torchtitan.models.dit_tts.data.buckets import Selection
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
-from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.tools.logging import logger
 

@@ -6,16 +6,17 @@ stored one would be. Nothing is zero: zeros draw less power, and a GPU then runs
 """
 
 import math
-from typing import Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
-from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
+from torchtitan.models.dit_tts.config.job_config import Benchmark, Data
 from torchtitan.models.dit_tts.data.dataset import LoadedSample
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Benchmark, Data
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 UTTERANCES = 20_000
 """samples of the synthetic dataset"""
@@ -34,7 +35,9 @@ _SHORTEST_REFERENCE_SECONDS = 3.0
 _SMALLEST_SHARE = 1e-4
 
 
-def utterance_frames(benchmark: Benchmark, data: Data, generator: np.random.Generator) -> np.ndarray:
+def utterance_frames(
+    benchmark: Benchmark, data: Data, generator: np.random.Generator
+) -> np.ndarray:
     """(n,) int64 latent frames: all of [data] max_frames, or log-normal seconds cut at 1 s and there.
 
     Raises:
@@ -47,7 +50,9 @@ def utterance_frames(benchmark: Benchmark, data: Data, generator: np.random.Gene
     normal = torch.distributions.Normal(
         math.log(benchmark.mean_seconds) - benchmark.sigma**2 / 2, benchmark.sigma
     )
-    low, high = (float(normal.cdf(torch.tensor(x, dtype=torch.float64).log())) for x in (shortest, longest))
+    low, high = (
+        float(normal.cdf(torch.tensor(x, dtype=torch.float64).log())) for x in (shortest, longest)
+    )
     if high - low < _SMALLEST_SHARE:
         raise InputError(
             f"[benchmark] mean_seconds = {benchmark.mean_seconds} with sigma = {benchmark.sigma} has "
@@ -128,7 +133,9 @@ class SyntheticDataset:
             length = min(int(length), len(out))
             out[:length] = self._pool[start : start + length]
             arrays.append(out[:length])
-        return LoadedSample(*arrays, {"text": "", "tokens": int(self.tokens[sample]), "sample": sample})
+        return LoadedSample(
+            *arrays, {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
+        )
 
 
 class RandomTokens(ConditionedTokenizer):
@@ -148,9 +155,7 @@ class RandomTokens(ConditionedTokenizer):
         self._conditions_ids = np.arange(text_ids, self.vocab_size)
         self._longest = longest
 
-    def max_tokens(
-        self, dataset: SyntheticDataset, part: tuple[int, int] = (0, 1)
-    ) -> np.ndarray:
+    def max_tokens(self, dataset: SyntheticDataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         return dataset.tokens
 
     def encode_into(

@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec.tiling import (
-    decoder_context,
-    encoder_context,
-    portions,
-)
 from torchtitan.models.dit_tts.codec.dac_vae_network import build_network
 from torchtitan.models.dit_tts.codec.dac_vae_weights import (
     DacVaeWeights,
     find_weights,
     read_weights,
     write_safetensors,
+)
+from torchtitan.models.dit_tts.codec.tiling import (
+    decoder_context,
+    encoder_context,
+    portions,
 )
 from torchtitan.models.dit_tts.errors import InputError
 

@@ -43,7 +43,9 @@ _NORMED = (
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
 # Layers that add the watermark, or that were of use in training only.
-_IGNORED = re.compile(r"decoder\.wm_model\.|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\.")
+_IGNORED = re.compile(
+    r"decoder\.wm_model\.|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\."
+)
 _SHOWN = 5
 _FOLDED_ROWS = 64  # weights folded at once; bounds the memory in float64
 
@@ -132,7 +134,9 @@ def read_weights(path: Path) -> DacVaeWeights:
         tensors[parameter] = fold_weight_norm(*parts) if len(parts) == 2 else parts[0].float()
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
-        raise InputError(f"{path}: weights that are not finite: {_listed(broken)}; get the file anew")
+        raise InputError(
+            f"{path}: weights that are not finite: {_listed(broken)}; get the file anew"
+        )
     return DacVaeWeights(sizes, tensors)
 
 
@@ -163,10 +167,12 @@ def match_names(
     faults = [
         f"{kind} {_listed(keys)}"
         for kind, keys in (
-            ("missing:", missing), ("unexpected:", unexpected), ("of another shape:", misshapen)
+            ("missing:", missing),
+            ("unexpected:", unexpected),
+            ("of another shape:", misshapen),
         )
         if keys
-    ]  # fmt: skip
+    ]
     if faults:
         raise InputError(f"{path}: is no DAC-VAE of {sizes}; keys {'; '.join(faults)}")
     return found
@@ -201,7 +207,9 @@ def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path}: cannot be read as weights ({reason}); get the file anew") from None
+        raise InputError(
+            f"{path}: cannot be read as weights ({reason}); get the file anew"
+        ) from None
     stored = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
         raise InputError(
@@ -220,7 +228,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
         return stored, _mapping(json.loads(header.get("kwargs", "{}")))
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as safetensors ({error}); get the file anew") from None
+        raise InputError(
+            f"{path}: cannot be read as safetensors ({error}); get the file anew"
+        ) from None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -230,9 +240,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 # ---- sizes
 
 
-def read_sizes(
-    path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]
-) -> DacVaeSizes:
+def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]) -> DacVaeSizes:
     """The sizes that the shapes tell, checked against the metadata's; the rate is the metadata's."""
     absent: list[str] = []
 
@@ -279,9 +287,13 @@ def read_sizes(
             "not tell it"
         )
     return DacVaeSizes(
-        sizes["encoder_dim"], tuple(strides), sizes["latent_dim"], sizes["decoder_dim"],
-        sizes["codebook_dim"], rate,
-    )  # fmt: skip
+        sizes["encoder_dim"],
+        tuple(strides),
+        sizes["latent_dim"],
+        sizes["decoder_dim"],
+        sizes["codebook_dim"],
+        rate,
+    )
 
 
 def _listed(names: list[str]) -> str:

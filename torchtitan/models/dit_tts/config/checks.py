@@ -3,13 +3,13 @@
 import os
 
 from torchtitan.models.dit_tts.codec.record import check_kind
-from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, is_pretrained
-from torchtitan.models.dit_tts.text.vocabulary import FIELDS
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path
+from torchtitan.models.dit_tts.config.speed_checks import validate_speed
 from torchtitan.models.dit_tts.data.build import check_settings
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.config.speed_checks import validate_speed
+from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, is_pretrained
+from torchtitan.models.dit_tts.text.vocabulary import FIELDS
 from torchtitan.tools.utils import device_type
 
 
@@ -129,7 +129,8 @@ def validate_config(
     _validate_numbers(config)
     t = config.training
     check_settings(
-        config.data, t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree
+        config.data,
+        t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree,
     )
     _validate_tokens(config)
     _validate_attention(config, accelerator or device_type)
@@ -269,7 +270,9 @@ def _validate_unsupported(config: JobConfig, dp_degree: int) -> None:
             "false unless weights are sharded over several GPUs (data_parallel_shard_degree)",
         ),
     ):
-        _require(not wrong, f"{key} = true is not supported by this model family; set it to {allowed}")
+        _require(
+            not wrong, f"{key} = true is not supported by this model family; set it to {allowed}"
+        )
 
 
 def validate_machine(config: JobConfig) -> None:

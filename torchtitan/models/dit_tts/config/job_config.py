@@ -6,11 +6,23 @@ from typing import Literal
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config.job_config import (
     Checkpoint as TitanCheckpoint,
+)
+from torchtitan.config.job_config import (
     Compile as TitanCompile,
+)
+from torchtitan.config.job_config import (
     Job as TitanJob,
+)
+from torchtitan.config.job_config import (
     Metrics as TitanMetrics,
+)
+from torchtitan.config.job_config import (
     Model as TitanModel,
+)
+from torchtitan.config.job_config import (
     Optimizer as TitanOptimizer,
+)
+from torchtitan.config.job_config import (
     Training as TitanTraining,
 )
 
@@ -64,9 +76,9 @@ class Compile(TitanCompile):
     """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
     learned text encoder (encoders), the drawing of times and noise and the loss (loss)"""
 
-    mode: Literal[
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    ] = "default"
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        "default"
+    )
     """What torch.compile's inductor tries; reduce-overhead and max-autotune replay CUDA graphs, on one
     GPU and without accumulation only"""
 

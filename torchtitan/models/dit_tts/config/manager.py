@@ -14,10 +14,10 @@ import typeguard
 import tyro
 
 from torchtitan.config import ConfigManager
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.storage import check_url, is_remote, local_path
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 
 
 def _hint(name: str, allowed: list[str]) -> str:
@@ -74,7 +74,9 @@ class TTSConfigManager(ConfigManager):
                 metavar="A,B,C,...",
                 instance_from_str=lambda args: _split_paths(args[0]),
                 is_instance=lambda value: isinstance(value, (str, list)),
-                str_from_instance=lambda value: [value if isinstance(value, str) else ",".join(value)],
+                str_from_instance=lambda value: [
+                    value if isinstance(value, str) else ",".join(value)
+                ],
             )
 
         @registry.primitive_rule
@@ -86,7 +88,9 @@ class TTSConfigManager(ConfigManager):
             return tyro.constructors.PrimitiveConstructorSpec(
                 nargs="*",
                 metavar="A,B,C,...",
-                instance_from_str=lambda args: [kind(n) for arg in args for n in arg.split(",") if n],
+                instance_from_str=lambda args: [
+                    kind(n) for arg in args for n in arg.split(",") if n
+                ],
                 is_instance=lambda value: isinstance(value, list),
                 str_from_instance=lambda value: [str(number) for number in value],
             )
@@ -130,7 +134,11 @@ class TTSConfigManager(ConfigManager):
             cls: Any = self.config_cls
             parts = flag[2:].replace("-", "_").split(".")
             for part in parts:
-                names = [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+                names = (
+                    [f.name for f in dataclasses.fields(cls)]
+                    if dataclasses.is_dataclass(cls)
+                    else []
+                )
                 plain = part.removeprefix("no_") if part not in names else part
                 if plain not in names:
                     known = sections if cls is self.config_cls else names

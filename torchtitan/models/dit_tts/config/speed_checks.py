@@ -2,11 +2,11 @@
 
 from importlib.util import find_spec
 
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.low_precision_adamw import MOST_BETA2_BFLOAT16
 from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.infra.float8 import CONVERTER
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.low_precision_adamw import MOST_BETA2_BFLOAT16
 
 _LEAST_GRAPH_WARMUP = 3
 """Steps of a shape before its CUDA graphs are known to replay: the first compiles and runs without

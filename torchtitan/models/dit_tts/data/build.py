@@ -6,11 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from torchtitan.tools.logging import logger
-
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
-from torchtitan.models.dit_tts.data.sampling_weights import check_balance, draws_per_epoch
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import (
     BatchPolicy,
     Selection,
@@ -18,11 +14,14 @@ from torchtitan.models.dit_tts.data.buckets import (
     make_batch_policy,
     select_samples,
 )
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader, Tokenizer
-from torchtitan.models.dit_tts.data.features import Features
-from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader, Tokenizer
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.features import Features
+from torchtitan.models.dit_tts.data.sampling_weights import check_balance, draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.tools.logging import logger
 
 # Share of samples over the limits from which leaving them out is worth a warning.
 MANY_DROPPED = 0.01

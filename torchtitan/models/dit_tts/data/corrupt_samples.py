@@ -6,10 +6,9 @@ and resume sees the same batches as long as the same samples are damaged.
 
 import threading
 
-from torchtitan.tools.logging import logger
-
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.tools.logging import logger
 
 # A share is judged over at least so many reads, or all samples where there are fewer: one damaged
 # sample among the first ten says little.

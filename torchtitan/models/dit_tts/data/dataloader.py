@@ -18,15 +18,18 @@ import torch
 
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
-
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
+from torchtitan.models.dit_tts.data.batch_sampler import (
+    ORDER_VERSION,
+    GlobalBatch,
+    GlobalBatchSampler,
+)
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
+from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.features import Features
 from torchtitan.models.dit_tts.data.prefetch import MicroBatchIterator
-from torchtitan.models.dit_tts.data.batch_sampler import ORDER_VERSION, GlobalBatch, GlobalBatchSampler
-from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.errors import InputError
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
 

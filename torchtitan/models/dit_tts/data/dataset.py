@@ -20,13 +20,30 @@ import numpy as np
 import xxhash
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.data.index import ShardIndex, load_index
-from torchtitan.models.dit_tts.data.joining import damaged_samples, joined_labels, shard_name, shard_names
-from torchtitan.models.dit_tts.data.shard import LABELS, Problem
+from torchtitan.models.dit_tts.data.joining import (
+    damaged_samples,
+    joined_labels,
+    shard_name,
+    shard_names,
+)
+from torchtitan.models.dit_tts.data.local_reader import (
+    PARTS,
+    ROW,
+    LocalFiles,
+    SampleExtents,
+    fill,
+    layout_of,
+)
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
-from torchtitan.models.dit_tts.data.local_reader import PARTS, ROW, SampleExtents, LocalFiles, fill, layout_of
-from torchtitan.models.dit_tts.data.storage import find_shards, is_remote, plain_name, user_cache_folder
+from torchtitan.models.dit_tts.data.shard import LABELS, Problem
+from torchtitan.models.dit_tts.data.storage import (
+    find_shards,
+    is_remote,
+    plain_name,
+    user_cache_folder,
+)
+from torchtitan.models.dit_tts.errors import InputError
 
 # Threads that wait on disks or servers while indexes are opened.
 _LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
@@ -365,9 +382,7 @@ class Dataset:
     def _extents(self, layout: SampleExtents) -> list[Extent]:
         shard = layout.shard
         return [
-            Extent(
-                self.tar_paths[shard], self._tar_bytes[shard], self._tar_versions[shard], *span
-            )
+            Extent(self.tar_paths[shard], self._tar_bytes[shard], self._tar_versions[shard], *span)
             for span in layout.spans
         ]
 

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import LABELS, Problem, ShardContents, read_shard
 from torchtitan.models.dit_tts.data.shard_writer import atomic_file
-from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.storage import (
     ShardFile,
     is_remote,
@@ -34,6 +33,7 @@ from torchtitan.models.dit_tts.data.storage import (
     sidecar_path,
     user_cache_folder,
 )
+from torchtitan.models.dit_tts.errors import InputError
 
 INDEX_VERSION = 2
 _MAGIC = b"TTSINDEX"
@@ -222,9 +222,16 @@ def _cache_path(tar_path: str) -> str:
 def _write_sidecar(path: str, index: ShardIndex) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     header = _HEADER.pack(
-        _MAGIC, INDEX_VERSION, index.channels, len(index), len(index.keys), len(index.extras),
-        index.tar_bytes, index.tar_version, xxhash.xxh3_64_intdigest(index.payload),
-    )  # fmt: skip
+        _MAGIC,
+        INDEX_VERSION,
+        index.channels,
+        len(index),
+        len(index.keys),
+        len(index.extras),
+        index.tar_bytes,
+        index.tar_version,
+        xxhash.xxh3_64_intdigest(index.payload),
+    )
     with atomic_file(path) as file:
         file.write(header)
         file.write(index.payload)
@@ -268,8 +275,17 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
     """The stored index, or None where it is of another version or damaged."""
     if len(data) < _HEADER.size:
         return None
-    (magic, version, channels, samples, keys_bytes, extras_bytes, tar_bytes, tar_version,
-     payload_hash) = _HEADER.unpack_from(data)  # fmt: skip
+    (
+        magic,
+        version,
+        channels,
+        samples,
+        keys_bytes,
+        extras_bytes,
+        tar_bytes,
+        tar_version,
+        payload_hash,
+    ) = _HEADER.unpack_from(data)
     if (magic, version) != (_MAGIC, INDEX_VERSION):
         return None
     row_bytes = sum(dtype.itemsize for dtype in COLUMNS.values())

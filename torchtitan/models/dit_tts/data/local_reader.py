@@ -62,9 +62,20 @@ class SampleExtents(NamedTuple):
 
 def layout_of(row: tuple, channels: int) -> SampleExtents:
     """From a row of ``ROW`` as a tuple."""
-    (shard, latents_offset, frames, item_bytes, latents_hash, reference_offset, reference_frames,
-     reference_item_bytes, reference_hash, metadata_offset, metadata_bytes,
-     metadata_hash) = row  # fmt: skip
+    (
+        shard,
+        latents_offset,
+        frames,
+        item_bytes,
+        latents_hash,
+        reference_offset,
+        reference_frames,
+        reference_item_bytes,
+        reference_hash,
+        metadata_offset,
+        metadata_bytes,
+        metadata_hash,
+    ) = row
     latents_bytes = frames * channels * item_bytes
     reference_bytes = reference_frames * channels * reference_item_bytes
     if latents_offset < reference_offset < metadata_offset:  # as our writer has them

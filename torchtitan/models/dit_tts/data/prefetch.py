@@ -15,7 +15,7 @@ class MicroBatchIterator:
     def __init__(self, loader: "LatentDataLoader"):
         self._loader = loader
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: deque[tuple[int, Future["MicroBatch"]]] = deque()
+        self._ahead: deque[tuple[int, Future[MicroBatch]]] = deque()
 
     def __iter__(self) -> "MicroBatchIterator":
         return self

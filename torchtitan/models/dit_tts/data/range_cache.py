@@ -9,8 +9,8 @@ The processes of a machine may share the cache folder; see ``disk_cache``.
 from collections.abc import Sequence
 
 from torchtitan.models.dit_tts.data import remote
-from torchtitan.models.dit_tts.data.remote_cache import DiskCache
 from torchtitan.models.dit_tts.data.remote import Extent
+from torchtitan.models.dit_tts.data.remote_cache import DiskCache
 from torchtitan.models.dit_tts.data.remote_errors import changed
 
 __all__ = ["Extent", "RangeReader"]

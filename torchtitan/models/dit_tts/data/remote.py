@@ -18,8 +18,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
+from torchtitan.models.dit_tts.data.remote_errors import (
+    changed,
+    explain,
+    failed,
+    ignores_ranges,
+    one_line,
+    shown,
+    status_of,
+)
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.data.remote_errors import changed, explain, failed, ignores_ranges, one_line, shown, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -260,8 +268,12 @@ class RangeClient:
                 warned.add(attempt)
                 logger.warning(
                     "%s: reading bytes %d-%d failed (%s); again in %.1f s",
-                    shown(wanted.path), wanted.start, wanted.stop - 1, reason, wait,
-                )  # fmt: skip
+                    shown(wanted.path),
+                    wanted.start,
+                    wanted.stop - 1,
+                    reason,
+                    wait,
+                )
             await asyncio.sleep(wait)
         raise AssertionError("not reached")
 

@@ -81,8 +81,9 @@ class DiskCache:
             self._warned_of_damage = True
             logger.warning(
                 "%s: cached bytes of %s are damaged and are read from there again; check the disk",
-                self.folder, shown(extent.path),
-            )  # fmt: skip
+                self.folder,
+                shown(extent.path),
+            )
         return data
 
     def write(self, items: Sequence[tuple[Extent, bytes]]) -> None:
@@ -216,8 +217,9 @@ class DiskCache:
             self._stopped = True
             logger.warning(
                 "%s: cannot be used as a cache (%s); reading goes on, and nothing more is kept",
-                self.folder, error.strerror or error,
-            )  # fmt: skip
+                self.folder,
+                error.strerror or error,
+            )
 
 
 class _Usage:

@@ -18,9 +18,7 @@ def changed(url: str, size: int, found: int | None = None) -> InputError:
         if found is None or found == size
         else f"has {found} bytes where its index was made from {size}"
     )
-    return InputError(
-        f"{shown(url)}: {has}; shards must not change during a run, so start again."
-    )
+    return InputError(f"{shown(url)}: {has}; shards must not change during a run, so start again.")
 
 
 def ignores_ranges(url: str, start: int, stop: int) -> InputError:
@@ -59,9 +57,16 @@ def explain(error: BaseException) -> tuple[str, str, bool]:
         may_pass = status in (408, 425, 429) or status >= 500
         return f"status {status}", "see the server's own log or documentation", may_pass
     connection = kinds & {
-        "TimeoutError", "ConnectionError", "ClientError", "HTTPClientError", "ResponseParserError",
-        "gaierror", "SSLError", "IncompleteReadError", "IncompleteRead",
-    }  # fmt: skip
+        "TimeoutError",
+        "ConnectionError",
+        "ClientError",
+        "HTTPClientError",
+        "ResponseParserError",
+        "gaierror",
+        "SSLError",
+        "IncompleteReadError",
+        "IncompleteRead",
+    }
     if connection:
         return reason, "check the URL's host and the network, then start again", True
     if "FileNotFoundError" in kinds:

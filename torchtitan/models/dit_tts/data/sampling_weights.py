@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
+from torchtitan.models.dit_tts.errors import InputError
 
 
 def draws_per_epoch(

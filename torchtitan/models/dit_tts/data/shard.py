@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.data.shard_writer import (
     HASHES_KEY,
     LATENTS_SUFFIX,
@@ -23,6 +22,7 @@ from torchtitan.models.dit_tts.data.shard_writer import (
 )
 from torchtitan.models.dit_tts.data.storage import ShardFile, is_remote
 from torchtitan.models.dit_tts.data.tar_reader import Member, shown, walk_members
+from torchtitan.models.dit_tts.errors import InputError
 
 LABELS = ("speaker", "language", "quality", "class")
 """keys of the JSON whose values the index keeps"""
@@ -300,7 +300,7 @@ def _read_metadata(source: ShardFile, key: str, member: Member) -> MetadataMembe
     if written is not None and written != _hash_of(metadata):
         raise _Unusable(
             f"the JSON of sample '{key}' is not the one that was written, so it is damaged; copy "
-            f"or write the tar again, or take its key \"{HASHES_KEY}\" out if it was changed on "
+            f'or write the tar again, or take its key "{HASHES_KEY}" out if it was changed on '
             "purpose.",
             "changed",
         )

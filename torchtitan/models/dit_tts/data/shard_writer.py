@@ -200,9 +200,7 @@ def canonical_json(metadata: dict[str, Any]) -> bytes:
     return json.dumps(rest, ensure_ascii=False, sort_keys=True, allow_nan=False).encode("utf-8")
 
 
-def _metadata_bytes(
-    path: str | os.PathLike, sample: Triplet, hashes: dict[str, str]
-) -> bytes:
+def _metadata_bytes(path: str | os.PathLike, sample: Triplet, hashes: dict[str, str]) -> bytes:
     if not isinstance(sample.metadata.get("text"), str):
         raise InputError(
             f"{path}: metadata of sample '{sample.key}' has no \"text\" string; every sample needs "

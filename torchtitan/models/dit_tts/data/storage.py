@@ -21,8 +21,8 @@ from concurrent.futures import Future
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.errors import InputError
 
 READ_AHEAD_BYTES = 4 << 20
 

@@ -13,8 +13,8 @@ sound header, so that the rest of a damaged archive can still be used.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.data.storage import ShardFile
+from torchtitan.models.dit_tts.errors import InputError
 
 BLOCK_BYTES = 512
 # Read with each header so that the start of the data needs no second system call.

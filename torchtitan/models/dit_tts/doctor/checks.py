@@ -8,7 +8,15 @@ import xxhash
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.doctor.findings import KINDS, Example, Finding, finding_of
-from torchtitan.models.dit_tts.doctor.scan import ALL_ZERO, CHANGING, CONSTANT, DAMAGED, NAMED, OTHER, Measurements
+from torchtitan.models.dit_tts.doctor.scan import (
+    ALL_ZERO,
+    CHANGING,
+    CONSTANT,
+    DAMAGED,
+    NAMED,
+    OTHER,
+    Measurements,
+)
 
 # Of a problem's kind in data/members.py.
 _PROBLEM_CODES = {
@@ -358,9 +366,7 @@ def log_distance(
     return distance, max(sigmas * spread, float(np.log(least_ratio))), float(np.exp(centre))
 
 
-def repeats(
-    hashes: np.ndarray, samples: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def repeats(hashes: np.ndarray, samples: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Which samples have the hash of an earlier one.
 
     Args:

@@ -9,10 +9,8 @@ from collections import Counter
 from typing import Any
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.doctor.checks import Limits, all_findings, measured_frame_rate
 from torchtitan.models.dit_tts.doctor.findings import worst_first
-from torchtitan.models.dit_tts.doctor.scan import READ, Measurements, choose_samples, measure
 from torchtitan.models.dit_tts.doctor.options import (
     add_dataset_arguments,
     count,
@@ -25,10 +23,16 @@ from torchtitan.models.dit_tts.doctor.options import (
 )
 from torchtitan.models.dit_tts.doctor.plots import need_matplotlib
 from torchtitan.models.dit_tts.doctor.report import check_output, draw_pictures, render, write_page
+from torchtitan.models.dit_tts.doctor.scan import READ, Measurements, choose_samples, measure
 from torchtitan.models.dit_tts.doctor.shard_records import find_records, record_findings
 from torchtitan.models.dit_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE, suggest, toml_lines
 from torchtitan.models.dit_tts.doctor.summary import shard_table, summarize
-from torchtitan.models.dit_tts.doctor.text_report import finding_lines, suggestion_lines, summary_lines
+from torchtitan.models.dit_tts.doctor.text_report import (
+    finding_lines,
+    suggestion_lines,
+    summary_lines,
+)
+from torchtitan.models.dit_tts.errors import InputError
 
 EXIT_ERRORS_FOUND = 1
 
@@ -168,8 +172,10 @@ def examine(
     rate = measured_frame_rate(dataset, found, limits.frames_per_second)
     result = {
         "status": (
-            "errors" if "error" in severities
-            else "warnings" if "warning" in severities
+            "errors"
+            if "error" in severities
+            else "warnings"
+            if "warning" in severities
             else "healthy"
         ),
         "made": time.strftime("%Y-%m-%d %H:%M"),
@@ -186,7 +192,7 @@ def examine(
         "suggestion": suggestion,
         "toml": toml_lines(suggestion, options.path) if suggestion else "",
         "shards": shards,
-    }  # fmt: skip
+    }
     return result, found
 
 

@@ -2,7 +2,12 @@
 
 import argparse
 
-from torchtitan.models.dit_tts.doctor.options import add_dataset_arguments, open_whatever_is_there, print_json, show
+from torchtitan.models.dit_tts.doctor.options import (
+    add_dataset_arguments,
+    open_whatever_is_there,
+    print_json,
+    show,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -165,9 +165,15 @@ def channels_picture(mean: np.ndarray, std: np.ndarray) -> Callable[[Any], None]
     def channel_moments(axes: Any) -> None:
         channels = np.arange(len(mean))
         axes.fill_between(
-            channels, mean - std, mean + std, step="mid", color=_BLUE, alpha=0.2, linewidth=0,
+            channels,
+            mean - std,
+            mean + std,
+            step="mid",
+            color=_BLUE,
+            alpha=0.2,
+            linewidth=0,
             label="mean ± standard deviation",
-        )  # fmt: skip
+        )
         axes.step(channels, mean, where="mid", color=_BLUE, linewidth=1, label="mean")
         axes.step(
             channels, std, where="mid", color=_ORANGE, linewidth=1, label="standard deviation"

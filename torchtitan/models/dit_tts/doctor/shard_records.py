@@ -131,4 +131,3 @@ def record_findings(
         if examples
     ]
     return findings, states
-

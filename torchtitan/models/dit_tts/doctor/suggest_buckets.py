@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from torchtitan.models.dit_tts.data.buckets import (
+    ALIGNMENT,
+    MAX_BUCKETS,
+    choose_edges,
+    make_batch_policy,
+)
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, MAX_BUCKETS, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.doctor.checks import Limits, text_tokens
 
 # More buckets are more compiled shapes: fewer are suggested where they waste this little more.
@@ -115,9 +120,7 @@ def fewest_buckets(useful_fractions: Sequence[float]) -> int:
     """Index of the first choice that is at most ``WASTE_TOLERANCE`` below the best."""
     best = max(useful_fractions)
     return next(
-        number
-        for number, useful in enumerate(useful_fractions)
-        if useful >= best - WASTE_TOLERANCE
+        number for number, useful in enumerate(useful_fractions) if useful >= best - WASTE_TOLERANCE
     )
 
 

@@ -63,9 +63,13 @@ def distribution(values: np.ndarray) -> dict[str, Any]:
     """Total, extremes, mean, quantiles and an evenly spaced histogram from 0 to the largest."""
     if not len(values):
         return {
-            "total": 0, "min": None, "max": None, "mean": None, "quantiles": {},
+            "total": 0,
+            "min": None,
+            "max": None,
+            "mean": None,
+            "quantiles": {},
             "histogram": {"edges": [], "counts": []},
-        }  # fmt: skip
+        }
     quantiles = np.quantile(values, QUANTILES)
     counts, edges = np.histogram(
         values, bins=HISTOGRAM_BINS, range=(0, max(float(values.max()), 1.0))

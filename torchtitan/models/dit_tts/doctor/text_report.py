@@ -62,9 +62,14 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         one = summary[name]
         quantiles = [short_number(one["quantiles"].get(str(share))) for share in QUANTILES]
         rows.append(
-            [title, short_number(one["min"]), *quantiles, short_number(one["max"]),
-             short_number(one["mean"])]
-        )  # fmt: skip
+            [
+                title,
+                short_number(one["min"]),
+                *quantiles,
+                short_number(one["max"]),
+                short_number(one["mean"]),
+            ]
+        )
     lines += ["", *table(rows), "", *_histogram(summary["frames"]["histogram"], fps)]
     for name, label in summary["labels"].items():
         lines += _label_lines(name, label)
@@ -104,9 +109,7 @@ def suggestion_lines(suggestion: dict[str, Any], toml: str) -> list[str]:
         rows.append([f"{one['buckets']}{mark}", percent(one), str(one["shapes"])])
     batch = suggestion["pad_to_batch_max"]
     rows.append(["padded to the longest of all", percent(suggestion["pad_to_max"]), "1"])
-    rows.append(
-        [f"random batches of {batch['batch_size']}", percent(batch), str(batch["shapes"])]
-    )
+    rows.append([f"random batches of {batch['batch_size']}", percent(batch), str(batch["shapes"])])
     return [*table(rows), "", *(f"  {line}".rstrip() for line in toml.split("\n"))]
 
 
@@ -134,9 +137,7 @@ def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
 
     def row(one: dict[str, Any]) -> list[str]:
         share = f"{100 * one['share']:.2f} %"
-        return [
-            f"  {one['value']}", thousands(one["samples"]), short_number(one["hours"]), share
-        ]  # fmt: skip
+        return [f"  {one['value']}", thousands(one["samples"]), short_number(one["hours"]), share]
 
     rows += [row(one) for one in label["most"]]
     left = label["count"] - len(label["most"]) - len(label["least"])

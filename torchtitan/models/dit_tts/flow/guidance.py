@@ -1,7 +1,7 @@
 """Classifier-free guidance (Ho and Salimans 2022) with text and speaker scaled independently."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 

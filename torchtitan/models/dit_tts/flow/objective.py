@@ -4,8 +4,9 @@ x_t = (1 - t)·x_0 + t·ε, where t = 0 is data and t = 1 is noise. The velocity
 v = ε - x_0, hence x_0 = x_t - t·v and ε = x_t + (1 - t)·v.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import torch
 

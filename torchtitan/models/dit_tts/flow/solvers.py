@@ -1,6 +1,6 @@
 """Sampling: integrates the learned velocity from noise (t = 1) to data (t = 0)."""
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 

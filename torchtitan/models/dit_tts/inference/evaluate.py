@@ -1,14 +1,13 @@
 """How well a run's speech can be read: word error rates beside those of what it could at best reach."""
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable
+from typing import Any
 
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
-from torchtitan.models.dit_tts.text.vocabulary import named
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.duration import LinearDurationModel
@@ -16,6 +15,8 @@ from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_errors
 from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 Sound = tuple[torch.Tensor, int]
 """a waveform (samples,) and its rate in Hz; a recording's need not be the codec's"""

@@ -36,7 +36,9 @@ from torchtitan.models.dit_tts.run_folder import write_atomic
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
-    parser.add_argument("--heldout", required=True, help="archives of texts that were not trained on")
+    parser.add_argument(
+        "--heldout", required=True, help="archives of texts that were not trained on"
+    )
     parser.add_argument("--recordings", help="corpus with the held-out recordings, to compare with")
     parser.add_argument("--data", help="training archives; the run's [data] path by default")
     parser.add_argument(
@@ -77,9 +79,7 @@ def run(options: argparse.Namespace) -> int:
     untrained = untrained_model(loaded)
     for name, model in (("generated", loaded.model), ("untrained", untrained)):
         bar = partial(tqdm, desc=f"speaking ({name})", unit="batch")
-        spoken = speak(
-            loaded, model, codec, items, durations, guidance, steps, options.seed, bar
-        )
+        spoken = speak(loaded, model, codec, items, durations, guidance, steps, options.seed, bar)
         audio[name] = [(waveform, codec.sample_rate) for waveform in spoken]
 
     rates, heard = {}, {}

@@ -11,10 +11,8 @@ import torch
 
 from torchtitan.models.dit_tts.codec import Codec, build_codec
 from torchtitan.models.dit_tts.codec.record import check_codec
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
-from torchtitan.models.dit_tts.text.vocabulary import named
-from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.audio_files import write_wav
@@ -26,7 +24,8 @@ from torchtitan.models.dit_tts.inference.speaker_reference import (
     reference_settings,
 )
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, number_or_off
-
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 _SHOWN = 20
 """known values that a sentence names"""
@@ -36,13 +35,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that override the run's [sampling] section."""
     parser.add_argument("run", help="the run's folder, outputs/NAME")
     parser.add_argument("--step", type=int, help="checkpoint step; the last by default")
-    parser.add_argument("--no-ema", action="store_true", help="the trained weights, not the average")
+    parser.add_argument(
+        "--no-ema", action="store_true", help="the trained weights, not the average"
+    )
     parser.add_argument("--sampling-steps", type=int, help="Euler steps")
     parser.add_argument("--text-scale", type=float, help="guidance towards the text")
     parser.add_argument("--speaker-scale", type=float, help="guidance towards the speaker")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
     parser.add_argument(
-        "--encoder", help="where a frozen text encoder is now; [encoder] model of the run by default"
+        "--encoder",
+        help="where a frozen text encoder is now; [encoder] model of the run by default",
     )
     parser.add_argument(
         "--codec", help="where the codec is now; [sampling] codec of the run by default"
@@ -113,7 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def requested_conditions(options: argparse.Namespace, tokenizer: ConditionedTokenizer) -> dict[str, str]:
+def requested_conditions(
+    options: argparse.Namespace, tokenizer: ConditionedTokenizer
+) -> dict[str, str]:
     """Values of the conditioning tokens but duration, as a sample's JSON names them.
 
     A field that is not given is left out, and its token is the unknown one, as it is in the share
@@ -169,7 +173,9 @@ def check_text(text: str, tokenizer: ConditionedTokenizer) -> None:
     unknown = tokenizer.unknown_characters(text)
     if unknown:
         known = tokenizer.vocabulary.characters
-        knows = f"it knows {known!r}" if known else f"{tokenizer.vocabulary.model} has no ids for them"
+        knows = (
+            f"it knows {known!r}" if known else f"{tokenizer.vocabulary.model} has no ids for them"
+        )
         raise InputError(
             f"--text has characters that the run was not trained with ({named(unknown, _SHOWN)}); "
             f"{knows}"
@@ -203,9 +209,7 @@ def _reference_of(dataset: Dataset, speaker: str) -> int:
     if speaker not in speakers:
         known = ", ".join(sorted(speakers)[:_SHOWN]) or "none"
         more = f" and {len(speakers) - _SHOWN} more" if len(speakers) > _SHOWN else ""
-        raise InputError(
-            f"--speaker {speaker!r} is not in the archives; they have: {known}{more}"
-        )
+        raise InputError(f"--speaker {speaker!r} is not in the archives; they have: {known}{more}")
     samples = np.flatnonzero(codes == speakers.index(speaker))
     return int(samples[np.argmax(dataset.reference_frames[samples])])
 

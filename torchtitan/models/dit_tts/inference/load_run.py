@@ -9,16 +9,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
-from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
-from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
+from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
+from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.tools.utils import device_type
 
 
@@ -93,7 +93,9 @@ def load_run(
     """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
-        raise InputError(f"{folder} is not a run's folder: it has no config.toml; give outputs/NAME")
+        raise InputError(
+            f"{folder} is not a run's folder: it has no config.toml; give outputs/NAME"
+        )
     config = load_config(["--job.config_file", str(folder / "config.toml")])
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
@@ -115,7 +117,9 @@ def load_run(
             f"only); load the trained ones with --no-ema"
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled"
+        )  # as is meant here
         dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
 from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
-
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 # Apart from training's streams: generation must not start from a noise that was trained on.
 SAMPLING_STREAM = 100
@@ -115,7 +114,5 @@ def generate_latents(
     rows = torch.arange(len(requests), device=device)
     keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = normal(keys, (frames, model.args.latent_channels))
-    latents = euler(
-        lambda x, t: guidance.velocity(network, x, t), noise, linear_times(steps)
-    )
+    latents = euler(lambda x, t: guidance.velocity(network, x, t), noise, linear_times(steps))
     return [row[: request.frames].cpu() for row, request in zip(latents, requests)]

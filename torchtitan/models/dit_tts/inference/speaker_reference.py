@@ -56,9 +56,7 @@ def encode_reference(
     try:
         samples, rate = decode(str(path))
     except InputError as error:
-        raise InputError(
-            f"--reference {path}: {error}; give a recording of the speaker"
-        ) from None
+        raise InputError(f"--reference {path}: {error}; give a recording of the speaker") from None
     found = process(samples, rate, codec.sample_rate, "", settings)
     if isinstance(found, str):
         raise InputError(

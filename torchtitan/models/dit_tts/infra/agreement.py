@@ -11,11 +11,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 
 def build_agreed_dataloader(

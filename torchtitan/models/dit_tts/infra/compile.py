@@ -69,7 +69,9 @@ def apply_compile(
     for layers in compiled:
         for layer in layers:
             layer.compile(backend=backend, options=options, fullgraph=True, dynamic=False)
-    logger.info(f"Compiling each block of {len(compiled)} stacks in place with {backend}, mode {mode}")
+    logger.info(
+        f"Compiling each block of {len(compiled)} stacks in place with {backend}, mode {mode}"
+    )
 
 
 def compile_options(mode: str) -> dict[str, Any]:

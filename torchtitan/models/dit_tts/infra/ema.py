@@ -26,7 +26,9 @@ class EMA(Stateful):
         self.decay = decay
         self.num_updates = 0
         self.weights = {plain_name(name): p for name, p in model.named_parameters()}
-        self.shadow = {name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()}
+        self.shadow = {
+            name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()
+        }
 
     @torch.no_grad()
     def update(self) -> None:

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.text_encoder import fetch_together
+from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
 from torchtitan.models.dit_tts.text.encode_features import (
     feature_kind,
     longest_text,
     make_text_features,
-)
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
-from torchtitan.models.dit_tts.text.feature_store import FeatureKind
-from torchtitan.models.dit_tts.text.text_encoder import (
-    PretrainedTextEncoder,
-    load_text_encoder,
 )
 from torchtitan.models.dit_tts.text.feature_builder import (
     SETTLE_SECONDS,
@@ -32,11 +31,12 @@ from torchtitan.models.dit_tts.text.feature_builder import (
     open_text_features,
     say_missing,
 )
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.text_encoder import fetch_together
-from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.text.feature_store import FeatureKind
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
+from torchtitan.models.dit_tts.text.text_encoder import (
+    PretrainedTextEncoder,
+    load_text_encoder,
+)
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module, device_type
 
@@ -114,9 +114,14 @@ class _Maker:
             if self._encoder is None:
                 self._encoder = self._load()
             make_text_features(
-                self.dataset, shards, self._encoder, self.tokenizer, self.kind,
-                on_error=self.config.data.on_error, progress=progress,
-            )  # fmt: skip
+                self.dataset,
+                shards,
+                self._encoder,
+                self.tokenizer,
+                self.kind,
+                on_error=self.config.data.on_error,
+                progress=progress,
+            )
 
     def look(self, wait_seconds: int = 0) -> list[int]:
         """The shards whose features are missing."""
@@ -144,9 +149,7 @@ class _Maker:
         return loaded
 
 
-def _make_all(
-    maker: _Maker, missing: list[list[int]], group: dist.ProcessGroup | None
-) -> None:
+def _make_all(maker: _Maker, missing: list[list[int]], group: dist.ProcessGroup | None) -> None:
     """Makes all that is missing anywhere; the maker's kind has the encoder's fingerprint then."""
     model = maker.kind.model
     if maker.kind.encoder_fingerprint is None:
@@ -164,7 +167,9 @@ def _make_all(
             f"text features: {model} encodes the texts of {sum(map(len, shares))} of "
             f"{len(maker.dataset.tar_paths)} shards"
         )
-        run_on_all_ranks(lambda rank: maker.make(shares[rank], rank == 0), "make text features", group)
+        run_on_all_ranks(
+            lambda rank: maker.make(shares[rank], rank == 0), "make text features", group
+        )
         # Where each machine has its own disk, what others made is still to be made here.
         missing = run_on_all_ranks(
             lambda rank: maker.look_again(shares[rank]), "look for text features", group

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.protocols.model_converter import ModelConverter, register_model_converter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import has_cuda_capability

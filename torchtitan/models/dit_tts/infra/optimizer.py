@@ -20,13 +20,13 @@ from torchtitan.components.lr_scheduler import LRSchedulersContainer, build_lr_s
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
-from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
+from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.compile import apply_compile, static_shapes
 from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.infra.compile import apply_compile, static_shapes
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 

@@ -8,26 +8,26 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
+from torchtitan.models.dit_tts.data.features import Features
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
+from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
+from torchtitan.models.dit_tts.text.encoder_record import (
+    check_fingerprint,
+    read_record,
+    write_record,
+)
 from torchtitan.models.dit_tts.text.hf_encoder import (
     HFEncoderSpec,
     blocks_of,
     find_source,
     is_pretrained,
 )
-from torchtitan.models.dit_tts.text.encoder_record import (
-    check_fingerprint,
-    read_record,
-    write_record,
-)
-from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.data.features import Features
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
 from torchtitan.tools.logging import logger
 
 
@@ -92,7 +92,9 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
             lambda rank: source.fetch() if local_rank == 0 else None, f"fetch {source.model}", group
         )
         found = run_on_all_ranks(
-            lambda rank: source.fingerprint(dtype) if rank == 0 else "", f"read {source.model}", group
+            lambda rank: source.fingerprint(dtype) if rank == 0 else "",
+            f"read {source.model}",
+            group,
         )
     return found[0]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from torchtitan.config import JobConfig
-from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE, LEARNED_UNITS
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE, LEARNED_UNITS
 from torchtitan.protocols.model import BaseModelArgs
 
 
@@ -108,9 +108,7 @@ class DiTTTSModelArgs(BaseModelArgs):
     """How the decoder's attention is computed, one of attention_backends.BACKENDS; no part of the
     model's mathematics"""
 
-    def update_from_config(
-        self, job_config: JobConfig, *, download: bool = True, **kwargs
-    ) -> None:
+    def update_from_config(self, job_config: JobConfig, *, download: bool = True, **kwargs) -> None:
         """Takes over what the TOML says of the model.
 
         Args:

@@ -229,9 +229,7 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> st
     return backend
 
 
-def prepare_keys(
-    backend: str, valid: torch.Tensor, frames: int, dtype: torch.dtype
-) -> JointKeys:
+def prepare_keys(backend: str, valid: torch.Tensor, frames: int, dtype: torch.dtype) -> JointKeys:
     """What all blocks need of a batch's keys.
 
     Args:

@@ -52,9 +52,7 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     total += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
     total += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
     if args.text_vocab_size:
-        total += _encoder_blocks(
-            args.text_n_layers, text, args.text_dim, (11 * args.text_dim) // 4
-        )
+        total += _encoder_blocks(args.text_n_layers, text, args.text_dim, (11 * args.text_dim) // 4)
     return total
 
 

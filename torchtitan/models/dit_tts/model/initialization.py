@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch import nn

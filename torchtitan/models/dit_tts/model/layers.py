@@ -85,7 +85,9 @@ def rope_table(
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device)
     angles = positions[:, None] * theta**-exponent
-    angles = torch.stack([angles if turns else torch.zeros_like(angles) for turns in rotated], dim=1)
+    angles = torch.stack(
+        [angles if turns else torch.zeros_like(angles) for turns in rotated], dim=1
+    )
     cos, sin = angles.cos(), angles.sin()
     pairs = torch.stack([torch.stack([cos, cos], dim=-1), torch.stack([-sin, sin], dim=-1)])
     return pairs.flatten(-2)[..., None, :]

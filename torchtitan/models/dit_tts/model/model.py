@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -101,9 +102,7 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.eps = args.norm_eps
         self.adaln = LowRankAdaLN(args.dim, args.adaln_rank)
-        self.attention = JointAttention(
-            args.dim, args.n_heads, args.speaker_dim, args.norm_eps
-        )
+        self.attention = JointAttention(args.dim, args.n_heads, args.speaker_dim, args.norm_eps)
         self.mlp = GatedMLP(args.dim, args.mlp_dim)
 
     def forward(
@@ -271,9 +270,7 @@ class DiTTTSModel(ModelProtocol):
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         args = self.args
         groups = rotated_groups(args.n_heads)
-        rope = rope_table(
-            frames, args.dim // args.n_heads, args.rope_theta, latents.device, groups
-        )
+        rope = rope_table(frames, args.dim // args.n_heads, args.rope_theta, latents.device, groups)
         shared = self.timestep(t)
         x = self.input(latents.to(self.input.weight.dtype))
         keys = prepare_keys(args.attention, valid, frames, x.dtype)

@@ -18,8 +18,8 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint, Compile
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.compiled_block import ModelCompiler
@@ -182,9 +182,7 @@ def _checkpointed(model: nn.Module, config: JobConfig, mode: str) -> nn.Module:
         preserve_rng_state=False,  # fake tensors have none
     )
     plain = replace(config, activation_checkpoint=options, compile=Compile())
-    alone = ParallelDims(
-        dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1
-    )
+    alone = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     return get_train_spec().parallelize_fn(model, alone, plain)
 
 

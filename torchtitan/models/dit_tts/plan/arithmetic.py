@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from torchtitan.models.dit_tts.config.checks import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
-from torchtitan.models.dit_tts.config.checks import accumulation_steps
 
 
 @dataclass(frozen=True)

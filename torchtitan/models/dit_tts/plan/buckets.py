@@ -11,10 +11,10 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     SUBWORDS_PER_SECOND,
     SyntheticDataset,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
-from torchtitan.models.dit_tts.data.build import batch_policy, batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.build import batch_policy, batch_split
 from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 
 _BEGIN_AND_END = 2
 

@@ -90,9 +90,7 @@ def fit(observations: list[Observation], origin: str) -> tuple[Constants, list[R
     for _ in range(_ROUNDS):
         constants = _constants(at, covariance, unexplained, origin)
         slopes = np.array([log_slopes(_seconds(o.work), constants) for o in observations])
-        errors = np.log(
-            [o.seconds / step_time(o.work, constants).seconds for o in observations]
-        )
+        errors = np.log([o.seconds / step_time(o.work, constants).seconds for o in observations])
         own = _OWN_ERROR**2 * np.eye(len(observations))
         weight = np.linalg.inv(unexplained**2 * member.T @ member + own)
         # Gauss-Newton: each round solves the problem made linear at the last one's answer.
@@ -100,7 +98,9 @@ def fit(observations: list[Observation], origin: str) -> tuple[Constants, list[R
         step = covariance @ (slopes.T @ weight @ errors - inverse_prior @ (at - start))
         at, left = at + step, mean @ (errors - slopes @ step)
         between = mean @ slopes
-        told = np.trace(between @ covariance @ between.T) / unexplained**2  # constants that runs tell
+        told = (
+            np.trace(between @ covariance @ between.T) / unexplained**2
+        )  # constants that runs tell
         freedom = len(kinds) - told
         least = _LEAST_UNEXPLAINED if freedom >= _SEVERAL else UNEXPLAINED
         found = float(np.sqrt(left @ left / freedom)) if freedom >= 1 else 0.0

@@ -9,16 +9,19 @@ from torchtitan.models.dit_tts.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "config", nargs="?", type=Path,
+        "config",
+        nargs="?",
+        type=Path,
         help="TOML file of the run; after it, --section.key value as in training",
-    )  # fmt: skip
+    )
     parser.add_argument("--gpu", default="H200", help="its name: A100, H100, H100 PCIe, H200, ...")
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument(
-        "--inter-node-gbps", type=float,
+        "--inter-node-gbps",
+        type=float,
         help="GB/s of a node to the others in one direction; default 50 a GPU, a guess",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--grid", action="store_true", help="ranks layouts, checkpointing, compile, micro-batches"
     )
@@ -26,10 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--constants", type=Path, help="file of constants; default: the user's, else guesses"
     )
     parser.add_argument(
-        "--calibrate", type=Path, metavar="RESULTS.json",
+        "--calibrate",
+        type=Path,
+        metavar="RESULTS.json",
         help="fits the constants to measured runs (benchmark.json) and saves them; needs no config",
-    )  # fmt: skip
-    parser.add_argument("--out", type=Path, help="where --calibrate saves; default: the user's file")
+    )
+    parser.add_argument(
+        "--out", type=Path, help="where --calibrate saves; default: the user's file"
+    )
     parser.add_argument("--json", action="store_true", help="prints JSON instead of text")
     parser.set_defaults(config_args=[])
 
@@ -42,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
     if options.calibrate is not None:
         return _calibrate(options)
     if options.config is None:
-        raise InputError("titan-tts plan needs a config file, for example train_configs/dit_tts_800m.toml")
+        raise InputError(
+            "titan-tts plan needs a config file, for example train_configs/dit_tts_800m.toml"
+        )
     return _plan(options)
 
 
@@ -62,6 +71,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from torchtitan.models.dit_tts import model_flavors
+    from torchtitan.models.dit_tts.config.checks import validate_config
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.plan.constants import load
     from torchtitan.models.dit_tts.plan.devices import (
@@ -77,11 +87,12 @@ def _plan(options: argparse.Namespace) -> int:
         grid_lines,
     )
     from torchtitan.models.dit_tts.plan.grid import grid
-    from torchtitan.models.dit_tts.config.checks import validate_config
 
     for name in ("gpus_per_node", "nodes"):
         if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
+            raise InputError(
+                f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1"
+            )
     if options.inter_node_gbps is not None and options.inter_node_gbps <= 0:
         raise InputError(f"--inter-node-gbps {options.inter_node_gbps} must be greater than 0")
     device = find_device(options.gpu)

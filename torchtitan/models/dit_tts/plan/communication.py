@@ -119,9 +119,15 @@ def communication(
     found = []
 
     def add(
-        name: str, beside: str, size: float, ranks: int, in_node: int, times: int,
-        units: int = units, rounds: int = 1,
-    ) -> None:  # fmt: skip
+        name: str,
+        beside: str,
+        size: float,
+        ranks: int,
+        in_node: int,
+        times: int,
+        units: int = units,
+        rounds: int = 1,
+    ) -> None:
         moved = times * rounds * size * (ranks - 1) / ranks
         groups = max(1, cluster.gpus_per_node // in_node)
         found.append(
@@ -138,8 +144,15 @@ def communication(
 
     if states.encoder_sharded:
         # A frozen encoder has no backward pass and keeps nothing whole between micro-batches.
-        add("all-gather, text encoder", TEXT_ENCODER, shards * states.encoder, shards, in_node,
-            accumulation, states.encoder_units)  # fmt: skip
+        add(
+            "all-gather, text encoder",
+            TEXT_ENCODER,
+            shards * states.encoder,
+            shards,
+            in_node,
+            accumulation,
+            states.encoder_units,
+        )
     if layout.sharded:
         again = whole - states.gathered.kept
         add("all-gather, forward", FORWARD, whole, shards, in_node, accumulation)

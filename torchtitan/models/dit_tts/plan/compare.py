@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.config.checks import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.constants import Constants, load
 from torchtitan.models.dit_tts.plan.devices import Device, cluster_of, device_of
 from torchtitan.models.dit_tts.plan.forecast import Forecaster, layout_of
 from torchtitan.models.dit_tts.run_folder import LineFile, write_atomic
-from torchtitan.models.dit_tts.config.checks import accumulation_steps
 from torchtitan.tools.logging import logger
 
 FILE_NAME = "plan.json"

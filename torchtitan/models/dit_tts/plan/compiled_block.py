@@ -18,8 +18,8 @@ from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.plan.operations import (
     FUSED,
     POINTWISE,
@@ -99,7 +99,9 @@ class BlockCompiler:
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
             if self._compiled is None:
 
-                def function(values: list[torch.Tensor], tensors: list[torch.Tensor]) -> torch.Tensor:
+                def function(
+                    values: list[torch.Tensor], tensors: list[torch.Tensor]
+                ) -> torch.Tensor:
                     filled = list(leaves)
                     for place, tensor in zip(places, tensors, strict=True):
                         filled[place] = tensor
@@ -123,7 +125,9 @@ class BlockCompiler:
         def compiler(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
             return make_boxed_func(self._watched(graph))
 
-        def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, ...]:
+        def partition(
+            joint: fx.GraphModule, *args: Any, **kwargs: Any
+        ) -> tuple[fx.GraphModule, ...]:
             if self._keep_products:
                 _tag_products(joint.graph)
             with functorch_config.patch(activation_memory_budget=self._budget):
@@ -160,9 +164,7 @@ class BlockCompiler:
 class ModelCompiler:
     """Compiles a model's stacks of like blocks for one shape, each by a `BlockCompiler` of its own."""
 
-    def __init__(
-        self, components: Sequence[str], keep_products: bool = False, budget: float = 1.0
-    ):
+    def __init__(self, components: Sequence[str], keep_products: bool = False, budget: float = 1.0):
         """
         Args:
             components: as `compiled_stacks` names them.
@@ -238,7 +240,9 @@ def fused_kernels(graph: fx.Graph) -> list[Kernel]:
             written |= {owners[n] for n in node.all_input_nodes} & operations.keys()
     # Of each value what it reads from memory itself: views by their owner.
     reads: dict[fx.Node, dict[fx.Node, set[fx.Node]]] = {}
-    after: dict[fx.Node, int] = defaultdict(int)  # products and attention on the longest way to a node
+    after: dict[fx.Node, int] = defaultdict(
+        int
+    )  # products and attention on the longest way to a node
     groups: list[list[fx.Node]] = []
     for node, operation in operations.items():
         reads[node] = defaultdict(set)
@@ -300,7 +304,9 @@ def _kernel(
     operation = operations[group[0]]
     if operation.kind == POINTWISE:
         # Of each value the parts that views show, at most the whole.
-        size = sum(min(_touched(owner), sum(map(_touched, views))) for owner, views in shown.items())
+        size = sum(
+            min(_touched(owner), sum(map(_touched, views))) for owner, views in shown.items()
+        )
         operation = Operation(FUSED, (0, 0, 0, 0, 0), size + sum(map(_touched, writes)))
     return Kernel(operation, group, set(shown), writes)
 

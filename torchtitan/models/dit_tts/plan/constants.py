@@ -29,42 +29,69 @@ class Constant:
 
 CONSTANTS = (
     Constant(
-        "gemm_efficiency", 0.70, 0.55, 0.82,
+        "gemm_efficiency",
+        0.70,
+        0.55,
+        0.82,
         "share of the bf16 peak that large products reach; 790 of 989 TFLOP/s at best on an H200",
     ),
     Constant(
-        "attention_efficiency", 0.42, 0.25, 0.65,
+        "attention_efficiency",
+        0.42,
+        0.25,
+        0.65,
         "share of the bf16 peak that attention reaches, forward and backward together",
     ),
     Constant(
-        "memory_efficiency", 0.80, 0.65, 0.92,
+        "memory_efficiency",
+        0.80,
+        0.65,
+        0.92,
         "share of the memory's bandwidth that kernels reach which only move data",
     ),
     Constant(
-        "fused_traffic", 1.4, 1.0, 2.2,
+        "fused_traffic",
+        1.4,
+        1.0,
+        2.2,
         "bytes that compiled pointwise kernels move, over those if all between two products were one",
     ),
     Constant(
-        "kernel_seconds", 2e-6, 1e-6, 5e-6,
+        "kernel_seconds",
+        2e-6,
+        1e-6,
+        5e-6,
         "seconds between the end of a kernel and the start of the next",
     ),
     Constant(
-        "encoder_slowdown", 1.6, 1.1, 3.0,
+        "encoder_slowdown",
+        1.6,
+        1.1,
+        3.0,
         "time of a frozen text encoder over that of its products at gemm_efficiency",
     ),
     Constant(
-        "fp8_gain", 1.6, 1.2, 1.9,
+        "fp8_gain",
+        1.6,
+        1.2,
+        1.9,
         "rate of the blocks' products in fp8, with their casts, over that in bf16",
     ),
     Constant(
-        "network_efficiency", 0.75, 0.5, 0.92,
+        "network_efficiency",
+        0.75,
+        0.5,
+        0.92,
         "share of the links' bandwidth that collectives reach beside the computation",
     ),
     Constant(
-        "ring_step_seconds", 3e-6, 1e-6, 9e-6,
+        "ring_step_seconds",
+        3e-6,
+        1e-6,
+        9e-6,
         "seconds that each step of a ring takes beside its bytes, inside and between nodes; an assumption",
     ),
-)  # fmt: skip
+)
 
 NAMES = tuple(constant.name for constant in CONSTANTS)
 UNEXPLAINED = 0.06
@@ -90,7 +117,11 @@ class Constants:
     def finite(self) -> bool:
         """Whether a prediction can be made with them."""
         numbers = np.array([*self.values.values(), self.unexplained])
-        return bool(np.isfinite(self.covariance).all() and np.isfinite(numbers).all() and (numbers > 0).all())
+        return bool(
+            np.isfinite(self.covariance).all()
+            and np.isfinite(numbers).all()
+            and (numbers > 0).all()
+        )
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]

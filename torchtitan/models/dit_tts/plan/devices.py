@@ -6,8 +6,8 @@ are those of `metrics`, which divides by them for MFU.
 
 from dataclasses import dataclass, replace
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.metrics import peak_flops
 
 _GB = 1e9
@@ -48,51 +48,91 @@ class Device:
 
 DEVICES = (
     Device(
-        "A100", 79.0, 2039 * _GB, 300 * _GB, False,
+        "A100",
+        79.0,
+        2039 * _GB,
+        300 * _GB,
+        False,
         "NVIDIA A100 80GB SXM datasheet: 80 GB, 2039 GB/s, NVLink 600 GB/s both ways; usable GiB a guess",
     ),
     Device(
-        "A100 40GB", 39.0, 1555 * _GB, 300 * _GB, False,
+        "A100 40GB",
+        39.0,
+        1555 * _GB,
+        300 * _GB,
+        False,
         "NVIDIA A100 40GB SXM datasheet: 40 GB, 1555 GB/s, NVLink 600 GB/s both ways; usable GiB a guess",
     ),
     Device(
-        "H100 NVL", 93.0, 3900 * _GB, 64 * _GB, True,
+        "H100 NVL",
+        93.0,
+        3900 * _GB,
+        64 * _GB,
+        True,
         "NVIDIA H100 NVL datasheet: 94 GB, 3.9 TB/s, PCIe 5 128 GB/s both ways (bridged pairs are faster); "
         "usable GiB a guess",
     ),
     Device(
-        "H100 PCIe", 79.0, 2000 * _GB, 64 * _GB, True,
+        "H100 PCIe",
+        79.0,
+        2000 * _GB,
+        64 * _GB,
+        True,
         "NVIDIA H100 datasheet: 80 GB, 2 TB/s, PCIe 5 128 GB/s both ways (bridged pairs are faster); "
         "usable GiB a guess",
     ),
     Device(
-        "H100", 79.0, 3350 * _GB, 450 * _GB, True,
+        "H100",
+        79.0,
+        3350 * _GB,
+        450 * _GB,
+        True,
         "NVIDIA H100 SXM datasheet: 80 GB, 3.35 TB/s, NVLink 900 GB/s both ways; usable GiB a guess",
     ),
     Device(
-        "GH200", 95.0, 4000 * _GB, 450 * _GB, True,
+        "GH200",
+        95.0,
+        4000 * _GB,
+        450 * _GB,
+        True,
         "NVIDIA GH200 datasheet, the model with 96 GB of HBM3: 4 TB/s, NVLink 900 GB/s both ways; usable "
         "GiB a guess",
     ),
     Device(
-        "H200", 139.0, 4800 * _GB, 450 * _GB, True,
+        "H200",
+        139.0,
+        4800 * _GB,
+        450 * _GB,
+        True,
         "NVIDIA H200 SXM datasheet: 141 GB, 4.8 TB/s, NVLink 900 GB/s both ways; usable GiB as seen on "
         "one",
     ),
     Device(
-        "H200 NVL", 139.0, 4800 * _GB, 64 * _GB, True,
+        "H200 NVL",
+        139.0,
+        4800 * _GB,
+        64 * _GB,
+        True,
         "NVIDIA H200 NVL datasheet: 141 GB, 4.8 TB/s, PCIe 5 128 GB/s both ways (bridged GPUs are faster); "
         "usable GiB a guess",
     ),
     Device(
-        "B200", 178.0, 8000 * _GB, 900 * _GB, True,
+        "B200",
+        178.0,
+        8000 * _GB,
+        900 * _GB,
+        True,
         "NVIDIA HGX B200 datasheet: 180 GB, 8 TB/s, NVLink 1.8 TB/s both ways; usable GiB a guess",
     ),
     Device(
-        "L40S", 44.0, 864 * _GB, 32 * _GB, True,
+        "L40S",
+        44.0,
+        864 * _GB,
+        32 * _GB,
+        True,
         "NVIDIA L40S datasheet: 48 GB, 864 GB/s, PCIe 4 64 GB/s both ways; usable GiB a guess",
     ),
-)  # fmt: skip
+)
 
 ACCELERATOR = "cuda"
 """torch's name of the kind of device that all of them are"""

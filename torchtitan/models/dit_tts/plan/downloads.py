@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtitan.models.dit_tts.codec.dac_vae_weights import HUB_NAME, SUFFIXES
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 
 _CODEC_FILE = "weights.pth"
 # Float32 parameters with the watermark branch, so that the size is known before the download.

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.arithmetic import StepArithmetic, step_arithmetic
 from torchtitan.models.dit_tts.plan.buckets import Bucket, estimated_buckets
@@ -25,7 +26,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     step_time,
     with_error,
 )
-from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,12 @@ class Forecaster:
         return memory_need(profile, states, self.cluster.device, shape)
 
     def work(
-        self, config: JobConfig, layout: DataParallelLayout, lengths: Lengths, samples: int, accumulation: int
+        self,
+        config: JobConfig,
+        layout: DataParallelLayout,
+        lengths: Lengths,
+        samples: int,
+        accumulation: int,
     ) -> StepWork:
         """Of one GPU in one step, with the longest bucket's references."""
         device = self.cluster.device
@@ -162,7 +167,12 @@ class Forecaster:
         )
 
     def step(
-        self, config: JobConfig, layout: DataParallelLayout, lengths: Lengths, samples: int, accumulation: int
+        self,
+        config: JobConfig,
+        layout: DataParallelLayout,
+        lengths: Lengths,
+        samples: int,
+        accumulation: int,
     ) -> StepForecast:
         work = self.work(config, layout, lengths, samples, accumulation)
         time = step_time(work, self.constants)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.plan.calibrate import Calibration
 from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
+from torchtitan.models.dit_tts.plan.calibrate import Calibration
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.plan.constants import CONSTANTS, Constants
 from torchtitan.models.dit_tts.plan.devices import Cluster
@@ -53,7 +53,10 @@ def forecast_lines(plan: Forecast) -> list[str]:
             f"shorter than planned, and the graphs' own memory is left out",
         ]
     if plan.states.offloaded:
-        lines += ["", "the time leaves out what enable_cpu_offload transfers and the CPU's optimizer"]
+        lines += [
+            "",
+            "the time leaves out what enable_cpu_offload transfers and the CPU's optimizer",
+        ]
     return lines
 
 
@@ -87,7 +90,11 @@ def _memory(plan: Forecast, mode: str) -> list[str]:
         f"sample and {whatever / _GIB:.3f} GiB whatever their number"
     )
     rows = [
-        ("states", need.states, "weights, gradients, optimizer, EMA, frozen encoder, gathered: counted"),
+        (
+            "states",
+            need.states,
+            "weights, gradients, optimizer, EMA, frozen encoder, gathered: counted",
+        ),
         ("micro-batch", acts.batch, "counted"),
         ("activations", acts.saved, how),
         ("working memory", acts.working, "most of the backward pass above that, measured"),
@@ -156,7 +163,10 @@ def _buckets(buckets: list[BucketForecast]) -> list[str]:
 
 
 def _mix(plan: Forecast) -> list[str]:
-    return [f"step {_milliseconds(plan.mix_seconds)}", f"MFU  {_share(plan.mix_mfu)} of padded shapes"]
+    return [
+        f"step {_milliseconds(plan.mix_seconds)}",
+        f"MFU  {_share(plan.mix_mfu)} of padded shapes",
+    ]
 
 
 def grid_lines(choices: list[Choice], cluster: Cluster, constants: Constants) -> list[str]:
@@ -194,7 +204,10 @@ def grid_lines(choices: list[Choice], cluster: Cluster, constants: Constants) ->
 def calibration_lines(device: str, found: Calibration) -> list[str]:
     constants = found.constants
     deviations = np.sqrt(np.diag(constants.covariance))
-    lines = [f"{device}: {constants.origin}", "constant              guess      fitted   +- 2 deviations"]
+    lines = [
+        f"{device}: {constants.origin}",
+        "constant              guess      fitted   +- 2 deviations",
+    ]
     for constant, deviation in zip(CONSTANTS, deviations, strict=True):
         lines.append(
             f"{constant.name:20} {constant.guess:9.3g}  {constants[constant.name]:9.3g}  "

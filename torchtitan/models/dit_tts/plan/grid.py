@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.checks import validate_config
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.plan.buckets import estimated_buckets
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled, with_blocks
 from torchtitan.models.dit_tts.plan.constants import Constants
@@ -20,7 +21,6 @@ from torchtitan.models.dit_tts.plan.devices import ACCELERATOR, Cluster
 from torchtitan.models.dit_tts.plan.forecast import Forecaster, StepForecast, layout_of
 from torchtitan.models.dit_tts.plan.memory import capacity, states_total
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout
-from torchtitan.models.dit_tts.config.checks import validate_config
 
 # Activation checkpointing: mode and option.
 _CHECKPOINTING = (("none", "op"), ("selective", "op"), ("selective", "2"), ("full", "op"))
@@ -93,7 +93,11 @@ def grid(config: JobConfig, cluster: Cluster, constants: Constants) -> list[Choi
 
 
 def _choice(
-    forecaster: Forecaster, config: JobConfig, layout: DataParallelLayout, accumulation: int, own: bool
+    forecaster: Forecaster,
+    config: JobConfig,
+    layout: DataParallelLayout,
+    accumulation: int,
+    own: bool,
 ) -> Choice:
     cluster, samples = forecaster.cluster, config.training.local_batch_size
     states = most = states_total(forecaster.states(config, layout))

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.devices import Device, device_of, find_device, with_peak
 

@@ -19,7 +19,12 @@ PRODUCT, ATTENTION, POINTWISE, FUSED = range(4)
 """kinds of operations; FUSED is a compiled pointwise kernel"""
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
+_PRODUCTS = {
+    _aten.mm.default: 0,
+    _aten.bmm.default: 0,
+    _aten.addmm.default: 1,
+    _aten.baddbmm.default: 1,
+}
 """operation -> position of its left factor"""
 
 # Two products forward; backward the scores again and four more.
@@ -39,7 +44,9 @@ class Operation:
     """bytes read and written, with perfect reuse"""
 
 
-def describe(func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Operation | None:
+def describe(
+    func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> Operation | None:
     """An operation's row; None where nothing is computed or moved."""
     if isinstance(func, torch._ops.OpOverload) and func.is_view or not outputs:
         return None
@@ -48,9 +55,7 @@ def describe(func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor])
     if func in _PRODUCTS:
         left, right = inputs[_PRODUCTS[func] :][:2]
         batch = left.shape[0] if left.dim() == 3 else 1
-        return Operation(
-            PRODUCT, (2, batch, left.shape[-2], left.shape[-1], right.shape[-1]), size
-        )
+        return Operation(PRODUCT, (2, batch, left.shape[-2], left.shape[-1], right.shape[-1]), size)
     if _ATTENTION in name:
         backward = "backward" in name
         # The backward pass is given the gradient first; then, as forward, q (B, H, T, K) and k.
@@ -87,7 +92,9 @@ class Operations:
 
     def matches(self, other: "Operations") -> bool:
         """Whether rows match those of another pass."""
-        return np.array_equal(self.kind, other.kind) and np.array_equal(self.backward, other.backward)
+        return np.array_equal(self.kind, other.kind) and np.array_equal(
+            self.backward, other.backward
+        )
 
 
 class OperationRecorder(TorchDispatchMode):

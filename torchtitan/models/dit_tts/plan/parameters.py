@@ -9,14 +9,14 @@ from torch import nn
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts import get_train_spec
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.text.hf_encoder import (
     HFEncoderSpec,
     find_source,
     is_pretrained,
 )
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.tools.utils import set_default_dtype
 
 # The parts of the model as people speak of them, by the first word of a parameter's name.
@@ -77,9 +77,7 @@ def model_sizes(config: JobConfig) -> ModelSizes:
     encoder = config.encoder
     source = None
     if is_pretrained(encoder.model):
-        source = find_source(
-            encoder.model, download=False, folder=Path(config.job.dump_folder)
-        )
+        source = find_source(encoder.model, download=False, folder=Path(config.job.dump_folder))
     n_ids, unknown = _known_ids(config, source)
     args = get_train_spec().model_args[config.model.flavor]
     known = replace(config, encoder=replace(encoder, vocab_size=n_ids))

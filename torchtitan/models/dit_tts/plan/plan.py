@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.checks import data_parallel_degree, validate_config
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory, activation_memory
 from torchtitan.models.dit_tts.plan.arithmetic import StepArithmetic, step_arithmetic
 from torchtitan.models.dit_tts.plan.downloads import Download, downloads
@@ -17,7 +18,6 @@ from torchtitan.models.dit_tts.plan.parameters import (
     model_sizes,
 )
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory, state_memory
-from torchtitan.models.dit_tts.config.checks import data_parallel_degree, validate_config
 
 _SHARDS = (8, 4, 2, 1)
 
@@ -54,7 +54,10 @@ def planned_gpus(config: JobConfig) -> tuple[int, str]:
         gpus = max(1, replicas) * assumed
         try:
             validate_config(config, gpus, list(model_flavors()))
-            return gpus, "assumed; --dry-run-gpus N or, in scripts/train_tts.sh, NGPU says otherwise"
+            return (
+                gpus,
+                "assumed; --dry-run-gpus N or, in scripts/train_tts.sh, NGPU says otherwise",
+            )
         except InputError as error:
             mistake = error
     raise mistake

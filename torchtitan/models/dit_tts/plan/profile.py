@@ -81,7 +81,8 @@ class _Passes:
     def _at(self, read: Callable[[_Pass], object], shape: Shape) -> np.ndarray:
         longest = self.longest
         few, more = (
-            np.asarray(read(self._passes[replace(longest, samples=b)]), float) for b in self._samples
+            np.asarray(read(self._passes[replace(longest, samples=b)]), float)
+            for b in self._samples
         )
         shift = np.zeros_like(few)  # of as many samples as the first pass has
         for name in ("frames", "text_tokens"):
@@ -346,9 +347,7 @@ class Profiler:
     ) -> _Passes:
         passes = {}
         for shape in shapes:
-            lengths = replace(
-                self._lengths, frames=shape.frames, text_tokens=shape.text_tokens
-            )
+            lengths = replace(self._lengths, frames=shape.frames, text_tokens=shape.text_tokens)
             recorder = OperationRecorder()
             memory = measure(
                 config,

@@ -88,7 +88,9 @@ def memory_lines(plan: Plan) -> list[MemoryLine]:
             f"{step.micro_batch} samples, measured on fake tensors, eager, activation checkpointing "
             f"'{mode}'",
         ),
-        MemoryLine("working memory", acts.working, "most of the backward pass above that, measured"),
+        MemoryLine(
+            "working memory", acts.working, "most of the backward pass above that, measured"
+        ),
     ]
     return lines
 
@@ -129,7 +131,9 @@ def _gathered_line(what: str, gathered: Gathered) -> MemoryLine:
 def _memory(plan: Plan) -> list[str]:
     lines = memory_lines(plan)
     total = sum(line.size for line in lines)
-    lines.append(MemoryLine("sum", total, "an upper bound for this bucket: not all are largest at once"))
+    lines.append(
+        MemoryLine("sum", total, "an upper bound for this bucket: not all are largest at once")
+    )
     width = max(len(line.what) for line in lines)
     rows = [f"{line.what:{width}}  {_bytes(line.size):>11}  {line.how}" for line in lines]
     states = plan.states

@@ -18,13 +18,13 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint, Compile
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
+from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.plan.parameters import build_on_meta
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.tools.utils import set_default_dtype
 
 _FLOAT32 = 4
@@ -102,9 +102,13 @@ def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
     dims = ParallelDims(
         dp_replicate=layout.replicas,
         dp_shard=layout.shards,
-        cp=1, tp=1, pp=1, ep=1, etp=1,
+        cp=1,
+        tp=1,
+        pp=1,
+        ep=1,
+        etp=1,
         world_size=layout.gpus,
-    )  # fmt: skip
+    )
     if layout.gpus == 1:
         yield dims
         return
@@ -120,7 +124,10 @@ def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
 
 
 def state_memory(
-    config: JobConfig, args: DiTTTSModelArgs, source: HFEncoderSpec | None, layout: DataParallelLayout
+    config: JobConfig,
+    args: DiTTTSModelArgs,
+    source: HFEncoderSpec | None,
+    layout: DataParallelLayout,
 ) -> StateMemory:
     """Bytes a GPU of all that lasts from step to step, and of what is whole for a while.
 
@@ -131,7 +138,9 @@ def state_memory(
         layout: the ranks.
     """
     # Neither changes where parameters lie.
-    plain = replace(config, activation_checkpoint=ActivationCheckpoint(mode="none"), compile=Compile())
+    plain = replace(
+        config, activation_checkpoint=ActivationCheckpoint(mode="none"), compile=Compile()
+    )
     model = build_on_meta(args, config.training.dtype)
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)

@@ -111,7 +111,8 @@ def log_slopes(seconds: Callable[[Constants], float], constants: Constants) -> n
     step = 1e-4
     return np.array(
         [
-            np.log(seconds(constants.moved(i, step)) / seconds(constants.moved(i, -step))) / (2 * step)
+            np.log(seconds(constants.moved(i, step)) / seconds(constants.moved(i, -step)))
+            / (2 * step)
             for i in range(len(NAMES))
         ]
     )
@@ -147,5 +148,7 @@ def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout)
         gathered = 2 * whole  # out of the collective's buffer, read and written
         return parameters * (2 * (cast + gathered) + whole + reduced)
     if layout.replicas > 1:
-        return parameters * 4 * own  # into the copy that `replicate` computes on, and gradients out of it
+        return (
+            parameters * 4 * own
+        )  # into the copy that `replicate` computes on, and gradients out of it
     return 0.0

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.audio import to_mono
-from torchtitan.models.dit_tts.prepare.formats import open_corpus
-from torchtitan.models.dit_tts.prepare.recordings import ItemRules
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader
+from torchtitan.models.dit_tts.prepare.formats import open_corpus
 from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
+from torchtitan.models.dit_tts.prepare.recordings import ItemRules
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--codec", default=defaults.codec, help=f"one of: {', '.join(KNOWN_CODECS)}")
     how.add_argument("--samples-per-shard", type=int, default=defaults.samples_per_shard)
     how.add_argument(
-        "--references", type=int, default=defaults.references,
+        "--references",
+        type=int,
+        default=defaults.references,
         help="other utterances of the speaker in one reference",
-    )  # fmt: skip
+    )
     how.add_argument("--max-reference-frames", type=int, default=defaults.max_reference_frames)
     how.add_argument("--seed", type=int, default=0, help="of the references and --heldout-share")
     how.add_argument(
-        "--heldout-share", type=float, default=0.0,
+        "--heldout-share",
+        type=float,
+        default=0.0,
         help="share of recordings without a split that are held out, drawn by the seed",
-    )  # fmt: skip
+    )
     how.add_argument("--text-column", default="", help="where it has another name than text ...")
     how.add_argument("--speaker-column", default="")
     how.add_argument("--speaker", default="", help="name for recordings without a speaker")
@@ -41,13 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     audio, given = parser.add_argument_group("audio and filters"), AudioSettings()
     audio.add_argument(
-        "--loudness", type=number_or_off, default=given.loudness,
+        "--loudness",
+        type=number_or_off,
+        default=given.loudness,
         help="LUFS by BS.1770, or off; default %(default)s",
-    )  # fmt: skip
+    )
     audio.add_argument(
-        "--max-silence", type=number_or_off, default=given.max_silence,
+        "--max-silence",
+        type=number_or_off,
+        default=given.max_silence,
         help="seconds kept before and after the speech, or off; default %(default)s",
-    )  # fmt: skip
+    )
     for name in ("min-seconds", "max-seconds", "min-chars-per-second", "max-chars-per-second"):
         audio.add_argument(f"--{name}", type=float, help="recordings outside are left out")
     audio.add_argument(
@@ -56,40 +64,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     text, encoder = parser.add_argument_group("text features"), Encoder()
     text.add_argument(
-        "--encode-text", default="", metavar="MODEL",
+        "--encode-text",
+        default="",
+        metavar="MODEL",
         help="store this text encoder's features beside the archives: a hub name or a folder",
-    )  # fmt: skip
+    )
     text.add_argument(
-        "--text-dtype", default=encoder.dtype, choices=("bfloat16", "float32"),
+        "--text-dtype",
+        default=encoder.dtype,
+        choices=("bfloat16", "float32"),
         help="precision of the encoder, as [encoder] dtype; default %(default)s",
-    )  # fmt: skip
+    )
     text.add_argument(
-        "--text-feature-dtype", default="", choices=("bfloat16", "float16", "float32"),
+        "--text-feature-dtype",
+        default="",
+        choices=("bfloat16", "float16", "float32"),
         help="precision of the stored features, as [encoder] cache_dtype; default as --text-dtype",
-    )  # fmt: skip
+    )
 
     work = parser.add_argument_group("work")
     work.add_argument(
-        "--device", default="auto",
+        "--device",
+        default="auto",
         help="of the codec and the text encoder: auto, cpu, cuda, or cuda:0,cuda:1",
-    )  # fmt: skip
+    )
     work.add_argument(
         "--workers", type=_positive, default=0, help="processes; default: from cores and work"
     )
     work.add_argument("--engine", default="local", choices=("local", "ray"))
     work.add_argument(
-        "--chunk-items", type=int, default=defaults.chunk_items,
+        "--chunk-items",
+        type=int,
+        default=defaults.chunk_items,
         help="recordings that a worker takes at once, and that a kill can cost",
-    )  # fmt: skip
+    )
     work.add_argument(
-        "--on-error", default="raise", choices=("raise", "skip"),
+        "--on-error",
+        default="raise",
+        choices=("raise", "skip"),
         help="at a damaged recording: end, or leave it out and count it",
-    )  # fmt: skip
+    )
     work.add_argument("--max-skipped-share", type=float, default=0.01)
     work.add_argument(
-        "--overwrite", action="store_true",
+        "--overwrite",
+        action="store_true",
         help="replace an output that was made from something else",
-    )  # fmt: skip
+    )
 
 
 def _positive(text: str) -> int:
@@ -103,8 +123,8 @@ _positive.__name__ = "number of processes"  # argparse says it in its message
 
 
 def run(options: argparse.Namespace) -> int:
-    from torchtitan.models.dit_tts.prepare.recordings import ItemRules
     from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
+    from torchtitan.models.dit_tts.prepare.recordings import ItemRules
     from torchtitan.models.dit_tts.prepare.report import lines
 
     given = vars(options)

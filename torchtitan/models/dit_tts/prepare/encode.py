@@ -17,16 +17,16 @@ import torch
 
 from torchtitan.models.dit_tts.codec import Codec, build_codec
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from torchtitan.models.dit_tts.prepare.chunk_file import (
     ChunkHeader,
     EncodedSample,
     chunk_path,
     write_chunk,
 )
-from torchtitan.models.dit_tts.prepare.recordings import Item
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from torchtitan.models.dit_tts.prepare.listing import chunk_items
 from torchtitan.models.dit_tts.prepare.processing import Processed, length_reason, process
+from torchtitan.models.dit_tts.prepare.recordings import Item
 from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
 from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
 

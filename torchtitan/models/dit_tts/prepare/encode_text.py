@@ -6,13 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare.executors import codec_devices, open_engine
 from torchtitan.models.dit_tts.text.encode_features import (
     feature_kind,
     longest_text,
     make_text_features,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
+from torchtitan.models.dit_tts.text.feature_builder import (
+    SETTLE_SECONDS,
+    find_feature_files,
+    missing_shards,
+    say_missing,
+)
 from torchtitan.models.dit_tts.text.feature_store import FeatureKind
+from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,
@@ -21,17 +32,6 @@ from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.text.feature_builder import (
-    SETTLE_SECONDS,
-    find_feature_files,
-    missing_shards,
-    say_missing,
-)
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
-from torchtitan.models.dit_tts.prepare.executors import codec_devices, open_engine
 
 
 def check_encoder(encoder: Encoder) -> None:
@@ -70,7 +70,9 @@ def encode_texts(
     files = find_feature_files(dataset, feature_kind(encoder, tokenizer, source))
     missing = missing_shards(files)
     here = sum(len(file.tokens) for file in files if file is not None)
-    jobs = [(tar_paths[shard], source.model, encoder.dtype, encoder.cache_dtype) for shard in missing]
+    jobs = [
+        (tar_paths[shard], source.model, encoder.dtype, encoder.cache_dtype) for shard in missing
+    ]
     devices = codec_devices(device, engine)
     if jobs:
         with (

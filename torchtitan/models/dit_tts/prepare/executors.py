@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import titan_tts
-
 from torchtitan.models.dit_tts.errors import InputError
 
 Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]

@@ -31,6 +31,7 @@ from typing import Any
 from torchtitan.models.dit_tts.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import report, work_folder
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader
 from torchtitan.models.dit_tts.prepare.chunk_file import chunk_path, read_digest, read_header
 from torchtitan.models.dit_tts.prepare.encode import RUN_NAME, Run, digest_items
 from torchtitan.models.dit_tts.prepare.executors import (
@@ -42,8 +43,6 @@ from torchtitan.models.dit_tts.prepare.executors import (
     open_engine,
 )
 from torchtitan.models.dit_tts.prepare.formats import FORMATS, Reader, open_corpus
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader
 from torchtitan.models.dit_tts.prepare.listing import (
     Plan,
     read_plan,
@@ -51,9 +50,10 @@ from torchtitan.models.dit_tts.prepare.listing import (
     usable_items,
     write_plan,
 )
+from torchtitan.models.dit_tts.prepare.pack_shards import TABLE_NAME, shard_name
+from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.references import SampleTable, TableBuilder
 from torchtitan.models.dit_tts.prepare.settings import PrepareSettings, difference
-from torchtitan.models.dit_tts.prepare.pack_shards import TABLE_NAME, shard_name
 from torchtitan.models.dit_tts.run_folder import write_atomic
 
 
@@ -122,9 +122,15 @@ def prepare_corpus(
             if not finishing:
                 work_folder.begin(folder, state, options.overwrite)
                 run = Run(
-                    reader.root, source, options.on_error, codec.latent_channels,
-                    codec.sample_rate, codec.hop_length, settings, uuid.uuid4().hex,
-                )  # fmt: skip
+                    reader.root,
+                    source,
+                    options.on_error,
+                    codec.latent_channels,
+                    codec.sample_rate,
+                    codec.hop_length,
+                    settings,
+                    uuid.uuid4().hex,
+                )
                 write_atomic(folder / RUN_NAME, json.dumps(run.to_json()))
                 try:
                     _build(folder, reader, run, codec, state, options, devices, began)
@@ -265,8 +271,13 @@ def _build(
         "source_name": Path(run.source).name,
         "shards": shards,
         "summary": report.summarise(
-            shards, codec.frames_per_second, totals["speakers"], table.own_crops(),
-            totals["dropped"], totals["counts"], totals["problems"],
+            shards,
+            codec.frames_per_second,
+            totals["speakers"],
+            table.own_crops(),
+            totals["dropped"],
+            totals["counts"],
+            totals["problems"],
         ),
         "throughput": {
             "seconds": round(seconds, 2),
@@ -276,7 +287,7 @@ def _build(
             "engine": options.engine,
             "devices": devices,
         },
-    }  # fmt: skip
+    }
     write_atomic(folder / work_folder.REPORT_NAME, report.markdown(record, run.source))
     _write_record(folder, record)
 

@@ -110,9 +110,16 @@ class TableBuilder:
             self._keys += sample.key.encode("utf-8")
             speaker = self.speakers.setdefault(sample.speaker, len(self.speakers))
             rows.append(
-                (len(self._data_offset), sample.start, sample.frames, sample.reference_frames,
-                 speaker, SPLITS.index(sample.split), len(self._keys))
-            )  # fmt: skip
+                (
+                    len(self._data_offset),
+                    sample.start,
+                    sample.frames,
+                    sample.reference_frames,
+                    speaker,
+                    SPLITS.index(sample.split),
+                    len(self._keys),
+                )
+            )
         self._rows.append(np.array(rows, dtype=np.int64).reshape(-1, len(_COLUMNS)))
         self._data_offset.append(data_offset)
 

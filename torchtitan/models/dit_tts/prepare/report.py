@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.processing import REASONS
+from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.settings import flat
 
 MAX_NAMED_PROBLEMS = 20

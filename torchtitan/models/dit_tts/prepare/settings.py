@@ -38,9 +38,12 @@ class PrepareSettings:
     def check(self) -> None:
         """Raises InputError where a number is out of its range."""
         for name, lowest in (
-            ("samples_per_shard", 1), ("references", 1), ("max_reference_frames", 1),
-            ("chunk_items", 1), ("seed", 0),
-        ):  # fmt: skip
+            ("samples_per_shard", 1),
+            ("references", 1),
+            ("max_reference_frames", 1),
+            ("chunk_items", 1),
+            ("seed", 0),
+        ):
             if getattr(self, name) < lowest:
                 raise InputError(
                     f"{option(name)} is {getattr(self, name)}; it must be at least {lowest}"

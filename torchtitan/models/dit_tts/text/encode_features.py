@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.feature_builder import find_feature_file, places
 from torchtitan.models.dit_tts.text.feature_store import (
     FeatureKind,
     remove_abandoned,
     write_feature_file,
 )
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.models.dit_tts.text.feature_builder import find_feature_file, places
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
 
 if TYPE_CHECKING:  # runs with the learned encoder need no tokenizers
     from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
@@ -124,7 +124,13 @@ def _make_file(
         os.makedirs(os.path.dirname(path), exist_ok=True)
         remove_abandoned(path)
         write_feature_file(
-            path, kind, dataset.shard_digests[shard], tokens, has_features, encoder.width, features()
+            path,
+            kind,
+            dataset.shard_digests[shard],
+            tokens,
+            has_features,
+            encoder.width,
+            features(),
         )
 
     tried = places(dataset.tar_paths[shard], dataset.shard_digests[shard])

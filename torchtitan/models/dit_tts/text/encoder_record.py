@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.data.shard_writer import atomic_file
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import (
     CONFIG_FILE,
     HFEncoderSpec,
@@ -15,9 +18,6 @@ from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

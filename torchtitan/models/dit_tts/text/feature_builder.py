@@ -22,17 +22,17 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.joining import shard_name
+from torchtitan.models.dit_tts.data.local_reader import LocalFiles
+from torchtitan.models.dit_tts.data.storage import is_remote, plain_name, user_cache_folder
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.feature_store import (
     SUFFIX,
     FeatureFile,
     FeatureKind,
     read_feature_file,
 )
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.joining import shard_name
-from torchtitan.models.dit_tts.data.local_reader import LocalFiles
-from torchtitan.models.dit_tts.data.storage import is_remote, plain_name, user_cache_folder
-from torchtitan.models.dit_tts.errors import InputError
 
 FOLDER_NAME = "text_features"
 
@@ -158,7 +158,9 @@ def _find_at(
     fitting = [found for found in others if found.kind.model == kind.model]
     if kind.encoder_fingerprint is None and not fitting:
         # A model's folder may lie elsewhere than where the features were made.
-        fitting = [found for found in others if found.kind.text_fingerprint == kind.text_fingerprint]
+        fitting = [
+            found for found in others if found.kind.text_fingerprint == kind.text_fingerprint
+        ]
     for found in fitting:
         _check_made_with(found, kind)
         _check_shard(found, place, shard_digest)
@@ -166,9 +168,7 @@ def _find_at(
     return fitting[0] if fitting else None
 
 
-def _others(
-    place: Place, kind: FeatureKind, folders: _FolderNames
-) -> Iterator[FeatureFile]:
+def _others(place: Place, kind: FeatureKind, folders: _FolderNames) -> Iterator[FeatureFile]:
     """The shard's features in the same precisions by models of the same last name, in whatever state."""
     for name in folders.below(place.folder):
         if name.startswith(kind.slug + "-"):
@@ -278,7 +278,9 @@ class TextFeatures:
         shard, rows, offset, stored_hash = self._rows[sample].item()
         if not stored_hash:
             raise self._damaged(
-                sample, shard, "are left out, as its text was damaged or too long when they were made"
+                sample,
+                shard,
+                "are left out, as its text was damaged or too long when they were made",
             )
         if rows > len(out):
             raise InputError(
@@ -292,7 +294,9 @@ class TextFeatures:
         except OSError as error:
             raise self._damaged(sample, shard, f"cannot be read ({error.strerror})") from None
         if xxhash.xxh3_64_intdigest(target) != stored_hash:
-            raise self._damaged(sample, shard, "are not what was written, so they were damaged since")
+            raise self._damaged(
+                sample, shard, "are not what was written, so they were damaged since"
+            )
         return rows
 
     def _damaged(self, sample: int, shard: int, how: str) -> CorruptSampleError:

@@ -214,8 +214,10 @@ def _header(
         offset = end
     end = offset + rows * width * kind.torch_dtype.itemsize
     header["features"] = {
-        "dtype": _NAMES[kind.torch_dtype], "shape": [rows, width], "data_offsets": [offset, end]
-    }  # fmt: skip
+        "dtype": _NAMES[kind.torch_dtype],
+        "shape": [rows, width],
+        "data_offsets": [offset, end],
+    }
     text = json.dumps(header).encode("ascii")
     text += b" " * (-len(text) % 8)
     return _LENGTH.pack(len(text)) + text
@@ -266,6 +268,4 @@ def _parse(path: str, file: BinaryIO) -> FeatureFile | None:
     for name, (_, dtype) in _TABLES.items():
         columns[name] = np.frombuffer(tables, dtype, samples, header[name]["data_offsets"][0])
     features_offset = offset + len(tables)
-    return FeatureFile(
-        path, stop, kind, said["shard_digest"], width, features_offset, **columns
-    )
+    return FeatureFile(path, stop, kind, said["shard_digest"], width, features_offset, **columns)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_files import (
     contents_digest,
     fetch_weights,
@@ -27,7 +28,6 @@ from torchtitan.models.dit_tts.text.hf_files import (
 )
 from torchtitan.models.dit_tts.text.known_encoders import KNOWN_SIZES
 from torchtitan.models.dit_tts.text.vocabulary import LEARNED_UNITS
-from torchtitan.models.dit_tts.errors import InputError
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
@@ -179,7 +179,9 @@ class HFEncoderSpec:
                     f"{transformers.__version__} is installed; pip install 'titan-tts[pretrained]'"
                 ) from error
             # The text encoder alone does not know its model's end-of-image token.
-            parent = self.config if self.config.model_type == "t5gemma2_text" else self.config.encoder
+            parent = (
+                self.config if self.config.model_type == "t5gemma2_text" else self.config.encoder
+            )
             token = getattr(parent, "eoi_token_index", None)
             options = {} if token is None else {"eoi_token_index": token}
             return T5Gemma2TextEncoder, options, {r"^model\.encoder\.(text_model\.)?": ""}
@@ -256,9 +258,7 @@ class HFEncoderSpec:
         return digest.hexdigest()[:16]
 
 
-def find_source(
-    model: str, *, download: bool = True, folder: Path | None = None
-) -> HFEncoderSpec:
+def find_source(model: str, *, download: bool = True, folder: Path | None = None) -> HFEncoderSpec:
     """The encoder that [encoder] model names.
 
     Args:

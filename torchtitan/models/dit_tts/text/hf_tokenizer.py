@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import (
@@ -20,8 +22,6 @@ from torchtitan.models.dit_tts.text.tokenizer import (
     unicode_bytes,
 )
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
     from tokenizers import Encoding, Tokenizer
@@ -112,7 +112,9 @@ class TextTokenizer:
             if token_id == self._unknown:
                 characters = set(text[start:stop])
                 alone = {c for c in characters if self._unknown in self._backend.encode(c).ids}
-                found |= alone or characters  # a word that is too long, of characters that are known
+                found |= (
+                    alone or characters
+                )  # a word that is too long, of characters that are known
         return sorted(found)
 
     def _has_more_specials(self, encoding: "Encoding") -> bool:
@@ -257,7 +259,11 @@ def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:
 
 def _fingerprint(contents: dict[str, Any]) -> str:
     """16 hex digits of all that ids depend on."""
-    overruled = {"truncation": None, "padding": None, "model": contents["model"] | {"dropout": None}}
+    overruled = {
+        "truncation": None,
+        "padding": None,
+        "model": contents["model"] | {"dropout": None},
+    }
     canonical = json.dumps(_without_defaults(contents | overruled))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import (
     HFEncoderSpec,
     find_source,
 )
 from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.config.job_config import Encoder
 
 _TOKENS_AT_ONCE = 8192
 """tokens of one forward pass of `encode`"""

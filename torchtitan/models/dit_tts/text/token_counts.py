@@ -76,7 +76,9 @@ def count_text_tokens(
 def _texts(dataset: Dataset, samples: Sequence[int]) -> tuple[list[str], list[bool]]:
     """The texts, and for each whether it could be read; one that could not is empty."""
     try:
-        return [metadata["text"] for metadata in dataset.metadata_of(samples)], [True] * len(samples)
+        return [metadata["text"] for metadata in dataset.metadata_of(samples)], [True] * len(
+            samples
+        )
     except CorruptSampleError:
         if len(samples) == 1:
             return _text_again(dataset, samples[0])

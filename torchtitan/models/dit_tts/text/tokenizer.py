@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.shard import label_of
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.dropout import dropped_conditions
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
@@ -18,9 +21,6 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     UNKNOWN_CHARACTER_ID,
     Vocabulary,
 )
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.shard import label_of
-from torchtitan.models.dit_tts.errors import InputError
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -128,9 +128,7 @@ class ConditionedTokenizer(BaseTokenizer):
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
         """Conditions (B, fields) bool that training drops in rows (B,) of a global batch."""
-        return dropped_conditions(
-            seed, global_batch, rows, self.fields, self.conditioning_dropout
-        )
+        return dropped_conditions(seed, global_batch, rows, self.fields, self.conditioning_dropout)
 
     def value_of(self, metadata: Mapping[str, Any], name: str) -> str | None:
         """A sample's value of a field, known or not; None where it has none."""
