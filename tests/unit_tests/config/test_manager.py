@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config import job_config
 from torchtitan.models.dit_tts.config.checks import (
     accumulation_steps,
     data_parallel_degree,
@@ -16,7 +17,6 @@ from torchtitan.models.dit_tts.config.checks import (
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import (
-    job_config,
     load_config,
     run_folder_path,
     upstream_view,
@@ -161,7 +161,7 @@ def test_every_section_is_a_field_of_the_config():
         ("[optimizer]\nlr = '1e-3'", ["[optimizer] lr", "'1e-3'", "float"]),
         ("[ema]\nenable = 1", ["[ema] enable", "1", "bool"]),
         ("[data]\npath = ['a', 1]", ["[data] path", "['a', 1]", "str"]),
-        ("[data]\noverlong = 'keep'", ["[data] on_too_long", "'keep'", "'drop', 'error'"]),
+        ("[data]\non_too_long = 'keep'", ["[data] on_too_long", "'keep'", "'drop', 'error'"]),
         ("[data]\nbucket_frames = 64", ["[data] bucket_frames", "64", "list[int]"]),
         ("[data]\nbucket_frames = [64, 'x']", ["[data] bucket_frames", "'x'", "list[int]"]),
         ("[checkpoint]\ninitial_load_path = 3", ["[checkpoint] initial_load_path", "3", "str"]),

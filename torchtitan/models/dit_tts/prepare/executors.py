@@ -118,7 +118,7 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
     shares = [workers // len(devices) + (n < workers % len(devices)) for n in range(len(devices))]
     pools = [
         ProcessPoolExecutor(
-            share, context, titan_tts.call_overlaid, (f"{_PACKAGE}.engine:start_worker",)
+            share, context, titan_tts.call_overlaid, (f"{_PACKAGE}.executors:start_worker",)
         )
         for share in shares
     ]

@@ -395,7 +395,7 @@ def _shard_stage(
         count = -(-len(table.in_split(split)) // run.settings.samples_per_shard)
         names |= {shard_name(split, number): (split, number) for number in range(count)}
     jobs = [(str(folder), split, number) for split, number in names.values()]
-    results = runner("shards:build_shard", jobs)
+    results = runner("pack_shards:build_shard", jobs)
     shards: dict[str, dict[str, Any]] = {}
     with _bar("writing shards", len(jobs), 0, "shard") as progress:
         for result in results:
