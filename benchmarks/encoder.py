@@ -35,7 +35,8 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.synthetic_speech import FRAMES_PER_SECOND, lognormal_frames  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import choose_edges  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 from torchtitan.models.dit_tts.text.hf_encoder import (  # noqa: E402
     KNOWN_SIZES,
     find_source,

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.helpers import kill_prepare  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
 
 def main() -> int:

@@ -38,7 +38,8 @@ from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
     choose_edges,
     make_batch_policy,
 )
-from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
 AIM = 0.85
 BATCH_SIZE = 32

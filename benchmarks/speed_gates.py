@@ -28,8 +28,9 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.speed import block_traffic, counting, step_time  # noqa: E402
 from benchmarks.speed.cases import Outcome  # noqa: E402
-from torchtitan.models.dit_tts.main import quiet_known_warnings  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment, write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.errors import quiet_known_warnings  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
 GATES: dict[str, Callable[[], Outcome]] = {
     "flops": counting.flops,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from torch.distributed import TCPStore
 
 from tests.helpers import forked
-from torchtitan.models.dit_tts.run_folder import LineFile
+from torchtitan.models.dit_tts.files import JsonLines
 
 ROOT = forked.ROOT
 
@@ -71,7 +71,7 @@ class Run:
             process.wait()
 
     def metrics(self) -> dict[int, dict]:
-        rows = LineFile(self.folder / "metrics.jsonl").read()
+        rows = JsonLines(self.folder / "metrics.jsonl").read()
         assert len({row["step"] for row in rows}) == len(rows), "a step was logged twice"
         return {row["step"]: row for row in rows}
 
@@ -79,7 +79,7 @@ class Run:
         """Sample ids of each step over all ranks, sorted."""
         ids: dict[int, list[str]] = {}
         for rank in range(ranks):
-            for row in LineFile(self.folder / "audit" / f"rank{rank}.jsonl").read():
+            for row in JsonLines(self.folder / "audit" / f"rank{rank}.jsonl").read():
                 ids.setdefault(row["step"], []).extend(row["ids"])
         return {step: sorted(names) for step, names in ids.items()}
 

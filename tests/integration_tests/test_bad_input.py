@@ -13,7 +13,7 @@ import torch
 from tests.helpers import forked, runs
 from tests.helpers.synthetic import make_shards
 from torchtitan.models.dit_tts import main
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import EXIT_INPUT_ERROR
 
 
 def train_each(cases: list[list[str]]) -> None:
@@ -131,7 +131,7 @@ def check(status: int, output: str, words: list[str]) -> str:
 def test_one_sentence(outputs, name):
     status, output, words, folder = outputs[name]
     sentence = check(status, output, words)
-    assert status == main.EXIT_INPUT_ERROR
+    assert status == EXIT_INPUT_ERROR
     if name in DATA_MISTAKES:
         state = json.loads((folder / "state.json").read_text())
         assert state["state"] == "failed" and f"error: {state['error']}" == sentence
@@ -158,23 +158,6 @@ def test_under_the_launcher(tmp_path):
     run = runs.start(tmp_path, "launched", arguments, processes=2, launcher=True)
     status = run.wait(120)
     sentence = check(status, run.log.read_text(), ["data.path", nowhere, "does not exist"])
-    assert status == main.EXIT_INPUT_ERROR
+    assert status == EXIT_INPUT_ERROR
     state = json.loads((run.folder / "state.json").read_text())
     assert state["state"] == "failed" and f"error: {state['error']}" == sentence
-
-
-@pytest.mark.parametrize("local_rank, waits", [("0", 0.0), ("3", 6.0)])
-def test_a_mistake_that_one_rank_meets_is_said_too(monkeypatch, capsys, local_rank, waits):
-    """Later ranks wait their turn, in which the launcher ends them if an earlier one has spoken."""
-    slept = []
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setattr(main.time, "sleep", slept.append)
-    monkeypatch.setattr(main.signal, "signal", lambda *args: None)  # this is pytest's process
-
-    @main.report_input_errors
-    def fails(args):
-        raise InputError("sample 'a:b' cannot be loaded")
-
-    assert fails([]) == main.EXIT_INPUT_ERROR
-    assert capsys.readouterr().err == "error: sample 'a:b' cannot be loaded\n"
-    assert sum(slept) == waits

@@ -11,11 +11,11 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
-from torchtitan.models.dit_tts.run_folder import LineFile
 
 ARGS = model_flavors()["debug"]
 LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayout(2, 2)]
@@ -79,7 +79,7 @@ def processor(*arguments: str) -> TTSMetricsProcessor:
 
 def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProcessor:
     made = processor(*arguments)
-    made.start(resumed_step, str(tmp_path / "tb"), LineFile(tmp_path / "metrics.jsonl"))
+    made.start(resumed_step, str(tmp_path / "tb"), JsonLines(tmp_path / "metrics.jsonl"))
     return made
 
 
@@ -112,7 +112,7 @@ def test_what_is_logged(tmp_path, one_process_group):
         metrics.count((4, 50, 10, 8), [50] * 4, [10] * 4, [8] * 4)
     metrics.log(4, 0.25, 0.25, 1.0)
 
-    first, second = LineFile(tmp_path / "metrics.jsonl").read()
+    first, second = JsonLines(tmp_path / "metrics.jsonl").read()
     assert first["peak_allocated_gib"] <= first["peak_memory_gib"]  # of what is reserved
     assert (first["step"], first["loss"]) == (1, 0.5)
     assert (first["grad_norm"], first["lr"], first["progress"]) == (1.25, 0.1, 0.05)
@@ -154,7 +154,7 @@ def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group, monkeypatch
     metrics.peak = None  # as on a CPU; this test may run beside an accelerator
     metrics.count((1, 10, 10, 8), [10], [10], [8])
     metrics.log(1, 0.5, 0.5, 1.0)
-    (row,) = LineFile(tmp_path / "metrics.jsonl").read()
+    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
     assert row["mfu"] is None and row["goodput_mfu"] is None
     assert math.isfinite(row["tflops_per_device"])
 
@@ -177,7 +177,7 @@ def test_figures_that_are_not_finite_end_the_run(tmp_path, one_process_group, lo
     metrics.count((1, 10, 10, 8), [10], [10], [8])
     with pytest.raises(InputError, match="step 3.* before a checkpoint"):
         metrics.log(3, loss, loss, norm)
-    assert LineFile(tmp_path / "metrics.jsonl").read() == []
+    assert JsonLines(tmp_path / "metrics.jsonl").read() == []
 
 
 class Clock:
@@ -212,11 +212,11 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
         metrics = TTSMetricsProcessor(config, dims, ARGS)
-        metrics.start(0, "", LineFile(tmp_path / "metrics.jsonl"))
+        metrics.start(0, "", JsonLines(tmp_path / "metrics.jsonl"))
         clock.now += 4.0
         metrics.count((2, 100, 10, 8), [100, 20], [10, 3], [8, 8], replaced=1)
         metrics.log(1, 0.5, 0.5, 1.0)
-    (row,) = LineFile(tmp_path / "metrics.jsonl").read()
+    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
     ranks = layout.gpus
     assert row["samples_per_second"] == 2 * ranks / 4
     assert row["padded_frames_per_second"] == 200 * ranks / 4
@@ -233,14 +233,14 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     """Steps before the resume and time before the start count neither for speed nor for the ETA."""
     metrics = processor()
     clock.now += 1000.0  # compiling, opening the data
-    metrics.start(8, "", LineFile(tmp_path / "metrics.jsonl"))
+    metrics.start(8, "", JsonLines(tmp_path / "metrics.jsonl"))
     rows = []
     for step, seconds, loading in ((10, 6.0, [0.5, 1.0]), (14, 20.0, [2.0])):
         clock.now += seconds
         metrics.data_loading_times.extend(loading)
         metrics.count((1, 10, 10, 8), [10], [10], [8])
         metrics.log(step, 0.5, 0.5, 1.0)
-        rows = LineFile(tmp_path / "metrics.jsonl").read()
+        rows = JsonLines(tmp_path / "metrics.jsonl").read()
     assert [row["seconds_per_step"] for row in rows] == [3.0, 5.0]
     assert [row["data_loading_fraction"] for row in rows] == [0.25, 0.1]
     assert [row["samples_per_second"] for row in rows] == [1 / 6, 1 / 20]
@@ -277,7 +277,7 @@ def test_the_memory_peak_is_of_a_line_and_the_most_of_the_life(tmp_path, one_pro
     for step in (1, 2):
         metrics.count((1, 10, 10, 8), [10], [10], [8])
         metrics.log(step, 0.5, 0.5, 1.0)
-    rows = LineFile(tmp_path / "metrics.jsonl").read()
+    rows = JsonLines(tmp_path / "metrics.jsonl").read()
     assert [row["peak_memory_gib"] for row in rows] == [2.0, 1.0]
     assert [row["peak_allocated_gib"] for row in rows] == [1.0, 0.5]
     assert metrics.most_reserved_gib() == 2.0
@@ -301,7 +301,7 @@ def test_a_resume_replaces_the_steps_it_trains_again(tmp_path, one_process_group
         metrics.count((1, 10, 10, 8), [10], [10], [8])
         metrics.log(step, loss, loss, 1.0)
 
-    file = LineFile(tmp_path / "metrics.jsonl")
+    file = JsonLines(tmp_path / "metrics.jsonl")
     killed = started(tmp_path, "--metrics.enable-tensorboard")
     for step in (1, 2, 3, 4):
         log(killed, step, 1.0)

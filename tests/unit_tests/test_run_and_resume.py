@@ -20,8 +20,8 @@ from tests.helpers.loaders import build
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts import main, train_spec
+from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.run_folder import LineFile
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
 ARGS = DiTTTSModelArgs(
@@ -69,7 +69,7 @@ class Folder:
     path: Path
 
     def metrics(self) -> list[dict]:
-        return LineFile(self.path / "metrics.jsonl").read()
+        return JsonLines(self.path / "metrics.jsonl").read()
 
     def losses(self) -> dict[int, float]:
         rows = self.metrics()
@@ -77,7 +77,7 @@ class Folder:
         return {row["step"]: row["loss"] for row in rows}
 
     def audit(self) -> list[dict]:
-        return LineFile(self.path / "audit" / "rank0.jsonl").read()
+        return JsonLines(self.path / "audit" / "rank0.jsonl").read()
 
     def state(self) -> dict:
         return json.loads((self.path / "state.json").read_text())

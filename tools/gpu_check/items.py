@@ -34,7 +34,7 @@ def is_out_of_memory(error: Exception) -> bool:
         return True
     if "torch" not in sys.modules:  # stages that only start other processes
         return False
-    from torchtitan.models.dit_tts.main import failure_state
+    from torchtitan.models.dit_tts.errors import failure_state
 
     return failure_state(error) == "oom"
 

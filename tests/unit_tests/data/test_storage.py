@@ -14,13 +14,9 @@ from moto.server import ThreadedMotoServer
 from tests.helpers.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data import storage as sources
-from torchtitan.models.dit_tts.data.storage import (
-    RemoteSource,
-    find_shards,
-    is_remote,
-    open_source,
-)
+from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote
 
 
 def content_of(number: int, size: int = 100_000) -> bytes:

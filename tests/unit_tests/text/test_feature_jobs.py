@@ -13,8 +13,8 @@ import pytest
 from tests.helpers.encoded_shards import SAMPLES, SHARDS, Made, write_shards
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from torchtitan.models.dit_tts.config.job_config import Encoder
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 from torchtitan.models.dit_tts.prepare import encode_text
 from torchtitan.models.dit_tts.text import encode_features
 from torchtitan.models.dit_tts.text import feature_store as feature_file

@@ -16,8 +16,8 @@ from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.storage import user_cache_folder
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import user_cache_folder
 from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.inference.generate_command import check_text
 from torchtitan.models.dit_tts.text import hf_encoder as encoder_source

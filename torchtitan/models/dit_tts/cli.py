@@ -4,7 +4,7 @@ import argparse
 import importlib
 from typing import Any
 
-from torchtitan.models.dit_tts.main import report_input_errors
+from torchtitan.models.dit_tts.errors import report_input_errors
 
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS = {

@@ -1,4 +1,16 @@
-"""The one exception for a mistake that the user can mend."""
+"""Errors as the user meets them: the exception for a mistake, exit codes, the state a run ends in."""
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+
+EXIT_INPUT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+_NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
+"""Lower-case substrings of out-of-memory errors of the libraries below torch."""
 
 
 class InputError(ValueError):
@@ -7,3 +19,60 @@ class InputError(ValueError):
     Its message is one sentence: the key or file, what was found, what is allowed, what to do. The
     entry points print it without a traceback and exit with status 2.
     """
+
+
+def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
+    """Turns an InputError into its sentence on stderr and exit status 2, an interrupt into 130.
+
+    With several ranks the same sentence may appear more than once.
+    """
+
+    def wrapped(args: list[str]) -> int:
+        try:
+            return function(args) or 0
+        except InputError as error:
+            if os.environ.get("TITAN_TTS_TRACEBACK"):
+                traceback.print_exc()
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return EXIT_INPUT_ERROR
+        except RuntimeError as error:
+            # A peer process died; its own log has the cause.
+            if "onnection closed by peer" not in str(error):
+                raise
+            print(
+                "error: another rank has ended; its log has the cause", file=sys.stderr, flush=True
+            )
+            return 1
+        except KeyboardInterrupt as error:
+            print(f"error: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
+            return EXIT_INTERRUPTED
+
+    return wrapped
+
+
+def failure_state(error: BaseException) -> str:
+    """The state in which an error leaves a run: oom, timeout or failed."""
+    import torch
+
+    said = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom"
+    # What torch's allocator did not ask for: "CUDA error: out of memory", "Triton Error [CUDA]: out of
+    # memory", CUBLAS_STATUS_ALLOC_FAILED; and its allocator on a CPU.
+    if isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY):
+        return "oom"
+    # gloo says "Timed out", NCCL "timeout"; both raise kinds of RuntimeError.
+    if isinstance(error, RuntimeError) and ("timed out" in said or "timeout" in said):
+        return "timeout"
+    return "failed"
+
+
+def quiet_known_warnings() -> None:
+    """Hides warnings of torch that say nothing about this family's runs."""
+    for message in (
+        "FSDP2-wrapped module .* returned a view tensor",  # nobody writes to the output in place
+        "DTensor random operators may not have complete support",  # weights are drawn whole
+        r"DTensor manual_seed\(\) may not have complete support",
+        "In CPU autocast, but the target dtype is not supported",  # float32: no autocast is meant
+    ):
+        warnings.filterwarnings("ignore", message=message)

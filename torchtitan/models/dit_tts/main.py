@@ -2,85 +2,19 @@
 
 import os
 import signal
-import sys
-import time
-import traceback
-import warnings
-from collections.abc import Callable
 from types import FrameType
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import (
+    failure_state,
+    quiet_known_warnings,
+    report_input_errors,
+)
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
-
-EXIT_INPUT_ERROR = 2
-EXIT_INTERRUPTED = 130
-
-_NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
-"""how libraries below torch say, in small letters, that memory is at its end"""
-
-
-def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
-    """Turns an InputError into its sentence on stderr and exit status 2, an interrupt into 130.
-
-    Most mistakes are met by every rank, a damaged sample by one. The first rank of a machine prints
-    at once and the launcher then ends the others; these wait their turn, so that one of them speaks.
-    """
-
-    def wrapped(args: list[str]) -> int:
-        try:
-            return function(args) or 0
-        except InputError as error:
-            if os.environ.get("TITAN_TTS_TRACEBACK"):
-                traceback.print_exc()
-            # Whoever is ended while it waits has nothing to say: no exception out of the sleep.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(2.0 * int(os.environ.get("LOCAL_RANK", "0")))
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            return EXIT_INPUT_ERROR
-        except RuntimeError as error:
-            # What the ranks see whose neighbour has gone; its own words say why.
-            if "onnection closed by peer" not in str(error):
-                raise
-            print("error: another rank has ended; see what it says", file=sys.stderr, flush=True)
-            return 1
-        except KeyboardInterrupt as error:
-            print(f"error: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
-            return EXIT_INTERRUPTED
-
-    return wrapped
-
-
-def failure_state(error: BaseException) -> str:
-    """The state in which an error leaves a run: oom, timeout or failed."""
-    import torch
-
-    said = str(error).lower()
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return "oom"
-    # What torch's allocator did not ask for: "CUDA error: out of memory", "Triton Error [CUDA]: out of
-    # memory", CUBLAS_STATUS_ALLOC_FAILED; and its allocator on a CPU.
-    if isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY):
-        return "oom"
-    # gloo says "Timed out", NCCL "timeout"; both raise kinds of RuntimeError.
-    if isinstance(error, RuntimeError) and ("timed out" in said or "timeout" in said):
-        return "timeout"
-    return "failed"
 
 
 def raise_terminated(number: int, frame: FrameType | None) -> None:
     """SIGTERM, from a scheduler or from torchrun when another rank failed, as an exception."""
     raise KeyboardInterrupt("terminated by SIGTERM")
-
-
-def quiet_known_warnings() -> None:
-    """Hides warnings of torch that say nothing about this family's runs."""
-    for message in (
-        "FSDP2-wrapped module .* returned a view tensor",  # nobody writes to the output in place
-        "DTensor random operators may not have complete support",  # weights are drawn whole
-        r"DTensor manual_seed\(\) may not have complete support",
-        "In CPU autocast, but the target dtype is not supported",  # float32: no autocast is meant
-    ):
-        warnings.filterwarnings("ignore", message=message)
 
 
 @report_input_errors

@@ -20,13 +20,13 @@ from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsPr
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     text_encoder_flops,
     training_flops,
 )
-from torchtitan.models.dit_tts.run_folder import LineFile
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
@@ -93,7 +93,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         )
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
-        self.metrics_file: LineFile | None = None
+        self.metrics_file: JsonLines | None = None
         self.first_step = 0
         self.start_time = time.perf_counter()
         self._most_reserved_gib = 0.0
@@ -108,7 +108,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.replaced_samples = 0
         self.last_logged_step = getattr(self, "last_logged_step", 0)
 
-    def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: LineFile) -> None:
+    def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: JsonLines) -> None:
         """Called once the checkpoint is loaded, on every rank."""
         self.first_step = self.last_logged_step = resumed_step
         self.start_time = self.time_last_log = time.perf_counter()

@@ -18,32 +18,13 @@ import tomli_w
 import torch
 
 from torchtitan.config import JobConfig
+from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.tools import utils
 
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 """How names of environment variables begin that change what a run computes or how fast"""
 
 STATES = ("init", "running", "completed", "oom", "failed", "timeout")
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replaces a file at once: a reader or a crash sees the old content or the new, nothing between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _without_none(value: Any) -> Any:
@@ -120,33 +101,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-class LineFile:
-    """A file of one JSON object a line, each with its `step`."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def read(self) -> list[dict[str, Any]]:
-        """All whole lines. A line that a kill cut short is left out."""
-        if not self.path.exists():
-            return []
-        rows = []
-        for line in self.path.read_text().split("\n")[:-1]:
-            rows.append(json.loads(line))
-        return rows
-
-    def keep_until(self, step: int) -> None:
-        """Drops lines of steps after `step`, which a resumed run trains again."""
-        if self.path.exists():
-            kept = [json.dumps(row) + "\n" for row in self.read() if row["step"] <= step]
-            write_atomic(self.path, "".join(kept))
-
-    def append(self, row: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab", buffering=0) as file:
-            file.write((json.dumps(row) + "\n").encode())
-
-
 class RunFolder:
     """Writes the run's folder; see the README's "A run's folder"."""
 
@@ -156,8 +110,8 @@ class RunFolder:
         self.config = config
         self.started = time.time()
         self.step = 0
-        self.metrics = LineFile(path / "metrics.jsonl")
-        self.audit = LineFile(path / "audit" / f"rank{rank}.jsonl")
+        self.metrics = JsonLines(path / "metrics.jsonl")
+        self.audit = JsonLines(path / "audit" / f"rank{rank}.jsonl")
 
     def start(self) -> None:
         """Writes the state `init` and, in a new folder, config and environment."""
@@ -186,7 +140,7 @@ class RunFolder:
         if self.rank == 0:
             self.metrics.keep_until(step)
             for audit in (self.path / "audit").glob("rank*.jsonl"):
-                LineFile(audit).keep_until(step)
+                JsonLines(audit).keep_until(step)
 
     def set_state(self, state: str, step: int) -> None:
         """Rank 0 writes state.json: one of STATES, the last step and when."""

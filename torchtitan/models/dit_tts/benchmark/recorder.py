@@ -22,10 +22,11 @@ from torchtitan.models.dit_tts.benchmark.convention import (
     table,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention_backends import choose_backend
-from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node, write_atomic
+from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
 from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger

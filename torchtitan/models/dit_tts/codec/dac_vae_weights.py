@@ -30,8 +30,8 @@ from torchtitan.models.dit_tts.codec.dac_vae_network import (
     build_network,
     released_names,
 )
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 
 SUFFIXES = (".pth", ".safetensors")
 RELEASED_FILE = "weights.pth"

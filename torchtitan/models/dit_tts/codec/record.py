@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtitan.models.dit_tts.codec import Codec, codec_kind
-from torchtitan.models.dit_tts.data.storage import is_remote, local_path
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote, local_path
 
 RECORD_NAME = "prepare.json"
 

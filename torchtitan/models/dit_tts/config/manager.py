@@ -15,8 +15,9 @@ import tyro
 
 from torchtitan.config import ConfigManager
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.storage import check_url, is_remote, local_path
+from torchtitan.models.dit_tts.data.storage import check_url
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote, local_path
 from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 
 

@@ -37,13 +37,9 @@ from torchtitan.models.dit_tts.data.local_reader import (
 )
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import LABELS, Problem
-from torchtitan.models.dit_tts.data.storage import (
-    find_shards,
-    is_remote,
-    plain_name,
-    user_cache_folder,
-)
+from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote, user_cache_folder
 
 # Threads that wait on disks or servers while indexes are opened.
 _LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32

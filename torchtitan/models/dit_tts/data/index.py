@@ -24,16 +24,9 @@ import xxhash
 
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import LABELS, Problem, ShardContents, read_shard
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
-from torchtitan.models.dit_tts.data.storage import (
-    ShardFile,
-    is_remote,
-    open_source,
-    plain_name,
-    sidecar_path,
-    user_cache_folder,
-)
+from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name, sidecar_path
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file, is_remote, user_cache_folder
 
 INDEX_VERSION = 2
 _MAGIC = b"TTSINDEX"

@@ -20,9 +20,10 @@ from torchtitan.models.dit_tts.data.shard_writer import (
     REFERENCE_SUFFIX,
     canonical_json,
 )
-from torchtitan.models.dit_tts.data.storage import ShardFile, is_remote
+from torchtitan.models.dit_tts.data.storage import ShardFile
 from torchtitan.models.dit_tts.data.tar_reader import Member, shown, walk_members
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote
 
 LABELS = ("speaker", "language", "quality", "class")
 """keys of the JSON whose values the index keeps"""

@@ -14,21 +14,19 @@ its basename. Two writes of the same samples give the same bytes, so a shard
 can be compared by checksum, and a shard is either whole or absent.
 """
 
-import glob
 import io
 import json
 import os
 import tarfile
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 
 LATENTS_SUFFIX = "npy"
 REFERENCE_SUFFIX = "ref.npy"
@@ -53,51 +51,6 @@ class Triplet:
     latents: np.ndarray
     reference: np.ndarray
     metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@contextmanager
-def atomic_file(
-    path: str | os.PathLike, publish: Callable[[str, str], None] = os.replace
-) -> Iterator[BinaryIO]:
-    """Open a new binary file that appears under ``path`` whole or not at all.
-
-    The bytes go to a temporary name in the same folder (a rename is atomic only
-    within one filesystem), are synced to disk and renamed. Several writers of the
-    same path do not disturb each other: the last rename wins.
-
-    Args:
-        publish: takes the file from its temporary name to ``path``.
-    """
-    path = os.path.abspath(path)
-    folder = os.path.dirname(path)
-    temporary = f"{_temporary_prefix(path)}{uuid.uuid4().hex}.tmp"
-    # Not tempfile.mkstemp: its mode 0600 would survive the rename and lock out other users.
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        publish(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-    folder_descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(folder_descriptor)  # the rename itself must survive a power cut
-    finally:
-        os.close(folder_descriptor)
-
-
-def temporary_files(path: str | os.PathLike) -> list[str]:
-    """What `atomic_file` has under temporary names for ``path``: living writers' and killed ones'."""
-    return glob.glob(f"{glob.escape(_temporary_prefix(os.path.abspath(path)))}*.tmp")
-
-
-def _temporary_prefix(path: str) -> str:
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name[:100]}.")
 
 
 def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:

@@ -19,10 +19,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote, local_path
 
 READ_AHEAD_BYTES = 4 << 20
 
@@ -55,11 +56,6 @@ class ShardFile(Protocol):
         """Let go of the file or connection; no reads after it."""
 
 
-def is_remote(path: str) -> bool:
-    """Whether ``path`` has a URL scheme; ``file://`` is a local file."""
-    return _SCHEME.match(path) is not None and not path.startswith("file://")
-
-
 def plain_name(path: str) -> str:
     """The path as it names a tar in ids, messages and caches: a URL without its password and query,
     as a signature is another one each day."""
@@ -72,12 +68,6 @@ def sidecar_path(path: str) -> str:
     return name + ".idx" + question + query
 
 
-def user_cache_folder(name: str) -> str:
-    """``name`` in this program's part of the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "titan-tts", name)
-
-
 def open_source(path: str) -> ShardFile:
     """Open one tar.
 
@@ -85,13 +75,6 @@ def open_source(path: str) -> ShardFile:
         InputError: not there, no rights, unreachable, or a server without range requests.
     """
     return RemoteSource(path) if is_remote(path) else LocalSource(local_path(path))
-
-
-def local_path(path: str) -> str:
-    """An absolute path of what is not remote: ``~`` and ``file://`` resolved."""
-    if path.startswith("file://"):
-        path = unquote(urlsplit(path).path)
-    return os.path.abspath(os.path.expanduser(path))
 
 
 class LocalSource:

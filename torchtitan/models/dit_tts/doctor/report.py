@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.doctor import plots as pictures
 from torchtitan.models.dit_tts.doctor.checks import Limits, characters_per_second
 from torchtitan.models.dit_tts.doctor.scan import Measurements
 from torchtitan.models.dit_tts.doctor.summary import hours_by_label
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 
 GENERATOR = "titan-tts data doctor"
 _TEMPLATE = "doctor.html.jinja"

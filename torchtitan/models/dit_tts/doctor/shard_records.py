@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from torchtitan.models.dit_tts.data.storage import is_remote
 from torchtitan.models.dit_tts.doctor.findings import KINDS, Example, Finding
+from torchtitan.models.dit_tts.files import is_remote
 
 RECORD_NAME = "prepare.json"
 # Folders above a shard in which its record is looked for: OUTPUT/train/shard-000000.tar.

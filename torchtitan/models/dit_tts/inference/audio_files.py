@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from torchtitan.models.dit_tts.run_folder import write_atomic
+from torchtitan.models.dit_tts.files import write_atomic
 
 
 def write_wav(path: str | Path, waveform: torch.Tensor, sample_rate: int) -> None:

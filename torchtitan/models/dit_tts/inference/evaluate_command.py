@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.inference.audio_files import write_wav
 from torchtitan.models.dit_tts.inference.duration import fit_durations
 from torchtitan.models.dit_tts.inference.evaluate import (
@@ -31,7 +32,6 @@ from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_compar
 from torchtitan.models.dit_tts.inference.recognizer import SPOKEN_DIGITS, KeywordRecognizer
 from torchtitan.models.dit_tts.prepare.audio import resample
 from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
-from torchtitan.models.dit_tts.run_folder import write_atomic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

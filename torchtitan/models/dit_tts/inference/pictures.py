@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.codec.spectrogram import hann_window, mel_filters, stft
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 
 MEL_BANDS = 80
 DYNAMIC_RANGE_DB = 70.0  # below the loudest point of all panels everything is drawn black

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises InputError where config, GPU or files do not allow a plan."""
-    from torchtitan.models.dit_tts.main import quiet_known_warnings
+    from torchtitan.models.dit_tts.errors import quiet_known_warnings
 
     quiet_known_warnings()
     if options.calibrate is not None:

@@ -12,11 +12,11 @@ import numpy as np
 from torchtitan.models.dit_tts.config.checks import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.constants import Constants, load
 from torchtitan.models.dit_tts.plan.devices import Device, cluster_of, device_of
 from torchtitan.models.dit_tts.plan.forecast import Forecaster, layout_of
-from torchtitan.models.dit_tts.run_folder import LineFile, write_atomic
 from torchtitan.tools.logging import logger
 
 FILE_NAME = "plan.json"
@@ -56,7 +56,7 @@ def write_plan(
         since: time of the start of this life of the run; what was logged before is left out.
     """
     try:
-        measured = _measured(LineFile(folder / "metrics.jsonl").read(), since)
+        measured = _measured(JsonLines(folder / "metrics.jsonl").read(), since)
         device = device_of(reported_device)
         predicted: dict[str, Any] | None = None
         if device is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.run_folder import write_atomic
+from torchtitan.models.dit_tts.files import write_atomic
 
 
 @dataclass(frozen=True)

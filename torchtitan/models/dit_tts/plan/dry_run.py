@@ -51,7 +51,7 @@ def run_dry(options: DryRunOptions) -> int:
     if os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun, one process says it
     from torchtitan.models.dit_tts.config.manager import load_config
-    from torchtitan.models.dit_tts.main import quiet_known_warnings
+    from torchtitan.models.dit_tts.errors import quiet_known_warnings
     from torchtitan.models.dit_tts.plan.plan import make_plan, planned_gpus
     from torchtitan.models.dit_tts.plan.report import report
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 
 _MAGIC = b"TTSCHNK1"
 _PREFIX = struct.Struct("<8sQQ")

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
-from torchtitan.models.dit_tts.data.storage import is_remote, open_source
+from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file, is_remote
 from torchtitan.models.dit_tts.prepare.formats import Reader
 from torchtitan.models.dit_tts.prepare.recordings import Item, Unusable
 

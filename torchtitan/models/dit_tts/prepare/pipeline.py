@@ -30,6 +30,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare import report, work_folder
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader
 from torchtitan.models.dit_tts.prepare.chunk_file import chunk_path, read_digest, read_header
@@ -54,7 +55,6 @@ from torchtitan.models.dit_tts.prepare.pack_shards import TABLE_NAME, shard_name
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.references import SampleTable, TableBuilder
 from torchtitan.models.dit_tts.prepare.settings import PrepareSettings, difference
-from torchtitan.models.dit_tts.run_folder import write_atomic
 
 
 @dataclass(frozen=True)

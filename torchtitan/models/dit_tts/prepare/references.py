@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
+from torchtitan.models.dit_tts.files import atomic_file
 from torchtitan.models.dit_tts.prepare.chunk_file import ChunkHeader
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare.settings import difference
-from torchtitan.models.dit_tts.run_folder import write_atomic
 from torchtitan.models.dit_tts.text.feature_builder import FOLDER_NAME
 from torchtitan.models.dit_tts.text.feature_store import SUFFIX
 

@@ -8,8 +8,8 @@ import numpy as np
 from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Encoder
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
 from torchtitan.models.dit_tts.text.hf_encoder import (
     CONFIG_FILE,
     HFEncoderSpec,

@@ -25,8 +25,9 @@ import xxhash
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.joining import shard_name
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
-from torchtitan.models.dit_tts.data.storage import is_remote, plain_name, user_cache_folder
+from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote, user_cache_folder
 from torchtitan.models.dit_tts.text.feature_store import (
     SUFFIX,
     FeatureFile,

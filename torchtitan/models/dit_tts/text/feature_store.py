@@ -27,8 +27,8 @@ import numpy as np
 import torch
 import xxhash
 
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file, temporary_files
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file, temporary_files
 
 FORMAT_VERSION = 1
 SUFFIX = ".safetensors"

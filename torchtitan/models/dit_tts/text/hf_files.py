@@ -8,9 +8,8 @@ from pathlib import Path
 
 import xxhash
 
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
-from torchtitan.models.dit_tts.data.storage import user_cache_folder
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file, user_cache_folder
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """of a whole checkpoint; one in parts has NAME.index.json instead"""

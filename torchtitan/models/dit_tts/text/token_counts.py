@@ -16,8 +16,7 @@ import xxhash
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.shard_writer import atomic_file
-from torchtitan.models.dit_tts.data.storage import user_cache_folder
+from torchtitan.models.dit_tts.files import atomic_file, user_cache_folder
 
 _HASH = struct.Struct("<Q")
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
-from torchtitan.models.dit_tts.data.storage import is_remote
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote
 from torchtitan.models.dit_tts.prepare.recordings import Item, ItemRules, Unusable
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, is_remote, open_source
+from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import BLOCK_BYTES, Member, shown, walk_members
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
 from torchtitan.models.dit_tts.prepare.recordings import (
     TEXT_NAMES,

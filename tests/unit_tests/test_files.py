@@ -1,0 +1,102 @@
+"""Atomic writes and files of JSON lines."""
+
+import os
+import threading
+
+import pytest
+
+from torchtitan.models.dit_tts import files
+from torchtitan.models.dit_tts.files import JsonLines, write_atomic
+
+
+def files_below(folder) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_write_atomic_makes_folders_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a" / "b" / "state.json"
+    write_atomic(path, "old ü")
+    write_atomic(path, b"new \xff")
+    assert path.read_bytes() == b"new \xff"
+    assert files_below(tmp_path) == ["a/b/state.json"]
+
+
+@pytest.mark.parametrize("at", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, at):
+    path = tmp_path / "state.json"
+    write_atomic(path, "old")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, at, full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, "new")
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert files_below(tmp_path) == ["state.json"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path = tmp_path / "state.json"
+    contents = {letter * 200_000 for letter in "abc"}
+    write_atomic(path, "a" * 200_000)
+    seen, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            seen.append(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(10):
+        for content in contents:
+            write_atomic(path, content)
+    done.set()
+    reader.join()
+    assert seen and set(seen) <= contents
+
+
+def rows(*steps: int) -> list[dict]:
+    return [{"step": step, "loss": 1.5 * step, "ids": [f"ü{step}"]} for step in steps]
+
+
+@pytest.fixture
+def lines(tmp_path) -> JsonLines:
+    file = JsonLines(tmp_path / "audit" / "rank0.jsonl")
+    assert file.read() == []
+    for row in rows(1, 2, 3, 4):
+        file.append(row)
+    return file
+
+
+def test_lines_read_back(lines):
+    assert lines.read() == rows(1, 2, 3, 4)
+    assert lines.path.read_bytes().count(b"\n") == 4
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10, "all of the line"])
+def test_a_torn_last_line_is_left_out(lines, cut):
+    whole = lines.path.read_bytes()
+    last = len(whole) - whole.rindex(b"\n", 0, -1) - 1
+    os.truncate(lines.path, len(whole) - (last if cut == "all of the line" else cut))
+    assert lines.read() == rows(1, 2, 3)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("step", [0, 2, 4, 9])
+def test_keep_until(lines, step, torn):
+    if torn:
+        with open(lines.path, "ab") as file:
+            file.write(b'{"step": 5, "lo')
+    lines.keep_until(step)
+    kept = rows(*range(1, min(step, 4) + 1))
+    assert lines.read() == kept
+    lines.append({"step": step + 1})  # after a torn line this must start a line of its own
+    assert lines.read() == [*kept, {"step": step + 1}]
+
+
+def test_keep_until_without_a_file(tmp_path):
+    file = JsonLines(tmp_path / "none.jsonl")
+    file.keep_until(3)
+    assert files_below(tmp_path) == []

@@ -1,0 +1,118 @@
+"""Files as every part of the project writes and names them: atomic writes, JSON lines, the user's
+cache folder, local paths and URLs, short fingerprints."""
+
+import glob
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@contextmanager
+def atomic_file(
+    path: str | os.PathLike, publish: Callable[[str, str], None] | None = None
+) -> Iterator[BinaryIO]:
+    """Opens a new binary file that appears under `path` complete or not at all.
+
+    The bytes go to a temporary name in the same folder (a rename is atomic only within one
+    filesystem), are synced to disk and renamed. Several writers of the same path do not disturb each
+    other: the last rename wins.
+
+    Args:
+        publish: moves the file from its temporary name to `path`; `os.replace` by default.
+    """
+    path = os.path.abspath(path)
+    temporary = f"{_temporary_prefix(path)}{uuid.uuid4().hex}.tmp"
+    # Not tempfile.mkstemp: its mode 0600 would survive the rename and lock out other users.
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        (publish or os.replace)(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself must survive a power cut
+    finally:
+        os.close(folder)
+
+
+def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
+    """Replaces a file at once: a reader or a crash sees the old content or the new, nothing between."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def temporary_files(path: str | os.PathLike) -> list[str]:
+    """The temporary files of `atomic_file` for `path`, of running writers and of killed ones."""
+    return glob.glob(f"{glob.escape(_temporary_prefix(os.path.abspath(path)))}*.tmp")
+
+
+def _temporary_prefix(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name[:100]}.")
+
+
+class JsonLines:
+    """A file of one JSON object per line, each with its `step`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """All complete lines. A line that a kill cut short is left out."""
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
+
+    def keep_until(self, step: int) -> None:
+        """Drops lines of steps after `step`, which a resumed run trains again."""
+        if self.path.exists():
+            kept = [json.dumps(row) + "\n" for row in self.read() if row["step"] <= step]
+            write_atomic(self.path, "".join(kept))
+
+    def append(self, row: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab", buffering=0) as file:
+            file.write((json.dumps(row) + "\n").encode())
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` has a URL scheme; `file://` is a local file."""
+    return _SCHEME.match(path) is not None and not path.startswith("file://")
+
+
+def local_path(path: str) -> str:
+    """The absolute path of what is not remote, with `~` and `file://` resolved."""
+    if path.startswith("file://"):
+        path = unquote(urlsplit(path).path)
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def user_cache_folder(name: str) -> str:
+    """`name` in this program's part of the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "titan-tts", name)
+
+
+def fingerprint(*parts: str | bytes) -> str:
+    """16 hex digits that change with any of the parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()[:16]
