@@ -1,308 +1,146 @@
-"""A frozen text encoder's features of every text, kept in files: found, checked, read by sample.
+"""Makes the feature files of a dataset's texts, one shard at a time.
 
-    train/000000.tar
-    train/text_features/t5gemma-2-270m-270m-3f2a0d6c1b5e4789/000000.safetensors
-
-One file a shard, see feature_file.py. The folder's name ends in a key of what the features were made
-with, so that several encoders' lie beside each other. Of shards behind URLs and in folders that cannot
-be written the files are in the user's cache folder, under the shards' contents. Features that some
-other state of the same encoder made are an error: training on them, or making all of them anew, would
-be as wrong as likely.
-
-They are of the text alone. Conditioning tokens do not go through the encoder, so that dropping or
-changing them leaves the features as they are.
+The features of one shard are in memory while they are made. A file appears when its shard is done, so a
+stopped job goes on with the shards that are missing.
 """
 
-import os
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import errno
+from collections.abc import Sequence
 
 import numpy as np
-import xxhash
+import torch
+from tqdm import tqdm
 
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.joining import shard_name
-from torchtitan.models.dit_tts.data.local_reader import LocalFiles
-from torchtitan.models.dit_tts.data.storage import plain_name
+from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote, user_cache_folder
 from torchtitan.models.dit_tts.text.feature_store import (
-    SUFFIX,
-    FeatureFile,
     FeatureKind,
-    read_feature_file,
+    feature_paths,
+    find_feature_file,
+    write_feature_file,
 )
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, read_texts
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
-FOLDER_NAME = "text_features"
+LONGEST_TEXT = 2048
+"""tokens; a longer text has no features, as one long text in a shard would need all memory"""
 
-SETTLE_SECONDS = 60
-"""after which a network file system shows every machine what others wrote"""
-
-# Threads that wait on a disk while the files' tables are read.
-_OPENERS = 8
-# What a read needs of a sample, in one look-up.
-_ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where feature files of a shard may lie."""
-
-    folder: str
-    """of all kinds"""
-
-    name: str
-    """of the file, without its folder of one kind"""
-
-    shard: str
-    """name of the shard, for messages"""
-
-    def path(self, kind: FeatureKind) -> str:
-        return os.path.join(self.folder, kind.folder_name, self.name)
+_TEXTS_AT_ONCE = 1024
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def places(tar_path: str, shard_digest: str) -> list[Place]:
-    """Where a shard's features are looked for and, the first that can be written, put."""
-    name, said = shard_name(tar_path) + SUFFIX, plain_name(tar_path)
-    found = []
-    if not is_remote(tar_path):
-        found.append(Place(os.path.join(os.path.dirname(tar_path), FOLDER_NAME), name, said))
-    # Other shards have the same name; the digest tells them apart wherever they come to lie.
-    cached = f"{shard_digest[:20]}-{name[-100:]}"
-    return [*found, Place(user_cache_folder(FOLDER_NAME), cached, said)]
-
-
-def find_feature_files(
-    dataset: Dataset, kind: FeatureKind, wait_seconds: int = 0
-) -> list[FeatureFile | None]:
-    """Each shard's features; None where they are still to be made.
-
-    Without the encoder's fingerprint, what the files say is taken, if all say the same.
-
-    Args:
-        wait_seconds: for which to look again while files are missing that other machines have made.
-
-    Raises:
-        InputError: features of this encoder that another state of it, another tokenizer or another
-            shard of the name has made.
-    """
-    shards = range(len(dataset.tar_paths))
-    with ThreadPoolExecutor(_OPENERS, thread_name_prefix="features") as pool:
-        for waited in range(wait_seconds + 1):
-            if waited:
-                time.sleep(1)
-            folders = _FolderNames()
-            files = list(pool.map(lambda shard: _find(dataset, shard, kind, folders), shards))
-            if None not in files:
-                break
-    _refuse_several_encoders([file for file in files if file is not None])
-    return files
-
-
-def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> FeatureFile | None:
-    """As `find_feature_files`, of one shard."""
-    return _find(dataset, shard, kind, _FolderNames())
-
-
-def _find(
-    dataset: Dataset, shard: int, kind: FeatureKind, folders: "_FolderNames"
-) -> FeatureFile | None:
-    digest = dataset.shard_digests[shard]
-    for place in places(dataset.tar_paths[shard], digest):
-        found = _find_at(place, kind, digest, folders)
-        if found is not None:
-            return found
-    return None
-
-
-def missing_shards(files: Sequence[FeatureFile | None]) -> list[int]:
-    """Numbers of the shards whose features are still to be made."""
-    return [shard for shard, file in enumerate(files) if file is None]
-
-
-def say_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]) -> str:
-    """The beginning of a sentence about shards without features."""
-    return (
-        f"text features of {kind.model!r} are missing for {len(missing)} of "
-        f"{len(dataset.tar_paths)} shards, the first is {plain_name(dataset.tar_paths[missing[0]])}"
+def feature_kind(
+    encoder: Encoder, tokenizer: SubwordTokenizer, source: HFEncoderSpec
+) -> FeatureKind:
+    """What [encoder] asks for; without the encoder's fingerprint where its weights are not here."""
+    fingerprint = source.fingerprint(encoder.dtype) if source.has_weights() else None
+    return FeatureKind(
+        source.model,
+        fingerprint,
+        tokenizer.text_fingerprint,
+        encoder.dtype,
+        encoder.cache_dtype or encoder.dtype,
     )
 
 
-class _FolderNames:
-    """Names in folders, each listed once: a dataset's shards share one."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, list[str]] = {}
-
-    def below(self, folder: str) -> list[str]:
-        names = self._known.get(folder)
-        if names is None:
-            try:
-                names = sorted(os.listdir(folder))
-            except OSError:
-                names = []
-            self._known[folder] = names
-        return names
+def longest_text(source: HFEncoderSpec) -> int:
+    """Tokens of the longest text that is encoded."""
+    return min(LONGEST_TEXT, source.max_tokens or LONGEST_TEXT)
 
 
-def _find_at(
-    place: Place, kind: FeatureKind, shard_digest: str, folders: _FolderNames
-) -> FeatureFile | None:
-    if kind.encoder_fingerprint is not None:
-        found = read_feature_file(place.path(kind))
-        if found is not None:
-            _check_shard(found, place, shard_digest)
-            return found
-    others = list(_others(place, kind, folders))
-    fitting = [found for found in others if found.kind.model == kind.model]
-    if kind.encoder_fingerprint is None and not fitting:
-        # A model's folder may lie elsewhere than where the features were made.
-        fitting = [
-            found for found in others if found.kind.text_fingerprint == kind.text_fingerprint
-        ]
-    for found in fitting:
-        _check_made_with(found, kind)
-        _check_shard(found, place, shard_digest)
-    _refuse_several_encoders(fitting)
-    return fitting[0] if fitting else None
+def make_text_features(
+    dataset: Dataset,
+    shards: Sequence[int],
+    encoder: PretrainedTextEncoder,
+    tokenizer: SubwordTokenizer,
+    kind: FeatureKind,
+    *,
+    on_error: str = "raise",
+    progress: bool = True,
+) -> None:
+    """Encodes the texts of some shards, except those that another job has encoded meanwhile.
 
-
-def _others(place: Place, kind: FeatureKind, folders: _FolderNames) -> Iterator[FeatureFile]:
-    """The shard's features in the same precisions by models of the same last name, in whatever state."""
-    for name in folders.below(place.folder):
-        if name.startswith(kind.slug + "-"):
-            found = read_feature_file(os.path.join(place.folder, name, place.name))
-            same = found is not None and (
-                (found.kind.slug, found.kind.encoder_dtype, found.kind.stored_dtype)
-                == (kind.slug, kind.encoder_dtype, kind.stored_dtype)
-            )
-            if same:
-                yield found
-
-
-def _check_made_with(found: FeatureFile, kind: FeatureKind) -> None:
-    for what, had, wanted in (
-        ("encoder weights", found.kind.encoder_fingerprint, kind.encoder_fingerprint),
-        ("tokenizer", found.kind.text_fingerprint, kind.text_fingerprint),
-    ):
-        if wanted is not None and had != wanted:
-            raise InputError(
-                f"{found.path}: text features of {kind.model!r} that were made with other {what} "
-                f"(fingerprint {had}, [encoder] model has {wanted} now); restore the model, or delete "
-                f"{os.path.dirname(found.path)} and the features are made anew"
-            )
-
-
-def _check_shard(found: FeatureFile, place: Place, shard_digest: str) -> None:
-    if found.shard_digest != shard_digest:
-        raise InputError(
-            f"{found.path}: text features of another {place.shard} (its digest was "
-            f"{found.shard_digest[:16]}, is {shard_digest[:16]}); restore the shard, or delete the file "
-            f"and it is made anew"
-        )
-
-
-def _refuse_several_encoders(files: Sequence[FeatureFile]) -> None:
-    for file in files:
-        if file.kind.encoder_fingerprint != files[0].kind.encoder_fingerprint:
-            raise InputError(
-                f"{file.path} and {files[0].path}: text features by two states of the encoder "
-                f"{file.kind.model!r} (fingerprints {file.kind.encoder_fingerprint} and "
-                f"{files[0].kind.encoder_fingerprint}); delete the folder of the wrong one"
-            )
-
-
-def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
-    """The features of all texts of a dataset.
+    Args:
+        shards: numbers of shards of the dataset.
+        kind: with the encoder's fingerprint.
+        on_error: at a corrupt sample "raise", or "skip": then it has no features.
+        progress: shows a bar.
 
     Raises:
-        InputError: as `find_feature_files`, or files that are missing.
+        InputError: a corrupt sample, features that the stored dtype cannot hold, nowhere to write.
     """
-    files = find_feature_files(dataset, kind)
-    missing = missing_shards(files)
-    if missing:
+    firsts = np.searchsorted(dataset.shard, shards)
+    ends = np.searchsorted(dataset.shard, shards, side="right")
+    total = int((ends - firsts).sum())
+    with tqdm(
+        desc="encoding texts", total=total, unit="text", mininterval=1.0, disable=not progress
+    ) as bar:
+        done = 0
+        for shard, first, end in zip(shards, firsts.tolist(), ends.tolist(), strict=True):
+            if find_feature_file(dataset, shard, kind) is None:
+                samples = range(first, end)
+                texts = _token_ids(dataset, samples, tokenizer, on_error)
+                _make_file(dataset, shard, texts, encoder, kind, bar)
+            done += end - first
+            bar.update(done - bar.n)  # with the texts that have no features
+
+
+def _make_file(
+    dataset: Dataset,
+    shard: int,
+    texts: list[list[int] | None],
+    encoder: PretrainedTextEncoder,
+    kind: FeatureKind,
+    bar: tqdm,
+) -> None:
+    """texts: token ids of each sample of the shard; None for a corrupt one."""
+    longest = longest_text(encoder.source)
+    tokens = np.array([0 if ids is None else len(ids) for ids in texts], np.int32)
+    encoded = {n: ids for n, ids in enumerate(texts) if ids is not None and len(ids) <= longest}
+    has_features = np.isin(np.arange(len(texts)), list(encoded))
+    ends = np.cumsum(np.where(has_features, tokens, 0)).tolist()
+    features = torch.empty(ends[-1] if ends else 0, encoder.width, dtype=kind.torch_dtype)
+    samples = list(encoded)
+    for number, hidden in encoder.encode_each(list(encoded.values())):
+        end = ends[samples[number]]
+        features[end - len(hidden) : end] = hidden
+        bar.update()
+    if not torch.isfinite(features).all():
         raise InputError(
-            f"{say_missing(dataset, kind, missing)}; make them with [encoder] cache_features = true where the "
-            f"encoder's weights are, or with titan-tts prepare --encode-text"
+            f"{dataset.tar_paths[shard]}: features of {kind.model!r} in {kind.encoder_dtype} are not "
+            f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
         )
-    return TextFeatures(dataset, [file for file in files if file is not None])
-
-
-class TextFeatures:
-    """Features of every sample of a dataset, read from any thread.
-
-    Attributes:
-        width: h.
-        torch_dtype: of the stored features.
-        tokens: (n,) int32, ids of each sample's text.
-        encoder_fingerprint: of the encoder that made them.
-        kind: all that they were made with.
-    """
-
-    def __init__(self, dataset: Dataset, files: Sequence[FeatureFile]):
-        """files: of each shard, in the dataset's order."""
-        for file, digest in zip(files, dataset.shard_digests, strict=True):
-            assert file.shard_digest == digest and file.width == files[0].width
-        self._dataset = dataset
-        self.kind = files[0].kind
-        self.width = files[0].width
-        self.torch_dtype = self.kind.torch_dtype
-        self.encoder_fingerprint = self.kind.encoder_fingerprint
-        self._row_bytes = files[0].row_bytes
-        self.tokens = np.concatenate([file.tokens for file in files])
-        self._rows = np.empty(len(self.tokens), _ROW)
-        self._rows["shard"] = dataset.shard
-        self._rows["hash"] = np.concatenate([file.hashes for file in files])
-        starts = [np.concatenate([[0], file.ends[:-1]]) for file in files if len(file.ends)]
-        offsets = np.array([file.features_offset for file in files], np.int64)[dataset.shard]
-        self._rows["offset"] = offsets + np.concatenate(starts) * self._row_bytes
-        ends = np.concatenate([file.ends for file in files])
-        self._rows["rows"] = ends - np.concatenate(starts)
-        self._paths = [file.path for file in files]
-        self._files = LocalFiles(self._paths, [file.bytes for file in files])
-
-    def read(self, sample: int, out: np.ndarray) -> int:
-        """Fills the first rows of `out` with a sample's features and leaves the rest as it is.
-
-        Args:
-            out: (L, h), C-contiguous; items as wide as the stored dtype's, whose bits they get.
-
-        Returns:
-            The number of rows.
-
-        Raises:
-            CorruptSampleError: what is stored is not what was written, or was never made.
-            InputError: more rows than `out` has, or the file is gone or has changed.
-        """
-        shard, rows, offset, stored_hash = self._rows[sample].item()
-        if not stored_hash:
-            raise self._damaged(
-                sample,
-                shard,
-                "are left out, as its text was damaged or too long when they were made",
-            )
-        if rows > len(out):
-            raise InputError(
-                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where at "
-                f"most {len(out)} fit"
-            )
-        assert out.shape[1] * out.itemsize == self._row_bytes
-        target = memoryview(out[:rows].reshape(-1).view(np.uint8))
+    digest = dataset.shard_digests[shard]
+    # Another job may have finished meanwhile. It reads its file, and ours differs in a few bits.
+    if find_feature_file(dataset, shard, kind) is not None:
+        return
+    paths = feature_paths(dataset.tar_paths[shard], digest, kind.folder_name)
+    for path in paths:
         try:
-            self._files.read_into(shard, target, offset)
+            write_feature_file(path, kind, digest, tokens, has_features, features)
+            return
         except OSError as error:
-            raise self._damaged(sample, shard, f"cannot be read ({error.strerror})") from None
-        if xxhash.xxh3_64_intdigest(target) != stored_hash:
-            raise self._damaged(
-                sample, shard, "are not what was written, so they were damaged since"
-            )
-        return rows
+            if path is paths[-1] or error.errno not in _NOT_WRITABLE:
+                raise InputError(
+                    f"{path}: text features cannot be written ({error.strerror or error}); make room "
+                    f"or repair that and start again, complete files are kept"
+                ) from error
 
-    def _damaged(self, sample: int, shard: int, how: str) -> CorruptSampleError:
-        return CorruptSampleError(
-            f"sample '{self._dataset.sample_id(sample)}': its text features in {self._paths[shard]} "
-            f"{how}; delete the file, and the next start makes it anew, or leave such samples out with "
-            f"data.on_error = 'skip'."
-        )
+
+def _token_ids(
+    dataset: Dataset, samples: range, tokenizer: SubwordTokenizer, on_error: str
+) -> list[list[int] | None]:
+    """Token ids of each sample's text; None for a corrupt sample."""
+    found: list[list[int] | None] = []
+    for first in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
+        chunk = range(first, min(first + _TEXTS_AT_ONCE, samples.stop))
+        for sample, text in zip(chunk, read_texts(dataset, chunk), strict=True):
+            if text is None and on_error == "raise":
+                dataset.metadata(sample)  # raises what is wrong with it
+            try:
+                found.append(None if text is None else tokenizer.text_ids(text))
+            except InputError as error:
+                raise InputError(f"sample '{dataset.sample_id(sample)}': {error}") from error
+    return found

@@ -1,51 +1,57 @@
-"""One shard's text features in a safetensors file: written as a stream, read by offset.
+"""Features of a frozen text encoder on disk: one safetensors file per shard.
 
-    ends      (n,) int64    row of `features` behind each sample's last
-    hashes    (n,) uint64   XXH3 of the bytes of each sample's rows; 0 where it has no features
-    tokens    (n,) int32    ids that the tokenizer gives for each sample's text
+    train/000000.tar
+    train/text_features/t5gemma-2-270m-270m-3f2a0d6c1b5e4789/000000.safetensors
+
+    tokens    (n,) int32    tokens of each sample's text
+    hashes    (n,) uint64   XXH3 of the bytes of each sample's features; 0 where it has none
     features  (rows, h)     the encoder's last hidden states, text after text
 
-n samples in the order of the shard's index. The features come last, so that they can be written while
-they are made; safetensors' own writer would need all of them in memory. Its readers read the file.
-The header's metadata says what the features were made with, and a hash of that and the three tables.
+The n samples are in the order of the shard's index. The folder's name ends in a key of all that the
+features depend on, so features of several encoders lie side by side, and those of another encoder are
+not found. Shards behind URLs and in read-only folders have their files in the user's cache folder.
+
+The features depend on the text alone. Conditioning tokens do not go through the encoder, so the files
+stay valid when conditions are dropped or changed.
 """
 
-import fcntl
+import glob
 import json
 import os
 import re
-import struct
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
-from hashlib import sha256
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 import xxhash
 
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.joining import shard_name
+from torchtitan.models.dit_tts.data.local_reader import LocalFiles
+from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file, temporary_files
+from torchtitan.models.dit_tts.files import fingerprint, is_remote, user_cache_folder, write_atomic
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FOLDER_NAME = "text_features"
 SUFFIX = ".safetensors"
 
-_LENGTH = struct.Struct("<Q")
-_MOST_HEADER_BYTES = 1 << 20
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_TABLES = {"ends": ("I64", "<i8"), "hashes": ("U64", "<u8"), "tokens": ("I32", "<i4")}
-_HASH_LATER = "0" * 16
-_BEGINNING_SECONDS = 5.0
-# Rows of a file system's name that people can still tell apart.
-_MOST_SLUG = 80
+SETTLE_SECONDS = 60
+"""after which a network file system shows every machine what others wrote"""
+
+# Threads that wait for a disk while the tables of many files are read.
+_OPENERS = 8
+_MAX_SLUG = 80
+# What a read needs of a sample, in one look-up.
+_ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
 
 @dataclass(frozen=True)
 class FeatureKind:
-    """What features are made with; everything but the shard."""
+    """Everything that features depend on, except the texts."""
 
     model: str
     """as `HFEncoderSpec.model`"""
@@ -57,7 +63,7 @@ class FeatureKind:
     """of the encoder's tokenizer"""
 
     encoder_dtype: str
-    """precision that the encoder computes in"""
+    """precision in which the encoder computes"""
 
     stored_dtype: str
     """precision of the features: float32, bfloat16 or float16"""
@@ -68,25 +74,20 @@ class FeatureKind:
 
     @property
     def slug(self) -> str:
-        """What the names of all folders with this model's features begin with."""
+        """The beginning of every folder name with features of this model."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(self.model)).lstrip(".-")
-        return name[:_MOST_SLUG] or "encoder"
-
-    @property
-    def key(self) -> str:
-        """16 hex digits: equal for equal features of equal texts."""
-        assert self.encoder_fingerprint is not None
-        parts = [FORMAT_VERSION, self.encoder_fingerprint, self.text_fingerprint, self.stored_dtype]
-        return sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        return name[:_MAX_SLUG] or "encoder"
 
     @property
     def folder_name(self) -> str:
-        return f"{self.slug}-{self.key}"
+        assert self.encoder_fingerprint is not None
+        parts = (self.encoder_fingerprint, self.text_fingerprint, self.stored_dtype)
+        return f"{self.slug}-{fingerprint(str(FORMAT_VERSION), *parts)}"
 
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """A feature file's tables; its rows are read by `TextFeatures`."""
+    """A feature file without its features, whose rows `TextFeatures` reads."""
 
     path: str
     bytes: int
@@ -94,17 +95,15 @@ class FeatureFile:
     shard_digest: str
     width: int
     features_offset: int
-    ends: np.ndarray
-    hashes: np.ndarray
+    """of the first row, in bytes from the start of the file"""
+
     tokens: np.ndarray
+    hashes: np.ndarray
 
     @property
-    def row_bytes(self) -> int:
-        return self.width * self.kind.torch_dtype.itemsize
-
-    def fits(self, kind: FeatureKind, shard_digest: str) -> bool:
-        """Whether it is of this shard, made with the same."""
-        return (self.kind.key, self.shard_digest) == (kind.key, shard_digest)
+    def rows(self) -> np.ndarray:
+        """(n,) rows that each sample has."""
+        return np.where(self.hashes != 0, self.tokens, 0)
 
 
 def write_feature_file(
@@ -113,159 +112,256 @@ def write_feature_file(
     shard_digest: str,
     tokens: np.ndarray,
     has_features: np.ndarray,
-    width: int,
-    samples: Iterable[torch.Tensor],
+    features: torch.Tensor,
 ) -> None:
-    """Writes one shard's features; the file appears whole or not at all.
-
-    A fitting file that another job has finished meanwhile is kept.
+    """Writes the features of one shard; the file appears complete or not at all.
 
     Args:
-        tokens: (n,) ids of each sample's text.
-        has_features: (n,) bool, which of them `samples` has.
-        width: h.
-        samples: features (tokens, h) on the CPU in the stored dtype, in the samples' order.
+        tokens: (n,) int32 tokens of each sample's text.
+        has_features: (n,) bool.
+        features: (rows, h) on the CPU in the stored dtype: the rows of every sample that has some.
     """
-    ends = np.cumsum(np.where(has_features, tokens, 0), dtype=np.int64)
+    from safetensors.torch import save
+
+    data = features.view(torch.uint8).numpy()  # numpy has no bfloat16
+    ends = np.cumsum(np.where(has_features, tokens, 0))
+    assert len(data) == (ends[-1] if len(ends) else 0) and features.dtype == kind.torch_dtype
     hashes = np.zeros(len(tokens), np.uint64)
-    rows = int(ends[-1]) if len(ends) else 0
-    keep_first = partial(_publish, kind=kind, shard_digest=shard_digest)
-    with atomic_file(path, keep_first) as file:
-        with suppress(OSError):  # not every file system has locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # others hold it for a moment only
-        file.write(_header(kind, shard_digest, len(tokens), rows, width, _HASH_LATER))
-        start = file.tell()
-        tables_bytes = sum(len(tokens) * np.dtype(dtype).itemsize for _, dtype in _TABLES.values())
-        file.write(bytes(tables_bytes))
-        numbers = iter(np.flatnonzero(has_features).tolist())
-        for number, features in zip(numbers, samples, strict=True):
-            assert features.shape == (tokens[number], width) and features.dtype == kind.torch_dtype
-            data = bytes_of(features)
-            hashes[number] = xxhash.xxh3_64_intdigest(data)
-            file.write(data)
-        tables = _tables_bytes(ends, hashes, tokens)
-        assert len(tables) == tables_bytes
-        file.seek(0)
-        tables_hash = _tables_hash(kind, shard_digest, tables)
-        file.write(_header(kind, shard_digest, len(tokens), rows, width, tables_hash))
-        assert file.tell() == start
-        file.write(tables)
-
-
-def _publish(temporary: str, path: str, kind: FeatureKind, shard_digest: str) -> None:
-    """Gives a whole file its name, where no fitting one is: a job that has read its tables would find
-    every sample damaged in another machine's, as these differ in a few bits."""
-    try:
-        os.link(temporary, path)  # unlike a rename, it replaces nothing
-    except OSError:  # there is a file, or the file system has no hard links
-        found = read_feature_file(path)
-        if found is None or not found.fits(kind, shard_digest):
-            os.replace(temporary, path)
-            return
-    os.unlink(temporary)
-
-
-def remove_abandoned(path: str) -> None:
-    """Removes what killed writers of this file left, which can be as large as the file. A living one
-    holds a lock, but for the moment in which it begins."""
-    for left in temporary_files(path):
-        # On NFS a lock for one alone takes a file that is open for writing.
-        with suppress(OSError), open(left, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - os.fstat(file.fileno()).st_mtime > _BEGINNING_SECONDS:
-                os.unlink(left)
-
-
-def bytes_of(features: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as bytes; numpy has no bfloat16."""
-    return features.contiguous().view(torch.uint8).numpy().reshape(-1)
-
-
-def _tables_bytes(ends: np.ndarray, hashes: np.ndarray, tokens: np.ndarray) -> bytes:
-    columns = {"ends": ends, "hashes": hashes, "tokens": tokens}
-    return b"".join(columns[name].astype(dtype).tobytes() for name, (_, dtype) in _TABLES.items())
-
-
-def _tables_hash(kind: FeatureKind, shard_digest: str, tables: bytes) -> str:
-    """Of the tables and of what they belong to: a damaged name is damage, not another encoder's."""
-    return xxhash.xxh3_64_hexdigest(json.dumps([asdict(kind), shard_digest]).encode() + tables)
-
-
-def _header(
-    kind: FeatureKind, shard_digest: str, samples: int, rows: int, width: int, tables_hash: str
-) -> bytes:
-    """safetensors' header: its length, JSON, blanks to a multiple of 8 bytes."""
-    header: dict[str, Any] = {
-        "__metadata__": {
-            "model": kind.model,
-            "encoder_fingerprint": kind.encoder_fingerprint,
-            "text_fingerprint": kind.text_fingerprint,
-            "encoder_dtype": kind.encoder_dtype,
-            "stored_dtype": kind.stored_dtype,
-            "shard_digest": shard_digest,
-            "version": str(FORMAT_VERSION),
-            "tables_hash": tables_hash,
-        }
+    for sample in np.flatnonzero(has_features):
+        rows = data[ends[sample] - tokens[sample] : ends[sample]]
+        hashes[sample] = xxhash.xxh3_64_intdigest(rows.tobytes())
+    metadata = {
+        **{name: str(value) for name, value in asdict(kind).items()},
+        "shard_digest": shard_digest,
+        "version": str(FORMAT_VERSION),
+        "tables_hash": _tables_hash(kind, shard_digest, features.shape[1], tokens, hashes),
     }
-    offset = 0
-    for name, (code, dtype) in _TABLES.items():
-        end = offset + samples * np.dtype(dtype).itemsize
-        header[name] = {"dtype": code, "shape": [samples], "data_offsets": [offset, end]}
-        offset = end
-    end = offset + rows * width * kind.torch_dtype.itemsize
-    header["features"] = {
-        "dtype": _NAMES[kind.torch_dtype],
-        "shape": [rows, width],
-        "data_offsets": [offset, end],
-    }
-    text = json.dumps(header).encode("ascii")
-    text += b" " * (-len(text) % 8)
-    return _LENGTH.pack(len(text)) + text
+    tables = {"tokens": torch.from_numpy(tokens), "hashes": torch.from_numpy(hashes)}
+    write_atomic(path, save({**tables, "features": features}, metadata))
+
+
+def _tables_hash(
+    kind: FeatureKind, shard_digest: str, width: int, tokens: np.ndarray, hashes: np.ndarray
+) -> str:
+    """Covers all of a file but the features, which have hashes of their own."""
+    header = json.dumps([asdict(kind), shard_digest, width]).encode()
+    return xxhash.xxh3_64_hexdigest(header + tokens.tobytes() + hashes.tobytes())
 
 
 def read_feature_file(path: str) -> FeatureFile | None:
-    """The tables of a feature file; None where there is none, or not a whole one of this version.
+    """The tables of a feature file; None where there is no complete and valid one of this version.
 
     Raises:
         InputError: the file is there and cannot be read.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with open(path, "rb") as file:
-            return _parse(path, file)
-    except FileNotFoundError:
+        with safe_open(path, "np") as file:  # checks that the header fits the file's size
+            metadata = file.metadata()
+            tokens, hashes = file.get_tensor("tokens"), file.get_tensor("hashes")
+            width = file.get_slice("features").get_shape()[1]
+        if metadata["version"] != str(FORMAT_VERSION):
+            return None
+        kind = FeatureKind(*(metadata[name] for name in FeatureKind.__dataclass_fields__))
+        digest = metadata["shard_digest"]
+        if _tables_hash(kind, digest, width, tokens, hashes) != metadata["tables_hash"]:
+            return None
+        with open(path, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            start = json.loads(stream.read(length))["features"]["data_offsets"][0]
+        offset = 8 + length + start
+        return FeatureFile(
+            path, os.path.getsize(path), kind, digest, width, offset, tokens, hashes
+        )
+    except (FileNotFoundError, SafetensorError, KeyError, TypeError):
         return None
     except OSError as error:
         raise InputError(
-            f"{path}: text features that cannot be read ({error.strerror}); mend that or delete the "
+            f"{path}: text features that cannot be read ({error.strerror}); repair that or delete the "
             f"file, and it is made again"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return None  # damaged where it matters; as good as absent
 
 
-def _parse(path: str, file: BinaryIO) -> FeatureFile | None:
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    if length > _MOST_HEADER_BYTES:
+def feature_paths(tar_path: str, shard_digest: str, folder_name: str) -> list[str]:
+    """Where a shard's features are looked for; new ones go to the first that can be written."""
+    return [
+        os.path.join(folder, folder_name, name) for folder, name in _places(tar_path, shard_digest)
+    ]
+
+
+def _places(tar_path: str, shard_digest: str) -> list[tuple[str, str]]:
+    """(folder of all kinds, name of the file in the folder of one kind)"""
+    name = shard_name(tar_path) + SUFFIX
+    # Other shards have the same name; the digest tells them apart in the user's cache folder.
+    cached = (user_cache_folder(FOLDER_NAME), f"{shard_digest[:20]}-{name[-100:]}")
+    if is_remote(tar_path):
+        return [cached]
+    return [(os.path.join(os.path.dirname(tar_path), FOLDER_NAME), name), cached]
+
+
+def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
+    """`kind` with the encoder's fingerprint from stored features, where the weights are not here.
+
+    Raises:
+        InputError: two states of the encoder have made features.
+    """
+    if kind.encoder_fingerprint is not None:
+        return kind
+    for tar_path, digest in zip(dataset.tar_paths, dataset.shard_digests, strict=True):
+        found: dict[str | None, str] = {}
+        for folder, name in _places(tar_path, digest):
+            for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
+                file = read_feature_file(os.path.join(folder, subfolder, name))
+                # The model's name does not count: its folder may have been elsewhere.
+                if file is not None and kind == replace(
+                    file.kind, model=kind.model, encoder_fingerprint=None
+                ):
+                    found.setdefault(file.kind.encoder_fingerprint, file.path)
+        if len(found) > 1:
+            paths = " and ".join(found.values())
+            raise InputError(
+                f"{paths}: text features by two states of the encoder {kind.model!r}, whose weights are "
+                f"not on this machine; delete the folder of the wrong one"
+            )
+        if found:
+            return replace(kind, encoder_fingerprint=next(iter(found)))
+    return kind
+
+
+def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> FeatureFile | None:
+    """The features of one shard; None where they are still to be made."""
+    if kind.encoder_fingerprint is None:
         return None
-    header = json.loads(file.read(length))
-    said = header["__metadata__"]
-    if said["version"] != str(FORMAT_VERSION):
-        return None
-    names = ("model", "encoder_fingerprint", "text_fingerprint", "encoder_dtype", "stored_dtype")
-    kind = FeatureKind(*(said[name] for name in names))
-    (samples,), (rows, width) = header["ends"]["shape"], header["features"]["shape"]
-    whole = _header(kind, said["shard_digest"], samples, rows, width, said["tables_hash"])
-    if _LENGTH.size + length != len(whole) or json.loads(whole[_LENGTH.size :]) != header:
-        return None
-    offset = _LENGTH.size + length
-    stop = offset + header["features"]["data_offsets"][1]
-    if os.fstat(file.fileno()).st_size != stop:
-        return None
-    tables = file.read(header["features"]["data_offsets"][0])
-    if _tables_hash(kind, said["shard_digest"], tables) != said["tables_hash"]:
-        return None
-    columns = {}
-    for name, (_, dtype) in _TABLES.items():
-        columns[name] = np.frombuffer(tables, dtype, samples, header[name]["data_offsets"][0])
-    features_offset = offset + len(tables)
-    return FeatureFile(path, stop, kind, said["shard_digest"], width, features_offset, **columns)
+    digest = dataset.shard_digests[shard]
+    for path in feature_paths(dataset.tar_paths[shard], digest, kind.folder_name):
+        found = read_feature_file(path)
+        if found is not None and (found.kind.folder_name, found.shard_digest) == (
+            kind.folder_name,
+            digest,
+        ):
+            return found
+    return None
+
+
+def find_feature_files(
+    dataset: Dataset, kind: FeatureKind, wait_seconds: int = 0
+) -> list[FeatureFile | None]:
+    """The features of each shard; None where they are still to be made.
+
+    Args:
+        wait_seconds: how long to look again while files are missing that other machines have made.
+    """
+    with ThreadPoolExecutor(_OPENERS, thread_name_prefix="features") as pool:
+        for waited in range(wait_seconds + 1):
+            if waited:
+                time.sleep(1)
+            shards = range(len(dataset.tar_paths))
+            files = list(pool.map(lambda shard: find_feature_file(dataset, shard, kind), shards))
+            if None not in files:
+                break
+    return files
+
+
+def missing_shards(files: Sequence[FeatureFile | None]) -> list[int]:
+    """Numbers of the shards whose features are still to be made."""
+    return [shard for shard, file in enumerate(files) if file is None]
+
+
+def describe_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]) -> str:
+    """The beginning of a sentence about shards without features."""
+    return (
+        f"text features of {kind.model!r} are missing for {len(missing)} of "
+        f"{len(dataset.tar_paths)} shards, the first is {plain_name(dataset.tar_paths[missing[0]])}"
+    )
+
+
+def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
+    """The features of all texts of a dataset.
+
+    Raises:
+        InputError: files are missing or cannot be read.
+    """
+    files = find_feature_files(dataset, kind)
+    missing = missing_shards(files)
+    if missing:
+        raise InputError(
+            f"{describe_missing(dataset, kind, missing)}; make them with [encoder] cache_features = "
+            f"true where the encoder's weights are, or with titan-tts prepare --encode-text"
+        )
+    return TextFeatures(dataset, [file for file in files if file is not None])
+
+
+class TextFeatures:
+    """Features of every sample of a dataset, read from any thread.
+
+    Attributes:
+        kind: what they were made with.
+        width: h.
+        torch_dtype: of the stored features.
+        tokens: (n,) int32 tokens of each sample's text.
+        encoder_fingerprint: of the encoder that made them.
+    """
+
+    def __init__(self, dataset: Dataset, files: Sequence[FeatureFile]):
+        """files: of each shard, in the dataset's order."""
+        self._dataset = dataset
+        self.kind = files[0].kind
+        self.width = files[0].width
+        self.torch_dtype = self.kind.torch_dtype
+        assert self.kind.encoder_fingerprint is not None
+        self.encoder_fingerprint = self.kind.encoder_fingerprint
+        self._row_bytes = self.width * self.torch_dtype.itemsize
+        self.tokens = np.concatenate([file.tokens for file in files])
+        self._rows = np.empty(len(self.tokens), _ROW)
+        self._rows["shard"] = dataset.shard
+        self._rows["hash"] = np.concatenate([file.hashes for file in files])
+        self._rows["rows"] = np.concatenate([file.rows for file in files])
+        self._rows["offset"] = np.concatenate(
+            [
+                file.features_offset + (np.cumsum(file.rows) - file.rows) * self._row_bytes
+                for file in files
+            ]
+        )
+        self._paths = [file.path for file in files]
+        self._files = LocalFiles(self._paths, [file.bytes for file in files])
+
+    def read(self, sample: int, out: np.ndarray) -> int:
+        """Fills the first rows of `out` with a sample's features and leaves the rest as it is.
+
+        Args:
+            out: (L, h), C-contiguous; items as wide as the stored dtype's, whose bits they get.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            CorruptSampleError: what is stored is not what was written, or was never made.
+            InputError: more rows than `out` has, or the file is gone or has changed.
+        """
+        shard, rows, offset, stored_hash = self._rows[sample].item()
+        if not stored_hash:
+            raise self._corrupt(
+                sample, shard, "are left out, as its text was corrupt or too long to be encoded"
+            )
+        if rows > len(out):
+            raise InputError(
+                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where at "
+                f"most {len(out)} fit"
+            )
+        assert out.shape[1] * out.itemsize == self._row_bytes
+        target = out[:rows].reshape(-1).view(np.uint8).data
+        try:
+            self._files.read_into(shard, target, offset)
+        except OSError as error:
+            raise self._corrupt(sample, shard, f"cannot be read ({error.strerror})") from None
+        if xxhash.xxh3_64_intdigest(target) != stored_hash:
+            raise self._corrupt(sample, shard, "are not what was written")
+        return rows
+
+    def _corrupt(self, sample: int, shard: int, how: str) -> CorruptSampleError:
+        return CorruptSampleError(
+            f"sample '{self._dataset.sample_id(sample)}': its text features in {self._paths[shard]} "
+            f"{how}; delete the file, and the next start makes it again, or leave such samples out with "
+            f"[data] on_error = 'skip'"
+        )

@@ -1,6 +1,6 @@
 """A pretrained text encoder: token ids to the last hidden state, on real tokens only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -127,9 +127,17 @@ class PretrainedTextEncoder(nn.Module):
                 module._buffers[name] = buffer.to(device)
 
     @torch.no_grad()
-    def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Features (n_i, h) on the CPU of texts of n_i ids, in batches of like lengths."""
-        features: list[torch.Tensor | None] = [None] * len(token_ids)
+    def encode_each(
+        self, token_ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Encodes texts in batches of similar lengths, the longest first.
+
+        Args:
+            token_ids: n_i ids of each text.
+
+        Yields:
+            (number of a text, its features (n_i, h) on the CPU); a view of the batch's.
+        """
         device = next(self.core.parameters()).device
         order = sorted(range(len(token_ids)), key=lambda text: -len(token_ids[text]))
         while order:
@@ -143,8 +151,12 @@ class PretrainedTextEncoder(nn.Module):
             rows = self.rows(mask).to(device)
             hidden = self(torch.from_numpy(ids).to(device), mask, rows).cpu()
             for row, text in enumerate(batch):
-                features[text] = hidden[row, : lengths[row]].clone()
-        return features
+                yield text, hidden[row, : lengths[row]]
+
+    def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Features (n_i, h) on the CPU of each text of n_i ids."""
+        found = {text: features.clone() for text, features in self.encode_each(token_ids)}
+        return [found[text] for text in range(len(token_ids))]
 
 
 def _window(width: int, config, device: torch.device) -> torch.Tensor:
