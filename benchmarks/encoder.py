@@ -37,10 +37,8 @@ from benchmarks.synthetic_speech import FRAMES_PER_SECOND, lognormal_frames  # n
 from torchtitan.models.dit_tts.data.buckets import choose_edges  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
-from torchtitan.models.dit_tts.text.hf_encoder import (  # noqa: E402
-    KNOWN_SIZES,
-    find_source,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import find_source  # noqa: E402
+from torchtitan.models.dit_tts.text.hf_files import KNOWN_SIZES  # noqa: E402
 from torchtitan.models.dit_tts.text.packing import pack_rows  # noqa: E402
 from torchtitan.models.dit_tts.text.text_encoder import (  # noqa: E402
     PretrainedTextEncoder,

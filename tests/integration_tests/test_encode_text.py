@@ -9,7 +9,7 @@ from tests.helpers import runs
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.text import encode_features
+from torchtitan.models.dit_tts.text import feature_builder
 
 SPEECH = {"each": 4, "voices": ("slt", "rms")}
 
@@ -83,7 +83,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their archives
     assert not feature_files(output)
 
-    monkeypatch.setattr(encode_features, "LONGEST_TEXT", 3)
+    monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 3)
     assert main([*encode, "--seed", "1"]) == 0
     assert (
         "8 of these texts have no features, being longer than 3 tokens" in capsys.readouterr().out

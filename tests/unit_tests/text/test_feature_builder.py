@@ -26,10 +26,8 @@ from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.work_folder import foreign_name
-from torchtitan.models.dit_tts.text import encode_features
-from torchtitan.models.dit_tts.text import feature_store as feature_file
-from torchtitan.models.dit_tts.text.encode_features import feature_kind
-from torchtitan.models.dit_tts.text.feature_builder import (
+from torchtitan.models.dit_tts.text.feature_builder import feature_kind
+from torchtitan.models.dit_tts.text.feature_store import (
     find_feature_files,
     open_text_features,
 )

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torchtitan.models.dit_tts.text.dropout import dropped_conditions
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow import counter_rng as randomness
-from torchtitan.models.dit_tts.text.dropout import dropped_conditions
 from torchtitan.models.dit_tts.text.tokenizer import (
     Tokenizer,
     byte_tokenizer,

@@ -1,13 +1,12 @@
 """Files as every part of the project writes and names them: atomic writes, JSON lines, the user's
 cache folder, local paths and URLs, short fingerprints."""
 
-import glob
 import hashlib
 import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,20 +16,15 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @contextmanager
-def atomic_file(
-    path: str | os.PathLike, publish: Callable[[str, str], None] | None = None
-) -> Iterator[BinaryIO]:
+def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Opens a new binary file that appears under `path` complete or not at all.
 
     The bytes go to a temporary name in the same folder (a rename is atomic only within one
     filesystem), are synced to disk and renamed. Several writers of the same path do not disturb each
     other: the last rename wins.
-
-    Args:
-        publish: moves the file from its temporary name to `path`; `os.replace` by default.
     """
-    path = os.path.abspath(path)
-    temporary = f"{_temporary_prefix(path)}{uuid.uuid4().hex}.tmp"
+    folder, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(folder, f".{name[:100]}.{uuid.uuid4().hex}.tmp")
     # Not tempfile.mkstemp: its mode 0600 would survive the rename and lock out other users.
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     try:
@@ -38,16 +32,16 @@ def atomic_file(
             yield file
             file.flush()
             os.fsync(file.fileno())
-        (publish or os.replace)(temporary, path)
+        os.replace(temporary, os.path.join(folder, name))
     except BaseException:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself must survive a power cut
+        os.fsync(descriptor)  # the rename itself must survive a power cut
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
@@ -55,16 +49,6 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
-
-
-def temporary_files(path: str | os.PathLike) -> list[str]:
-    """The temporary files of `atomic_file` for `path`, of running writers and of killed ones."""
-    return glob.glob(f"{glob.escape(_temporary_prefix(os.path.abspath(path)))}*.tmp")
-
-
-def _temporary_prefix(path: str) -> str:
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name[:100]}.")
 
 
 class JsonLines:

@@ -144,8 +144,11 @@ def load_index(tar_path: str) -> ShardIndex:
         source.close()
 
 
-def load_column(tar_path: str, index: ShardIndex, name: str) -> np.ndarray | None:
+def load_column(tar_path: str, shard_digest: str, name: str) -> np.ndarray | None:
     """A derived column that `save_column` stored: one value per row of the shard.
+
+    Args:
+        shard_digest: `ShardIndex.digest` in hex, as in `Dataset.shard_digests`.
 
     Returns:
         None where there is none, or it is corrupt, or it belongs to other contents of the tar.
@@ -157,28 +160,27 @@ def load_column(tar_path: str, index: ShardIndex, name: str) -> np.ndarray | Non
         except OSError:
             continue
         key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
-        if key == _column_key(index, data):
+        if key == _column_key(shard_digest, data):
             return np.load(io.BytesIO(data), allow_pickle=False)
     return None
 
 
-def save_column(tar_path: str, index: ShardIndex, name: str, values: np.ndarray) -> None:
+def save_column(tar_path: str, shard_digest: str, name: str, values: np.ndarray) -> None:
     """Store a derived column, such as the token counts of one tokenizer, beside the index.
 
     Args:
         name: names the file, so it must tell apart whatever the values depend on besides the shard.
-        values: (len(index), ...) one entry per row of the shard.
+        values: (n, ...) one entry per row of the shard.
     """
-    assert len(values) == len(index)
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     data = buffer.getvalue()
     places = [f"{place}.{name}" for place in _sidecar_places(tar_path)]
-    _write_first(places, _column_key(index, data) + data)
+    _write_first(places, _column_key(shard_digest, data) + data)
 
 
-def _column_key(index: ShardIndex, data: bytes) -> bytes:
-    return index.digest + xxhash.xxh3_64_digest(data)
+def _column_key(shard_digest: str, data: bytes) -> bytes:
+    return bytes.fromhex(shard_digest) + xxhash.xxh3_64_digest(data)
 
 
 def build_index(source: ShardFile) -> ShardIndex:

@@ -1,13 +1,12 @@
-"""All ranks together see to it that the text features of a run's data are there.
+"""Makes the text features that a run's data lacks, on all ranks together.
 
-What is missing is shared out over the ranks that miss it: over all of them where they read one copy of
-the data, over a machine's where each has its own disk. The encoder is in memory only meanwhile.
+The missing shards are split over the ranks that miss them: over all ranks where they read one copy of
+the data, over those of a machine where each has its own disk. The encoder is in memory only meanwhile.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,34 +17,30 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.text_encoder import fetch_together
 from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
-from torchtitan.models.dit_tts.text.encode_features import (
+from torchtitan.models.dit_tts.text.feature_builder import (
     feature_kind,
     longest_text,
     make_text_features,
 )
-from torchtitan.models.dit_tts.text.feature_builder import (
+from torchtitan.models.dit_tts.text.feature_store import (
     SETTLE_SECONDS,
+    FeatureKind,
     TextFeatures,
+    describe_missing,
     find_feature_files,
     missing_shards,
     open_text_features,
-    say_missing,
+    with_stored_fingerprint,
 )
-from torchtitan.models.dit_tts.text.feature_store import FeatureKind
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
-from torchtitan.models.dit_tts.text.text_encoder import (
-    PretrainedTextEncoder,
-    load_text_encoder,
-)
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module, device_type
 
-if TYPE_CHECKING:  # runs with the learned encoder need no tokenizers
-    from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
-
 
 def ready_text_features(
-    dataset: Dataset, tokenizer: "SubwordTokenizer", job_config: JobConfig
+    dataset: Dataset, tokenizer: SubwordTokenizer, job_config: JobConfig
 ) -> TextFeatures:
     """The features of a run's data, made first where they are missing.
 
@@ -56,18 +51,29 @@ def ready_text_features(
     """
     encoder = job_config.encoder
     source = find_source(encoder.model, folder=Path(job_config.job.dump_folder))
+
+    def find_kinds(rank: int) -> tuple[FeatureKind, FeatureKind] | None:
+        if rank != 0:  # the fingerprint needs a pass over the weights, which can be many gigabytes
+            return None
+        kind = feature_kind(encoder, tokenizer, source)
+        return kind, with_stored_fingerprint(dataset, kind)
+
     with patient_group() as group:
-        # One rank reads the weights' files for the fingerprint, which can be many gigabytes.
-        [kind, *_] = run_on_all_ranks(
-            lambda rank: feature_kind(encoder, tokenizer, source) if rank == 0 else None,
-            "find the text encoder",
-            group,
-        )
+        kinds = run_on_all_ranks(find_kinds, "find the text encoder", group)[0]
+        assert kinds is not None
+        of_weights, kind = kinds
         maker = _Maker(dataset, tokenizer, job_config, source, kind)
-        missing = run_on_all_ranks(lambda rank: maker.look(), "look for text features", group)
+        missing = maker.look_on_all_ranks(group)
+        if any(missing) and of_weights.encoder_fingerprint is None:
+            try:
+                fingerprint = fetch_together(source, encoder.dtype)
+            except InputError as error:
+                lacking = describe_missing(dataset, kind, max(missing, key=len))
+                raise InputError(f"{lacking}, and cannot be made here: {error}") from error
+            maker.kind = replace(kind, encoder_fingerprint=fingerprint)
+            missing = maker.look_on_all_ranks(group)
         if any(missing):
             _make_all(maker, missing, group)
-            maker.let_go()
     features = open_text_features(dataset, maker.kind)
     if features.width != source.width:
         raise InputError(
@@ -80,15 +86,19 @@ def ready_text_features(
     return features
 
 
-def share_out(missing: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The shards that each rank makes of those that each rank misses: every one is made once, by a
-    rank that misses it, and about as many by each."""
+def split_missing(missing: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The shards that each rank makes.
+
+    Args:
+        missing: the shards that each rank misses. Each is made once, by a rank that misses it, and
+            the ranks make about as many each.
+    """
     lacking = [set(shards) for shards in missing]
-    shares: list[list[int]] = [[] for _ in missing]
+    parts: list[list[int]] = [[] for _ in missing]
     for shard in sorted(set().union(*lacking)):
-        makers = [share for share, lacks in zip(shares, lacking, strict=True) if shard in lacks]
+        makers = [part for part, lacks in zip(parts, lacking, strict=True) if shard in lacks]
         min(makers, key=len).append(shard)
-    return shares
+    return parts
 
 
 class _Maker:
@@ -97,7 +107,7 @@ class _Maker:
     def __init__(
         self,
         dataset: Dataset,
-        tokenizer: "SubwordTokenizer",
+        tokenizer: SubwordTokenizer,
         job_config: JobConfig,
         source: HFEncoderSpec,
         kind: FeatureKind,
@@ -110,32 +120,29 @@ class _Maker:
         self._encoder: PretrainedTextEncoder | None = None
 
     def make(self, shards: list[int], progress: bool) -> None:
-        if shards:
-            if self._encoder is None:
-                self._encoder = self._load()
-            make_text_features(
-                self.dataset,
-                shards,
-                self._encoder,
-                self.tokenizer,
-                self.kind,
-                on_error=self.config.data.on_error,
-                progress=progress,
-            )
+        if not shards:
+            return
+        if self._encoder is None:
+            self._encoder = self._load()
+        make_text_features(
+            self.dataset,
+            shards,
+            self._encoder,
+            self.tokenizer,
+            self.kind,
+            on_error=self.config.data.on_error,
+            progress=progress,
+        )
 
-    def look(self, wait_seconds: int = 0) -> list[int]:
-        """The shards whose features are missing."""
-        return missing_shards(find_feature_files(self.dataset, self.kind, wait_seconds))
-
-    def look_again(self, made: list[int]) -> list[int]:
-        """As `look`, when this rank has made some."""
-        left = self.look(SETTLE_SECONDS)
-        assert not set(left) & set(made), "files that were made are not found"
-        return left
-
-    def let_go(self) -> None:
-        self._encoder = None
-        device_module.empty_cache()
+    def look_on_all_ranks(
+        self, group: dist.ProcessGroup | None, wait_seconds: int = 0
+    ) -> list[list[int]]:
+        """The shards whose features each rank misses."""
+        return run_on_all_ranks(
+            lambda rank: missing_shards(find_feature_files(self.dataset, self.kind, wait_seconds)),
+            "look for text features",
+            group,
+        )
 
     def _load(self) -> PretrainedTextEncoder:
         encoder, folder = self.config.encoder, Path(self.config.job.dump_folder)
@@ -150,30 +157,22 @@ class _Maker:
 
 
 def _make_all(maker: _Maker, missing: list[list[int]], group: dist.ProcessGroup | None) -> None:
-    """Makes all that is missing anywhere; the maker's kind has the encoder's fingerprint then."""
-    model = maker.kind.model
-    if maker.kind.encoder_fingerprint is None:
-        try:
-            fingerprint = fetch_together(maker.source, maker.kind.encoder_dtype)
-        except InputError as error:
-            lacking = say_missing(maker.dataset, maker.kind, max(missing, key=len))
-            raise InputError(f"{lacking}, and cannot be made here: {error}") from error
-        maker.kind = replace(maker.kind, encoder_fingerprint=fingerprint)
-        # Now that the encoder is known, files of another state of it are found to be wrong.
-        missing = run_on_all_ranks(lambda rank: maker.look(), "look for text features", group)
+    """Makes all that is missing on any rank."""
     while any(missing):
-        shares = share_out(missing)
+        parts = split_missing(missing)
         logger.info(
-            f"text features: {model} encodes the texts of {sum(map(len, shares))} of "
+            f"text features: {maker.kind.model} encodes the texts of {sum(map(len, parts))} of "
             f"{len(maker.dataset.tar_paths)} shards"
         )
         run_on_all_ranks(
-            lambda rank: maker.make(shares[rank], rank == 0), "make text features", group
+            lambda rank: maker.make(parts[rank], rank == 0), "make text features", group
         )
         # Where each machine has its own disk, what others made is still to be made here.
-        missing = run_on_all_ranks(
-            lambda rank: maker.look_again(shares[rank]), "look for text features", group
-        )
+        missing = maker.look_on_all_ranks(group, SETTLE_SECONDS)
+        for part, left in zip(parts, missing, strict=True):
+            assert not set(left) & set(part), "files that were made are not found"
+    maker._encoder = None
+    device_module.empty_cache()
 
 
 def _check_all_encoded(

@@ -24,6 +24,7 @@ from torchtitan.models.dit_tts.text.hf_encoder import (
     find_source,
     is_pretrained,
 )
+from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
@@ -89,7 +90,9 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
     with patient_group() as group:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         run_on_all_ranks(
-            lambda rank: source.fetch() if local_rank == 0 else None, f"fetch {source.model}", group
+            lambda rank: fetch_weights(source.model) if local_rank == 0 else None,
+            f"fetch {source.model}",
+            group,
         )
         found = run_on_all_ranks(
             lambda rank: source.fingerprint(dtype) if rank == 0 else "",

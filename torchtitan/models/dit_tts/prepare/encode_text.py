@@ -11,18 +11,19 @@ from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.executors import codec_devices, open_engine
-from torchtitan.models.dit_tts.text.encode_features import (
+from torchtitan.models.dit_tts.text.feature_builder import (
     feature_kind,
     longest_text,
     make_text_features,
 )
-from torchtitan.models.dit_tts.text.feature_builder import (
+from torchtitan.models.dit_tts.text.feature_store import (
     SETTLE_SECONDS,
+    FeatureKind,
+    describe_missing,
     find_feature_files,
     missing_shards,
-    say_missing,
+    with_stored_fingerprint,
 )
-from torchtitan.models.dit_tts.text.feature_store import FeatureKind
 from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
@@ -67,7 +68,8 @@ def encode_texts(
     tar_paths = [str(output.resolve() / name) for name in shard_names]
     dataset = open_dataset(tar_paths, load_index(tar_paths[0]).channels)
     source, tokenizer = find_source(encoder.model), load_subword_tokenizer(encoder.model)
-    files = find_feature_files(dataset, feature_kind(encoder, tokenizer, source))
+    kind = with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
+    files = find_feature_files(dataset, kind)
     missing = missing_shards(files)
     here = sum(len(file.tokens) for file in files if file is not None)
     jobs = [
@@ -83,15 +85,14 @@ def encode_texts(
                 if "error" in result:
                     raise InputError(result["error"])
                 progress.update(result["texts"])
-        # Now with the fingerprint, where the weights were downloaded meanwhile: those of another
-        # encoder are refused.
-        kind = feature_kind(encoder, tokenizer, source)
+        # Now with the fingerprint, where the weights were downloaded meanwhile.
+        kind = with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
         files = find_feature_files(dataset, kind, SETTLE_SECONDS)
         if None in files:
             raise InputError(
-                f"{say_missing(dataset, kind, missing_shards(files))}, though they were made: the "
-                f"workers do not write where this process reads; give every machine {output} under "
-                f"this path, and the right to write there"
+                f"{describe_missing(dataset, kind, missing_shards(files))}, though they were made: the "
+                f"workers write elsewhere, or their encoder is another; give every machine {output} "
+                f"under this path, the right to write there, and the same encoder"
             )
     return {
         "texts": len(dataset),

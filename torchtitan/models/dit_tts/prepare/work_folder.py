@@ -28,8 +28,7 @@ from typing import Any
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare.settings import difference
-from torchtitan.models.dit_tts.text.feature_builder import FOLDER_NAME
-from torchtitan.models.dit_tts.text.feature_store import SUFFIX
+from torchtitan.models.dit_tts.text.feature_store import FOLDER_NAME, SUFFIX
 
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
 # Of the record and of what the code makes of a recording: work under another is not gone on with.

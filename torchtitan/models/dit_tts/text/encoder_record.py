@@ -9,11 +9,8 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    CONFIG_FILE,
-    HFEncoderSpec,
-    find_source,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, HFEncoderSpec, find_source
+from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
@@ -121,6 +118,6 @@ def load_run_encoder(
         InputError: it cannot be loaded, or is not the one that the run was trained with.
     """
     source = find_source(encoder.model, folder=folder)
-    source.fetch()
+    fetch_weights(source.model)
     check_fingerprint(folder, encoder, source.fingerprint(encoder.dtype))
     return load_text_encoder(encoder, device, folder)

@@ -35,7 +35,7 @@ def feature_kind(
     encoder: Encoder, tokenizer: SubwordTokenizer, source: HFEncoderSpec
 ) -> FeatureKind:
     """What [encoder] asks for; without the encoder's fingerprint where its weights are not here."""
-    fingerprint = source.fingerprint(encoder.dtype) if source.has_weights() else None
+    fingerprint = source.fingerprint(encoder.dtype) if source.files() else None
     return FeatureKind(
         source.model,
         fingerprint,

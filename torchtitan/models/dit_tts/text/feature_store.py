@@ -45,6 +45,7 @@ SETTLE_SECONDS = 60
 # Threads that wait for a disk while the tables of many files are read.
 _OPENERS = 8
 _MAX_SLUG = 80
+_METADATA = "titan_tts"
 # What a read needs of a sample, in one look-up.
 _ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
@@ -130,13 +131,15 @@ def write_feature_file(
     for sample in np.flatnonzero(has_features):
         rows = data[ends[sample] - tokens[sample] : ends[sample]]
         hashes[sample] = xxhash.xxh3_64_intdigest(rows.tobytes())
-    metadata = {
-        **{name: str(value) for name, value in asdict(kind).items()},
+    record = {
+        "version": FORMAT_VERSION,
+        "kind": asdict(kind),
         "shard_digest": shard_digest,
-        "version": str(FORMAT_VERSION),
         "tables_hash": _tables_hash(kind, shard_digest, features.shape[1], tokens, hashes),
     }
     tables = {"tokens": torch.from_numpy(tokens), "hashes": torch.from_numpy(hashes)}
+    # One entry, as the library writes several in any order.
+    metadata = {_METADATA: json.dumps(record)}
     write_atomic(path, save({**tables, "features": features}, metadata))
 
 
@@ -158,23 +161,20 @@ def read_feature_file(path: str) -> FeatureFile | None:
 
     try:
         with safe_open(path, "np") as file:  # checks that the header fits the file's size
-            metadata = file.metadata()
+            record = json.loads(file.metadata()[_METADATA])
             tokens, hashes = file.get_tensor("tokens"), file.get_tensor("hashes")
             width = file.get_slice("features").get_shape()[1]
-        if metadata["version"] != str(FORMAT_VERSION):
+        if record["version"] != FORMAT_VERSION:
             return None
-        kind = FeatureKind(*(metadata[name] for name in FeatureKind.__dataclass_fields__))
-        digest = metadata["shard_digest"]
-        if _tables_hash(kind, digest, width, tokens, hashes) != metadata["tables_hash"]:
+        kind, digest = FeatureKind(**record["kind"]), record["shard_digest"]
+        if _tables_hash(kind, digest, width, tokens, hashes) != record["tables_hash"]:
             return None
         with open(path, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             start = json.loads(stream.read(length))["features"]["data_offsets"][0]
         offset = 8 + length + start
-        return FeatureFile(
-            path, os.path.getsize(path), kind, digest, width, offset, tokens, hashes
-        )
-    except (FileNotFoundError, SafetensorError, KeyError, TypeError):
+        return FeatureFile(path, os.path.getsize(path), kind, digest, width, offset, tokens, hashes)
+    except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     except OSError as error:
         raise InputError(

@@ -1,16 +1,15 @@
-"""Pretrained text encoders by name: where one comes from, how it is built, and loading it exactly.
+"""Pretrained text encoders of Hugging Face: find one by its name, build it, and load it exactly.
 
-Text only: of a T5Gemma2 neither the vision tower nor the decoder is read into memory, of a T5 no
-decoder. `T5Gemma2Encoder.from_pretrained` of a whole checkpoint loads nothing and says so in a
-warning only; here every weight that the checkpoint lacks is an error.
+Only the text encoder is read into memory: of a T5Gemma2 no vision tower and no decoder, of a T5 no
+decoder. `T5Gemma2Encoder.from_pretrained` loads nothing of a full checkpoint and only warns; here every
+weight that the checkpoint lacks is an error.
 """
 
-import contextlib
 import hashlib
+import inspect
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +21,12 @@ from torch import nn
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_files import (
     contents_digest,
-    fetch_weights,
     first_line,
+    load_hf_config,
+    make_hf_config,
+    quiet,
     weight_files,
 )
-from torchtitan.models.dit_tts.text.known_encoders import KNOWN_SIZES
 from torchtitan.models.dit_tts.text.vocabulary import LEARNED_UNITS
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
@@ -35,8 +35,8 @@ if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encod
 CONFIG_FILE = "text_encoder.json"
 """in a run's folder: what encoder it was trained with"""
 
-# Keys of a config about files, training, labels, decoding and the decoder.
-_PASSING = re.compile(
+# Config keys that do not change features: files, training, labels, decoding, the decoder.
+_IRRELEVANT = re.compile(
     r"^_|version|dtype|architectures|use_cache|label|problem|return_|^output_|_token|decoder|init|drop"
     r"|classifier|generat|^tie_"
 )
@@ -61,7 +61,7 @@ class HFEncoderSpec:
     """of the whole model"""
 
     built_in: bool = False
-    """nothing is on this machine: the sizes are those of KNOWN_SIZES"""
+    """nothing is on this machine; the sizes are from KNOWN_SIZES"""
 
     @property
     def family(self) -> str:
@@ -80,8 +80,8 @@ class HFEncoderSpec:
 
     @property
     def _own_config(self) -> "PretrainedConfig":
-        """Where the encoder's own sizes stand."""
-        own = getattr(self.text_config, "encoder", None)
+        """The config with the encoder's own sizes."""
+        own: Any = getattr(self.text_config, "encoder", None)
         return own if hasattr(own, "hidden_size") else self.text_config.get_text_config()
 
     @cached_property
@@ -96,13 +96,13 @@ class HFEncoderSpec:
 
     @property
     def max_tokens(self) -> int | None:
-        """Longest text that there are positions for; None where positions are relative."""
+        """Maximum length of a text by the encoder's positions; None where these are relative."""
         if self.family != "other":
             return None
         config = self.text_config.get_text_config()
-        # RoBERTa and its kin count positions from behind the padding's id.
-        places = getattr(config, "max_position_embeddings", None)
-        return places - 2 if isinstance(places, int) and places > 2 else None
+        # RoBERTa and similar models count positions from the padding's id + 1.
+        positions = getattr(config, "max_position_embeddings", None)
+        return positions - 2 if isinstance(positions, int) and positions > 2 else None
 
     def _size(self, *names: str) -> int:
         for config in (self.text_config, self._own_config):
@@ -129,7 +129,7 @@ class HFEncoderSpec:
             InputError: no weights, or any that is missing or of another shape.
         """
         architecture, options, mapping = self._architecture()
-        with _quiet():
+        with quiet():
             try:
                 model, info = architecture.from_pretrained(
                     self.model,
@@ -150,19 +150,20 @@ class HFEncoderSpec:
 
     def _check_loaded(self, info: dict[str, Any]) -> None:
         """Raises InputError unless every weight of the encoder came out of the checkpoint."""
-        missing = sorted(info["missing_keys"])
-        wrong = sorted(str(entry[0]) for entry in info["mismatched_keys"])
-        kinds = [
-            (missing, "are not in the checkpoint and would be random"),
-            (wrong, "have another shape in the checkpoint"),
-            (sorted(map(str, info.get("error_msgs") or [])), "were reported as errors"),
-        ]
-        for names, what in kinds:
+        for names, what in (
+            (info["missing_keys"], "are not in the checkpoint and would be random"),
+            (
+                [entry[0] for entry in info["mismatched_keys"]],
+                "have another shape in the checkpoint",
+            ),
+            (info.get("error_msgs") or [], "were reported as errors"),
+        ):
             if names:
-                shown = ", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
+                shown = ", ".join(sorted(map(str, names))[:_SHOWN])
+                more = " ..." if len(names) > _SHOWN else ""
                 raise InputError(
                     f"[encoder] model = {self.model!r}: {len(names)} of the encoder's weights {what} "
-                    f"({shown}); restore the checkpoint, or name the model that it is of"
+                    f"({shown}{more}); restore the checkpoint, or name the model that it is of"
                 )
 
     def _architecture(self) -> tuple[Any, dict[str, Any], dict[str, str] | None]:
@@ -179,19 +180,14 @@ class HFEncoderSpec:
                     f"{transformers.__version__} is installed; pip install 'titan-tts[pretrained]'"
                 ) from error
             # The text encoder alone does not know its model's end-of-image token.
-            parent = (
-                self.config if self.config.model_type == "t5gemma2_text" else self.config.encoder
-            )
+            parent = getattr(self.config, "encoder", self.config)
             token = getattr(parent, "eoi_token_index", None)
             options = {} if token is None else {"eoi_token_index": token}
             return T5Gemma2TextEncoder, options, {r"^model\.encoder\.(text_model\.)?": ""}
-        kind = type(self.config)
-        if kind in MODEL_FOR_TEXT_ENCODING_MAPPING.keys():
-            architecture = MODEL_FOR_TEXT_ENCODING_MAPPING[kind]
-        else:
-            architecture = transformers.AutoModel._model_mapping[kind]
-        import inspect
-
+        kind: Any = type(self.config)
+        encoders: Any = MODEL_FOR_TEXT_ENCODING_MAPPING
+        mapping: Any = encoders if kind in encoders else transformers.AutoModel._model_mapping
+        architecture = mapping[kind]
         # A pooler is not asked for, and checkpoints of masked language models have none.
         pooled = "add_pooling_layer" in inspect.signature(architecture).parameters
         return architecture, {"add_pooling_layer": False} if pooled else {}, None
@@ -212,15 +208,15 @@ class HFEncoderSpec:
             return sum(parameter.numel() for parameter in self.build().parameters())
 
     def matmul_sizes(self) -> tuple[int, int, int]:
-        """(weights of the matrix products, blocks, heads times the width of a head)."""
+        """(weights of the matmuls, blocks, heads times the width of a head)."""
         with torch.device("meta"):
             core = self.build()
         config = self._own_config
         blocks = blocks_of(core)
         n_layers = getattr(config, "num_hidden_layers", None) or len(blocks)
-        inside = _products(blocks)
-        # ALBERT goes through one block again and again.
-        weights = _products(core) - inside + inside * n_layers // len(blocks)
+        inside = _matmul_weights(blocks)
+        # ALBERT applies one block repeatedly.
+        weights = _matmul_weights(core) - inside + inside * n_layers // len(blocks)
         heads = getattr(config, "num_attention_heads", None) or config.num_heads
         head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
         return weights, n_layers, heads * (head_dim or self.width // heads)
@@ -229,15 +225,8 @@ class HFEncoderSpec:
         """The checkpoint's weight files that are on this machine; empty if they are not."""
         return weight_files(self.model)
 
-    def has_weights(self) -> bool:
-        return bool(self.files())
-
-    def fetch(self) -> None:
-        """Downloads a hub name's weights and tokenizer, if the weights are not here; see `fetch_weights`."""
-        fetch_weights(self.model)
-
     def fingerprint(self, dtype: str) -> str:
-        """16 hex digits: equal for encoders that give equal features.
+        """16 hex digits, equal for encoders that give equal features.
 
         Args:
             dtype: precision that the encoder computes in, as [encoder] dtype has it.
@@ -270,7 +259,7 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
         InputError: no such model, no network, or transformers is not installed.
     """
     try:
-        from transformers import AutoConfig
+        import transformers  # noqa: F401
     except ImportError as error:
         raise InputError(
             f"[encoder] model = {model!r} needs transformers ({error}); pip install "
@@ -278,45 +267,20 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
         ) from error
     if os.path.isdir(model):
         model = os.path.abspath(model)
-    kept = folder / CONFIG_FILE if folder is not None else None
-    if kept is not None and kept.is_file():
-        record = json.loads(kept.read_text())
+    if folder is not None and (folder / CONFIG_FILE).is_file():
+        record = json.loads((folder / CONFIG_FILE).read_text())
         if record["model"] == model:
-            return HFEncoderSpec(model, _config_of(record["config"]))
+            return HFEncoderSpec(model, make_hf_config(record["config"]))
     if not os.path.isdir(model) and model.count("/") != 1:
         raise InputError(
             f"[encoder] model = {model!r} is neither a folder nor a hub name; allowed are 'bytes' and "
             f"'chars' (the learned encoder), a folder, or a name such as 'google/t5gemma-2-270m-270m'"
         )
-    reason: Exception | None = None
-    with _quiet():
-        for offline in (True, False) if download else (True,):
-            try:
-                config = AutoConfig.from_pretrained(model, local_files_only=offline)
-                return HFEncoderSpec(model, config)
-            except Exception as error:  # the library's validators raise kinds of their own
-                reason = error
-                if os.path.isdir(model):
-                    break
-    if not download and model in KNOWN_SIZES:
-        return HFEncoderSpec(model, _config_of(KNOWN_SIZES[model]), built_in=True)
-    raise InputError(
-        f"[encoder] model = {model!r} cannot be found ({first_line(reason)}); give a folder that has "
-        f"its config.json, or download it where there is a network: hf download {model}"
-    ) from reason
+    config, built_in = load_hf_config(model, download)
+    return HFEncoderSpec(model, config, built_in)
 
 
-def _config_of(sizes: dict[str, Any]) -> "PretrainedConfig":
-    if sizes["model_type"] == "t5gemma2_text":  # not in the mapping of every version
-        from transformers.models.t5gemma2.configuration_t5gemma2 import T5Gemma2TextConfig
-
-        return T5Gemma2TextConfig.from_dict(sizes)
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[sizes["model_type"]].from_dict(sizes)
-
-
-def _core(model: nn.Module) -> nn.Module:
+def _core(model: Any) -> nn.Module:
     """The encoder inside a model that also has a decoder, or ties its embedding to another name."""
     if getattr(model.config, "model_type", "") in _T5_LIKE:
         return model.encoder
@@ -331,33 +295,15 @@ def blocks_of(core: nn.Module) -> nn.ModuleList:
     return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
 
 
-def _products(module: nn.Module) -> int:
-    """Weights of the linear layers."""
+def _matmul_weights(module: nn.Module) -> int:
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
 def _sizes_of(config: "PretrainedConfig") -> dict[str, Any]:
-    """What of a config changes the features: what differs from its class's defaults, as another
-    version of transformers may have more of those, and says how a text is encoded."""
+    """The part of a config that changes features. Defaults are left out, as another version of
+    transformers may have more of them."""
     return {
         key: value
         for key, value in config.to_diff_dict().items()
-        if not _PASSING.search(key) and value not in (None, False)
+        if not _IRRELEVANT.search(key) and value not in (None, False)
     }
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' table of unexpected keys, which is long for every text-only load, and
-    its bars: what counts of it is checked here."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

@@ -1,26 +1,103 @@
-"""Files of a pretrained text encoder: on this machine or to be downloaded, and what they hold."""
+"""Files of a pretrained text encoder, on this machine or on the hub: its config, weights and digests."""
 
 import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file, user_cache_folder
+from torchtitan.models.dit_tts.files import user_cache_folder, write_atomic
+
+if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
+    from transformers import PretrainedConfig
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""of a whole checkpoint; one in parts has NAME.index.json instead"""
+"""of a checkpoint in one file; one in parts has NAME.index.json instead"""
+
+
+def _t5gemma2(width: int, mlp: int, layers: int, heads: int, kv_heads: int, window: int) -> dict:
+    return {
+        "model_type": "t5gemma2_text",
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "sliding_window": window,
+        "head_dim": 256,
+        "vocab_size": 262_144,
+        "query_pre_attn_scalar": 256,
+    }
+
+
+KNOWN_SIZES: dict[str, dict[str, Any]] = {
+    "google/t5gemma-2-270m-270m": _t5gemma2(640, 2048, 18, 4, 1, 512),
+    "google/t5gemma-2-1b-1b": _t5gemma2(1152, 6912, 26, 4, 1, 512),
+    "google/t5gemma-2-4b-4b": _t5gemma2(2560, 10240, 34, 8, 4, 1024),
+    "google-t5/t5-base": {
+        "model_type": "t5",
+        "vocab_size": 32128,
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 3072,
+        "num_layers": 12,
+        "num_heads": 12,
+    },
+}
+"""text configs as the hub has them, so that sizes are known before any download"""
+
+
+def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]":
+    """The config of a model, and whether it is from KNOWN_SIZES, with nothing on this machine.
+
+    Args:
+        model: hub name or folder.
+        download: whether the hub may be asked where this machine has no config.
+
+    Raises:
+        InputError: no such model, no network, or a config that contradicts itself.
+    """
+    from transformers import AutoConfig
+
+    reason: Exception | None = None
+    with quiet():
+        for offline in (True, False) if download else (True,):
+            try:
+                return AutoConfig.from_pretrained(model, local_files_only=offline), False
+            except Exception as error:  # the library's validators raise kinds of their own
+                reason = error
+                if os.path.isdir(model):
+                    break
+    if not download and model in KNOWN_SIZES:
+        return make_hf_config(KNOWN_SIZES[model]), True
+    raise InputError(
+        f"[encoder] model = {model!r} cannot be found ({first_line(reason)}); give a folder that has "
+        f"its config.json, or download it where there is a network: hf download {model}"
+    ) from reason
+
+
+def make_hf_config(sizes: dict[str, Any]) -> "PretrainedConfig":
+    """A config from its JSON."""
+    if sizes["model_type"] == "t5gemma2_text":  # not in the mapping of every version
+        from transformers.models.t5gemma2.configuration_t5gemma2 import T5Gemma2TextConfig
+
+        return T5Gemma2TextConfig.from_dict(sizes)
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[sizes["model_type"]].from_dict(sizes)
 
 
 def weight_files(model: str) -> list[Path]:
     """Weight files of a folder, or of a hub name in its cache; empty where any is missing."""
     for name in WEIGHTS:
-        whole = _file(model, name)
-        if whole is not None:
-            return [whole]
+        single = _file(model, name)
+        if single is not None:
+            return [single]
         index = _file(model, f"{name}.index.json")
         if index is not None:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -49,7 +126,7 @@ def fetch_weights(model: str) -> None:
         return
     if os.path.isdir(model):
         raise InputError(
-            f"[encoder] model = {model!r}: the folder has not all weights ({' or '.join(WEIGHTS)}, whole "
+            f"[encoder] model = {model!r}: the folder lacks weights ({' or '.join(WEIGHTS)}, in one file "
             f"or in the parts of its index.json); restore them"
         )
     from huggingface_hub import snapshot_download
@@ -71,28 +148,43 @@ def fetch_weights(model: str) -> None:
 
 
 def contents_digest(path: Path) -> bytes:
-    """XXH3 of a file, read once: kept in the user's cache folder for the file's size and time."""
+    """XXH3 of a file. It is read once and stored in the user's cache folder for its size and time."""
     status = path.stat()
     version = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     name = hashlib.sha256(version.encode("utf-8", "surrogateescape")).hexdigest()
-    kept = Path(user_cache_folder("weights"), name)
+    stored = Path(user_cache_folder("weights"), name)
     try:
-        found = bytes.fromhex(kept.read_text())
+        found = bytes.fromhex(stored.read_text())
         if len(found) == 16:
             return found
     except (OSError, ValueError):
-        pass  # not read yet, or not by a whole writer
+        pass
     contents = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(1 << 24):
             contents.update(block)
     with contextlib.suppress(OSError):  # then it is read again next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(kept) as record:
-            record.write(contents.hexdigest().encode())
+        write_atomic(stored, contents.hexdigest())
     return contents.digest()
 
 
 def first_line(error: BaseException | None) -> str:
-    """What an error says, for a sentence."""
+    """The first line of an error's message, or its kind, for a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hides transformers' progress bars and its table of unexpected keys, which every text-only load
+    of a larger model has; `HFEncoderSpec.load` checks what counts of it."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """Tokenizers of pretrained text encoders, with conditioning tokens before the text.
 
-Nothing here pads: the side on which a Hugging Face tokenizer would (T5Gemma's is the left) has no say,
-as the loader and the sampler pad every row on the right.
+Nothing here pads. The loader and the sampler pad every row on the right, on whichever side a Hugging
+Face tokenizer would (T5Gemma's pads on the left).
 """
 
 import hashlib
@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
+from torchtitan.models.dit_tts.text.hf_files import first_line
 from torchtitan.models.dit_tts.text.tokenizer import (
     ConditionedTokenizer,
     check_room,
@@ -29,7 +31,9 @@ if TYPE_CHECKING:  # runs with the learned encoder do without the library
 _NOTHING: Mapping[str, Any] = {}
 
 # transformers makes a tokenizer of special tokens alone where a model's own files are missing.
-_FEWEST_PIECES = 16
+_MIN_PIECES = 16
+
+_TEXTS_AT_ONCE = 1024
 
 
 class TextTokenizer:
@@ -174,10 +178,7 @@ class SubwordTokenizer(ConditionedTokenizer):
         return self.text.ids(text)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
-        """(n,) int32: ids that each sample's row has. Not from the text's length, as a bound would be
-        several times as high; see `count_text_tokens`."""
-        counts = count_text_tokens(dataset, self.text.counts, self.text_fingerprint, part)
-        return counts + np.int32(self.n_conditions)
+        return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
@@ -201,6 +202,68 @@ class SubwordTokenizer(ConditionedTokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         return self.text.unknown_characters(text)
+
+
+def count_text_tokens(
+    dataset: Dataset, tokenizer: TextTokenizer, part: tuple[int, int] = (0, 1)
+) -> np.ndarray:
+    """Tokens (n,) int32 of each sample's text, counted once per shard and stored beside its index.
+
+    A bound from the length of the text would be several times as high: good samples would be left out,
+    and the text of every batch padded. A text that is corrupt counts its bytes; the loader decides what
+    to do about it.
+
+    Args:
+        part: (number, count) of processes that start together: each begins with other shards and
+            reads what the others have stored meanwhile. The first shows progress.
+    """
+    number, parts = part
+    shards = len(dataset.tar_paths)
+    first = np.searchsorted(dataset.shard, np.arange(shards + 1))
+    counts = np.zeros(len(dataset), np.int32)
+    column = f"tokens-{tokenizer.fingerprint}"
+    with tqdm(
+        desc="counting tokens", total=len(dataset), unit="text", delay=2.0, disable=number > 0
+    ) as bar:
+        for turn in range(shards):
+            shard = (shards * number // parts + turn) % shards
+            place = dataset.tar_paths[shard], dataset.shard_digests[shard]
+            samples = slice(first[shard], first[shard + 1])
+            stored = load_column(*place, column)
+            if stored is not None and stored.shape == counts[samples].shape:
+                counts[samples] = stored
+                bar.update(len(stored))
+                continue
+            complete = True
+            for start in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
+                chunk = range(start, min(start + _TEXTS_AT_ONCE, samples.stop))
+                texts = read_texts(dataset, chunk)
+                found = tokenizer.counts([text or "" for text in texts])
+                for sample, text, count in zip(chunk, texts, found, strict=True):
+                    counts[sample] = dataset.text_bytes[sample] if text is None else count
+                complete &= None not in texts
+                bar.update(len(chunk))
+            if complete:  # a shard that is restored has the same digest
+                save_column(*place, column, counts[samples])
+    return counts
+
+
+def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[str | None]:
+    """The texts of some samples, read at once; None for a corrupt one."""
+    try:
+        return [metadata["text"] for metadata in dataset.metadata_of(samples)]
+    except CorruptSampleError:
+        return [_read_text(dataset, sample) for sample in samples]
+
+
+def _read_text(dataset: Dataset, sample: int) -> str | None:
+    for _ in range(2):
+        try:
+            return dataset.metadata(sample)["text"]
+        except CorruptSampleError:
+            if dataset.is_remote(sample):  # it may be corrupt in the cache or on its way only
+                dataset.forget(sample)
+    return None
 
 
 def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:
@@ -229,7 +292,7 @@ def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int
         try:
             found = AutoTokenizer.from_pretrained(model, local_files_only=offline)
         except Exception as error:  # of many kinds, as there are kinds of files
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = first_line(error)
             continue
         backend = getattr(found, "backend_tokenizer", None)
         if backend is None:
@@ -238,7 +301,7 @@ def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int
                 f"({type(found).__name__}); use an encoder that has a tokenizer.json"
             )
         text = TextTokenizer(backend.to_str())
-        if text.num_pieces >= _FEWEST_PIECES:
+        if text.num_pieces >= _MIN_PIECES:
             return text, found.pad_token_id or 0
         reason = "its vocabulary's files are missing"
     raise InputError(

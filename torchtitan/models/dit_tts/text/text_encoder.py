@@ -127,9 +127,7 @@ class PretrainedTextEncoder(nn.Module):
                 module._buffers[name] = buffer.to(device)
 
     @torch.no_grad()
-    def encode_each(
-        self, token_ids: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, torch.Tensor]]:
+    def encode_each(self, token_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, torch.Tensor]]:
         """Encodes texts in batches of similar lengths, the longest first.
 
         Args:

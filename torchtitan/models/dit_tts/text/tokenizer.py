@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.shard import label_of
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.dropout import dropped_conditions
+from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
     END_ID,
+    FIELDS,
     FIRST_BYTE_ID,
     FIRST_CHARACTER_ID,
     PAD_ID,
@@ -23,6 +25,10 @@ from torchtitan.models.dit_tts.text.vocabulary import (
 )
 
 _NOTHING: Mapping[str, Any] = {}
+
+# Apart from the objective's streams (from 0) and the sampler's (100). By name, so that a field is
+# dropped from the same samples whichever other fields there are.
+_DROPOUT_STREAMS = {name: 200 + number for number, name in enumerate(FIELDS)}
 
 # Byte to id in one pass. The ids of 253 to 255 would not fit in a byte, but utf-8 has none of them.
 _BYTE_IDS = bytes((byte + FIRST_BYTE_ID) & 0xFF for byte in range(256))
@@ -127,8 +133,23 @@ class ConditionedTokenizer(BaseTokenizer):
         """The text's characters that the vocabulary does not have, each once."""
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
-        """Conditions (B, fields) bool that training drops in rows (B,) of a global batch."""
-        return dropped_conditions(seed, global_batch, rows, self.fields, self.conditioning_dropout)
+        """Which conditions training drops: a pure function of a sample's place in the stream.
+
+        Args:
+            seed: the run's seed.
+            global_batch: the global batch's place in training.
+            rows: (B,) rows in the global batch.
+
+        Returns:
+            (B, fields) bool.
+        """
+        found = np.zeros((len(rows), len(self.fields)), bool)
+        if self.conditioning_dropout:
+            place = torch.tensor(global_batch), torch.as_tensor(rows, dtype=torch.int64)
+            for column, name in enumerate(self.fields):
+                drawn = uniform(stream_keys(seed, *place, _DROPOUT_STREAMS[name]))
+                found[:, column] = (drawn < self.conditioning_dropout).numpy()
+        return found
 
     def value_of(self, metadata: Mapping[str, Any], name: str) -> str | None:
         """A sample's value of a field, known or not; None where it has none."""
