@@ -159,3 +159,6 @@ def t5_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
+
+
+WRITERS = {"t5gemma2": write_tiny_t5gemma2, "t5": write_tiny_t5, "bert": write_tiny_bert}

@@ -1,18 +1,16 @@
 """Token ids: what they are, that they stay, and that a text cannot forge a conditioning token."""
 
-import json
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torchtitan.models.dit_tts.text.dropout import dropped_conditions
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.flow import counter_rng as randomness
+from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.tokenizer import (
     Tokenizer,
     byte_tokenizer,
@@ -164,45 +162,18 @@ def test_a_text_cannot_forge_a_token(unit):
 # Conditions
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {},
-        {"speaker": "nobody"},
-        {"speaker": None},
-        {"speaker": ""},
-        {"speaker": ["slt"]},
-        {"speaker": {"name": "slt"}},
-        {"speaker": True},
-        {"speaker": "SLT"},
-    ],
-)
-def test_missing_and_unseen_values_are_unknown(metadata):
-    assert tokens(conditioned("bytes", ["speaker"]), "", metadata)[1] == "<speaker:?>"
+@pytest.mark.parametrize("value", ["nobody", None, "", ["slt"], {"name": "slt"}, True, "SLT"])
+def test_missing_and_unseen_values_are_unknown(value):
+    for metadata in ({}, {"speaker": value}):
+        assert tokens(conditioned("bytes", ["speaker"]), "", metadata)[1] == "<speaker:?>"
 
 
-@pytest.mark.parametrize(
-    "seconds, bin_name",
-    [
-        (0.01, "0"),
-        (0.49, "0"),
-        (0.5, "1"),
-        (6, "12"),
-        (30.72, "61"),
-        (99.0, "61"),
-        (1e300, "61"),
-        (0, "?"),
-        (-1.0, "?"),
-        (float("nan"), "?"),
-        (float("inf"), "?"),
-        ("6", "?"),
-        (True, "?"),
-        (None, "?"),
-    ],
-)
-def test_duration_bins(seconds, bin_name):
+def test_duration_bins():
     tokenizer = conditioned("bytes", ["duration"])
-    assert tokens(tokenizer, "", {"target_duration": seconds})[1] == f"<duration:{bin_name}>"
+    bins = {0.01: 0, 0.49: 0, 0.5: 1, 6: 12, 30.72: 61, 99.0: 61, 1e300: 61}
+    none = [0, -1.0, float("nan"), float("inf"), "6", True, None]
+    for seconds, name in [*bins.items(), *((value, "?") for value in none)]:
+        assert tokens(tokenizer, "", {"target_duration": seconds})[1] == f"<duration:{name}>"
 
 
 def test_bins_are_not_moved_by_the_division():
@@ -278,22 +249,17 @@ def test_half_a_surrogate_pair_is_no_text(unit):
 
 def test_threads_and_copies_encode_alike():
     tokenizer = pickle.loads(pickle.dumps(conditioned()))
-    expected = {text: conditioned().encode(text, {"speaker": "slt"}) for text in TEXTS}
-    wrong = []
+    expected = [conditioned().encode(text, {"speaker": "slt"}) for text in TEXTS] * 100
 
-    def work():
+    def work(_):
         row = np.zeros(64, np.int64)
-        for text in TEXTS * 200:
-            count = tokenizer.encode_into(row, text, {"speaker": "slt"})
-            if row[:count].tolist() != expected[text]:
-                wrong.append(text)
+        return [
+            row[: tokenizer.encode_into(row, text, {"speaker": "slt"})].tolist()
+            for text in TEXTS * 100
+        ]
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == expected for found in pool.map(work, range(4)))
 
 
 # Dropout
@@ -311,17 +277,16 @@ def test_dropped_conditions_are_unknown_and_the_rest_stays():
     assert everything == tokens(tokenizer, "one")
 
 
-def test_dropout_is_the_scheme_of_the_objective_on_a_stream_of_its_own():
+def test_each_field_is_dropped_by_a_stream_of_its_own():
     rows = np.arange(40)
-    for seed, number in ((0, 0), (5, 123456789), (2**63 - 1, 2**40)):
-        for i, name in enumerate(FIELDS):
-            keys = randomness.stream_keys(
-                seed, torch.tensor(number), torch.from_numpy(rows), stream=200 + i
-            )
-            for share in (0.1, 0.5):
-                expected = (randomness.uniform(keys) < share).numpy()
-                drawn = dropped_conditions(seed, number, rows, [name], share)
-                assert (drawn[:, 0] == expected).all()
+    for fraction in (0.1, 0.5):
+        tokenizer = conditioned(dropout=fraction)
+        for seed, number in ((0, 0), (5, 123456789), (2**63 - 1, 2**40)):
+            drawn = tokenizer.dropped(seed, number, rows)
+            for column in range(len(FIELDS)):
+                place = torch.tensor(number), torch.from_numpy(rows)
+                keys = stream_keys(seed, *place, stream=200 + column)
+                assert (drawn[:, column] == (uniform(keys) < fraction).numpy()).all()
 
 
 def test_dropout_depends_on_the_place_in_the_stream_alone():
@@ -337,19 +302,17 @@ def test_dropout_depends_on_the_place_in_the_stream_alone():
         assert (changed != whole).any()
 
 
-def test_dropout_has_the_share_and_fields_are_independent():
-    rows, share = np.arange(32), 0.1
-    drawn = np.concatenate(
-        [dropped_conditions(0, number, rows, FIELDS, share) for number in range(2000)]
-    )
-    n = len(drawn)
-    assert np.abs(drawn.mean(0) - share).max() < 4 * np.sqrt(share * (1 - share) / n)
+def test_dropout_has_its_fraction_and_fields_are_independent():
+    n, fraction = 64_000, 0.1
+    drawn = conditioned(dropout=fraction).dropped(0, 1, np.arange(n))
+    assert np.abs(drawn.mean(0) - fraction).max() < 4 * np.sqrt(fraction * (1 - fraction) / n)
     both = (drawn[:, :, None] & drawn[:, None, :]).mean(0)[np.triu_indices(len(FIELDS), 1)]
-    p = share**2
+    p = fraction**2
     assert np.abs(both - p).max() < 4.5 * np.sqrt(p * (1 - p) / n)
-    assert not dropped_conditions(0, 1, rows, FIELDS, 0.0).any()
-    assert dropped_conditions(0, 1, rows, FIELDS, 1.0).all()
-    assert dropped_conditions(0, 1, rows, (), 0.5).shape == (32, 0)
+    rows = np.arange(32)
+    assert not conditioned(dropout=0.0).dropped(0, 1, rows).any()
+    assert conditioned(dropout=1.0).dropped(0, 1, rows).all()
+    assert conditioned(fields=(), dropout=0.5).dropped(0, 1, rows).shape == (32, 0)
 
 
 # On disk
@@ -371,37 +334,23 @@ def test_saved_and_loaded(vocabulary, tmp_path):
     assert loaded == vocabulary and loaded.fingerprint == vocabulary.fingerprint
 
 
-def test_the_file_can_be_read_by_people():
-    text = to_json(conditioned().vocabulary)
-    assert "日本語" in text and '"bin_seconds": 0.5' in text and "四" in text
-    contents = json.loads(text)
-    assert contents["vocab_size"] == conditioned().vocab_size
-    assert [entry["field"] for entry in contents["conditioning"]] == list(FIELDS)
-
-
 @pytest.mark.parametrize(
     "old, new, words",
     [
-        ('"version": 1', '"version": 2', ["version 2", "reads 1"]),
-        ('"slt"', '"stl"', ["was changed after", "fingerprint"]),
-        ('"bins": 62', '"bins": 61', ["was changed after"]),
-        ('"bin_seconds": 0.5', '"bin_seconds": 1', ["was changed after"]),
-        ('"unit": "chars"', '"unit": "words"', ["was changed after"]),
-        ('"unit": "chars",', "", ["cannot be read", "unit"]),
-        ("{", "", ["cannot be read"]),
-        ('"version"', '"versions"', ["cannot be read", "version"]),
-        ('"bins": 62', '"bins": "x"', ["cannot be read"]),
+        ('"version": 1', '"version": 2', "version 2"),
+        ('"slt"', '"stl"', "was changed"),
+        ('"bins": 62', '"bins": 61', "was changed"),
+        ('"unit": "chars"', '"unit": "words"', "was changed"),
+        ('"unit": "chars",', "", "cannot be read"),
+        ("{", "", "cannot be read"),
+        ('"bins": 62', '"bins": "x"', "cannot be read"),
     ],
 )
 def test_a_file_that_was_changed(old, new, words):
     text = to_json(conditioned().vocabulary)
     assert old in text
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=f"^run/tokenizer.json .*{words}"):
         from_json(text.replace(old, new, 1), "run/tokenizer.json")
-    sentence = str(caught.value)
-    assert sentence.startswith("run/tokenizer.json ") and "\n" not in sentence
-    for word in words:
-        assert word in sentence
 
 
 # What weights know
@@ -418,15 +367,12 @@ def test_data_with_fewer_values_is_covered():
 @pytest.mark.parametrize(
     "needed, words",
     [
-        ({"unit": "bytes"}, ["[encoder] model = 'bytes'", "with 'chars'"]),
-        ({"fields": ["speaker"]}, ["[data] conditioning = ['speaker']", "['speaker', 'class'"]),
-        ({"fields": ["duration", "class", "speaker"]}, ["['duration', 'class', 'speaker']"]),
-        ({"seconds": 1.0}, ["duration_token_seconds = 1.0", "with 0.5"]),
-        (
-            {"characters": "abcßéñøœж"},
-            ["6 characters", "'ß', 'é', 'ñ', 'ø', 'œ' and 1 more", "new [job] experiment"],
-        ),
-        ({"speakers": ["slt", "ksp"]}, ["1 values of 'speaker'", "('ksp')"]),
+        ({"unit": "bytes"}, "model = 'bytes'.* with 'chars'"),
+        ({"fields": ["speaker"]}, "conditioning = .'speaker'.*'speaker', 'class'"),
+        ({"fields": ["duration", "class", "speaker"]}, "'duration', 'class', 'speaker'"),
+        ({"seconds": 1.0}, "duration_token_seconds = 1.0.* with 0.5"),
+        ({"characters": "abcßéñøœж"}, "6 characters.*'ß', 'é', 'ñ', 'ø', 'œ' and 1 more"),
+        ({"speakers": ["slt", "ksp"]}, "1 values of 'speaker'.*'ksp'"),
     ],
 )
 def test_data_with_other_tokens_is_refused(needed, words):
@@ -442,9 +388,5 @@ def test_data_with_other_tokens_is_refused(needed, words):
             unit, characters, fields, values, duration_token_seconds=seconds, max_seconds=10
         )
 
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=words):
         check_covers(vocabulary(), vocabulary(**needed), "the run in outputs/a")
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    for word in ["the run in outputs/a was", *words]:
-        assert word in sentence, sentence

@@ -213,9 +213,10 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         for folder, name in _places(tar_path, digest):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
-                # The model's name does not count: its folder may have been elsewhere.
-                if file is not None and kind == replace(
-                    file.kind, model=kind.model, encoder_fingerprint=None
+                # Not the model's whole name, as its folder may have been elsewhere.
+                if file is not None and (
+                    file.kind.slug == kind.slug
+                    and replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind
                 ):
                     found.setdefault(file.kind.encoder_fingerprint, file.path)
         if len(found) > 1:

@@ -28,13 +28,12 @@ from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import feature_cache
+from torchtitan.models.dit_tts.infra import feature_cache, text_encoder
 from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
-from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features, share_out
+from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features, split_missing
 from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
-from torchtitan.models.dit_tts.text import encode_features
-from torchtitan.models.dit_tts.text import hf_encoder as encoder_source
-from torchtitan.models.dit_tts.text.feature_builder import open_text_features
+from torchtitan.models.dit_tts.text import feature_builder
+from torchtitan.models.dit_tts.text.feature_store import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,
@@ -73,8 +72,7 @@ def job(folder, encoder: Encoder, tmp_path, **changes):
     return made
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("stored", "workers"), [("float32", 0), ("bfloat16", 2)])
 def test_the_loader_puts_features_behind_the_conditions(shards, gemma, tmp_path, stored, workers):
     made = Made(shards, gemma, cache_dtype=stored)
     made.make()
@@ -105,11 +103,11 @@ def test_the_loader_puts_features_behind_the_conditions(shards, gemma, tmp_path,
             assert inputs["text_mask"][row].sum() == 2 + len(own)
 
 
-def test_the_loader_skips_damaged_features_by_the_rules(shards, gemma, tmp_path):
-    made = Made(shards, gemma)
+def test_the_loader_skips_corrupt_features_by_the_rules(shards, gemma, tmp_path):
+    made = Made(shards, gemma, cache_dtype="bfloat16")
     made.make()
     flip_last_byte(made.path(1))
-    (*_, damaged) = np.flatnonzero(made.dataset.shard == 1).tolist()
+    (*_, corrupt) = np.flatnonzero(made.dataset.shard == 1).tolist()
 
     def batches(**changes):
         settings = job(shards, made.encoder, tmp_path, **changes)
@@ -123,7 +121,7 @@ def test_the_loader_skips_damaged_features_by_the_rules(shards, gemma, tmp_path)
         batches()
     taken = batches(on_error="skip", max_corrupt_fraction=0.1)
     names = [name for inputs in taken for name in inputs["sample_id"]]
-    assert made.dataset.sample_id(damaged) not in names and len(set(names)) == 29
+    assert made.dataset.sample_id(corrupt) not in names and len(set(names)) == 29
     assert sum(inputs["replaced"] for inputs in taken) > 0
     with pytest.raises(InputError, match="more than data.max_corrupt_fraction"):
         batches(on_error="skip", max_corrupt_fraction=0.01)
@@ -146,7 +144,7 @@ def test_features_of_another_number_of_tokens_are_refused(shards, gemma, tmp_pat
 
 
 def test_texts_that_are_too_long_to_be_encoded(shards, gemma, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode_features, "LONGEST_TEXT", 5)
+    monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
     made = Made(shards, gemma)
     settings = job(shards, made.encoder, tmp_path)
     with pytest.raises(InputError, match="max_text_tokens = 192, but texts of more than 5 tokens"):
@@ -198,23 +196,28 @@ def test_without_the_weights_the_config_has_to_fit(shards, model, tmp_path):
 def test_weights_that_are_downloaded_when_files_are_missing(shards, model, tmp_path, monkeypatch):
     made = Made(shards, model)
     made.make([0])
+    before = made.path(0).stat().st_mtime_ns
     weights = (model / "model.safetensors").rename(tmp_path / "weights")
 
     def download(name):
         assert name == str(model)
         shutil.copy(weights, model / "model.safetensors")
 
-    monkeypatch.setattr(encoder_source, "fetch_weights", download)
+    monkeypatch.setattr(text_encoder, "fetch_weights", download)
     settings = job(shards, made.encoder, tmp_path)
     features = ready_text_features(made.dataset, made.tokenizer, settings)
-    assert features.kind == made.kind and len(features.tokens) == 30
-    # The file that was there is by another state of what is downloaded now.
+    assert features.kind == made.kind and len(features.tokens) == SAMPLES
+    assert made.path(0).stat().st_mtime_ns == before
+    # Where another state of the encoder is downloaded, none of the files is taken.
     (model / "model.safetensors").unlink()
     shutil.copy(write_tiny_t5gemma2(tmp_path / "other", seed=1) / "model.safetensors", weights)
     made.path(1).unlink()
-    with pytest.raises(InputError, match="made with other encoder weights"):
-        ready_text_features(made.dataset, made.tokenizer, settings)
-    assert not made.path(1).exists()
+    features = ready_text_features(made.dataset, made.tokenizer, settings)
+    other = Made(shards, model)
+    assert features.kind == other.kind != made.kind
+    torch.testing.assert_close(
+        made.read(0, features), other.module.encode([made.ids(0)])[0], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_rank_with_other_weights_makes_nothing(shards, gemma, tmp_path):
@@ -227,16 +230,15 @@ def test_a_rank_with_other_weights_makes_nothing(shards, gemma, tmp_path):
     assert not (shards / "text_features").exists()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_missing_shard_is_made_once_by_who_misses_it(seed):
-    generator = np.random.default_rng(seed)
-    missing = [
-        sorted(set(generator.integers(0, 50, generator.integers(0, 40)).tolist())) for _ in range(5)
-    ]
-    shares = share_out(missing)
-    assert sorted(sum(shares, [])) == sorted(set().union(*missing))
-    assert all(set(share) <= set(lacks) for share, lacks in zip(shares, missing))
-    assert sorted(map(len, share_out([list(range(10))] * 3))) == [3, 3, 4]
+def test_every_missing_shard_is_made_once_by_who_misses_it():
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        counts = generator.integers(0, 40, 5)
+        missing = [sorted(set(generator.integers(0, 50, count).tolist())) for count in counts]
+        parts = split_missing(missing)
+        assert sorted(sum(parts, [])) == sorted(set().union(*missing))
+        assert all(set(part) <= set(lacks) for part, lacks in zip(parts, missing))
+    assert sorted(map(len, split_missing([list(range(10))] * 3))) == [3, 3, 4]
 
 
 def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: str) -> None:
@@ -255,7 +257,7 @@ def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: st
         assert group is not None
         return run_on_all_ranks(action, what, group)
 
-    feature_cache.make_text_features, feature_cache.together = noted, watched
+    feature_cache.make_text_features, feature_cache.run_on_all_ranks = noted, watched
     find_kind = feature_cache.feature_kind
 
     def read_weights_for_long(*args):

@@ -1,0 +1,55 @@
+"""Packed rows: every token once, each text by itself, hardly any padding."""
+
+import numpy as np
+import torch
+
+from torchtitan.models.dit_tts.text.packing import SORTED_GROUPS, pack_rows
+
+
+def mask_of(lengths, first=0):
+    return np.stack(
+        [
+            (np.arange(first + max(lengths)) >= first)
+            & (np.arange(first + max(lengths)) < first + n)
+            for n in lengths
+        ]
+    )
+
+
+def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
+    lengths = np.random.default_rng(0).integers(10, 60, size=64)
+    rows = pack_rows(mask_of(lengths, first=3))
+    [group] = rows.groups
+    kept = group.segment > 0
+    assert kept.float().mean() > 0.95
+    tokens = group.token[kept]
+    assert len(set(tokens.tolist())) == len(tokens) == lengths.sum()
+    # There and back again: the place that a token came from finds it.
+    flat = group.token.flatten()
+    valid = torch.from_numpy(mask_of(lengths, first=3))
+    assert torch.equal(flat[rows.origin[valid]], valid.flatten().nonzero().flatten())
+    assert (rows.origin[~valid] == group.token.numel()).all()
+
+
+def test_a_text_sees_itself_only_and_counts_from_its_start():
+    [group] = pack_rows(mask_of([400, 200, 100, 100])).groups
+    assert group.token.shape == (2, 400)
+    for row in range(2):
+        segment, position = group.segment[row].tolist(), group.position[row].tolist()
+        for a in range(0, 400, 20):
+            for b in range(0, 400, 25):
+                assert group.same_segment[row, 0, a, b] == (segment[a] == segment[b])
+        for a in range(400):
+            if a and segment[a] == segment[a - 1] and segment[a]:
+                assert position[a] == position[a - 1] + 1
+            elif segment[a]:
+                assert position[a] == 0
+
+
+def test_unpacked_rows_are_as_many_groups_on_every_rank():
+    for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0]):
+        rows = pack_rows(mask_of(lengths), packed=False)
+        assert len(rows.groups) == SORTED_GROUPS
+        assert all((group.segment <= 1).all() for group in rows.groups)
+    padded = sum(r * w for r, w in pack_rows(mask_of(range(1, 65)), packed=False).shapes)
+    assert padded < 0.7 * 64 * 64
