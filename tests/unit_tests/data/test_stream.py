@@ -18,6 +18,7 @@ from tests.helpers.loaders import (
     take,
 )
 from tests.helpers.synthetic import flip_bits, make_samples, make_shards
+from tests.helpers.tokens import token
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
@@ -205,7 +206,7 @@ def test_overlong_samples_are_cropped(tmp_path):
             assert frames == len(latents) == int((labels[row] == 0).sum())
             np.testing.assert_array_equal(inputs["latents"][row, :frames].numpy(), latents)
             # The duration token has the length that the model trains on.
-            assert timed.token(int(inputs["text_ids"][row, 1])) == f"<duration:{frames // 2}>"
+            assert token(timed, int(inputs["text_ids"][row, 1])) == f"<duration:{frames // 2}>"
             seen += len(whole[sample_id.split(":")[1]].latents) > 48
     assert seen
 

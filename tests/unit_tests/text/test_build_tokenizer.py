@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.errors import refused
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.synthetic import make_samples
+from tests.helpers.tokens import token
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -333,7 +334,7 @@ def test_the_loader_puts_conditions_before_the_text(data, tmp_path):
             count = int(batch["text_mask"][row].sum())
             ids = batch["text_ids"][row, :count].tolist()
             assert ids == tokenizer.encode(metadata["text"], metadata, drop[row])
-            speaker, duration = map(tokenizer.vocabulary.token, ids[1:3])
+            speaker, duration = (token(tokenizer.vocabulary, i) for i in ids[1:3])
             assert (duration == "<duration:?>") == drop[row, 1]
             expected = "?" if drop[row, 0] else metadata.get("speaker", "?")
             assert speaker == f"<speaker:{expected}>"

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tests.helpers.errors import refused
 from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.synthetic import flip_bits, make_shards
+from tests.helpers.tokens import token
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.text import hf_files
@@ -147,12 +148,12 @@ def test_round_trip_with_conditions(model):
 
 def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):
     tokenizer = conditioned(model)
-    names = [tokenizer.vocabulary.token(i) for i in range(512, tokenizer.vocab_size)]
+    names = [token(tokenizer.vocabulary, i) for i in range(512, tokenizer.vocab_size)]
     assert names[:4] == ["<speaker:?>", "<speaker:awb>", "<speaker:slt>", "<duration:?>"]
     assert len(names) == 3 + 21 + 2 and tokenizer.n_conditions == 3
-    assert tokenizer.vocabulary.token(7) == "<subword 7>"
+    assert token(tokenizer.vocabulary, 7) == "<subword 7>"
     row = tokenizer.encode("<speaker:slt>", {"speaker": "slt", "target_duration": 2.0})
-    assert [tokenizer.vocabulary.token(i) for i in row[:3]] == [
+    assert [token(tokenizer.vocabulary, i) for i in row[:3]] == [
         "<speaker:slt>",
         "<duration:4>",
         "<quality:?>",

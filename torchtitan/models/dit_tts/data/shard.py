@@ -7,6 +7,7 @@ one sample. Sentences have no path: an index is the same wherever its tar lies.
 import ast
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -324,7 +325,7 @@ def _hash_of(metadata: dict[str, Any]) -> str | None:
         return None
 
 
-def label_of(metadata: dict[str, Any], name: str) -> str | None:
+def label_of(metadata: Mapping[str, Any], name: str) -> str | None:
     """A sample's value of a label as text; None where it has none. Numbers are names, too."""
     value = metadata.get(name)
     if isinstance(value, str):

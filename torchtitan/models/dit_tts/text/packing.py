@@ -1,7 +1,8 @@
-"""Real tokens of padded rows, packed: an encoder's rows hold several texts and hardly any padding.
+"""Packs the texts of a batch into few rows of an encoder, with several texts and little padding per row.
 
 A text sees only itself: tokens attend where their segments are equal, and positions count from the
-start of each text. Made on the CPU with the batch, so that the accelerator never waits for a length.
+start of each text. Rows are packed on the CPU with the batch, so the accelerator never waits for a
+length.
 """
 
 from dataclasses import dataclass
@@ -10,15 +11,15 @@ from functools import cached_property
 import numpy as np
 import torch
 
-# Encoders that take no packed rows get one text a row, in so many groups of like lengths: as often
-# on every rank, since a sharded encoder's ranks go forward together.
 SORTED_GROUPS = 4
+"""Encoders that take no packed rows get one text per row, in this number of groups of similar lengths.
+It is the same on every rank, as the ranks of a sharded encoder run their forward passes together."""
 
 ROW_TOKENS = 512
-"""tokens that a packed row is filled up to: enough for texts to fit together closely, few enough for
-attention over a whole row to cost little beside the products"""
+"""target length of a packed row: enough for texts to fit together closely, few enough for attention
+over a whole row to cost little beside the matmuls"""
 
-# By so many tokens a row may be longer than the mean of all: texts are not cut.
+# Tokens by which a row may be longer than the mean of all, as texts are not cut.
 _SLACK = 4
 _LENGTHS_TRIED = 4
 
@@ -65,7 +66,7 @@ class TextRows:
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """(R, W) of each group."""
-        return [tuple(group.token.shape) for group in self.groups]
+        return [(group.token.shape[0], group.token.shape[1]) for group in self.groups]
 
 
 def pack_rows(valid: np.ndarray, packed: bool = True) -> TextRows:
@@ -73,8 +74,8 @@ def pack_rows(valid: np.ndarray, packed: bool = True) -> TextRows:
 
     Args:
         valid: (B, L) bool, true at text tokens; those of a row are contiguous.
-        packed: several texts a row, by best fit in order of falling length; else one text a row in
-            SORTED_GROUPS groups of like lengths.
+        packed: several texts per row, by best fit in order of falling length; else one text per row
+            in SORTED_GROUPS groups of similar lengths.
     """
     batch, padded = valid.shape
     lengths, starts = valid.sum(1), valid.argmax(1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,7 @@ from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    HFEncoderSpec,
-    find_source,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
 
 _TOKENS_AT_ONCE = 8192
@@ -24,17 +22,17 @@ _TOKENS_AT_ONCE = 8192
 class PretrainedTextEncoder(nn.Module):
     """Ids (B, L) to features (B, L, h); zero where there is no text token.
 
-    Always in evaluation mode, also where it is trained: dropout would make the loss depend on the
-    layout of ranks and on resumes, and fine-tuning at a small rate does without.
+    Always in evaluation mode, also when it is trained: dropout would make the loss depend on the
+    layout of ranks and on resumes, and fine-tuning at a small learning rate does not need it.
     """
 
     def __init__(self, source: HFEncoderSpec, core: nn.Module | None = None):
-        """core: with weights; None: built on torch's default device, to be filled."""
+        """core: with weights; None: built on torch's default device, without."""
         super().__init__()
         self.source = source
         self.core = source.build() if core is None else core
         self.width = source.width
-        # Packed rows need a mask over pairs of tokens, which only this attention surely takes.
+        # Packed rows need a mask over pairs of tokens, which sdpa takes for certain.
         attention = getattr(self.core.config, "_attn_implementation", None)
         self.packs = source.family != "other" and attention == "sdpa"
         self.train(False)
@@ -58,7 +56,7 @@ class PretrainedTextEncoder(nn.Module):
             rows = self.rows(mask.cpu().numpy()).to(ids.device)
         flat = ids.flatten()
         outputs = [
-            # What stands at padding may be an id that this encoder does not have.
+            # Padding may have an id that this encoder lacks.
             self._hidden(torch.where(group.segment > 0, flat[group.token], 0), group).flatten(0, 1)
             for group in rows.groups
         ]
@@ -74,7 +72,7 @@ class PretrainedTextEncoder(nn.Module):
                 f"has positions for; shorten it, or lower [data] max_text_tokens"
             )
         if not self.packs:
-            # One text a row: positions are the model's own, and an empty row has one key.
+            # One text per row: positions are the model's own, and an empty row has one key.
             mask = group.segment > 0
             mask[:, 0] = True
             return self.core(input_ids=ids, attention_mask=mask.long()).last_hidden_state
@@ -90,19 +88,19 @@ class PretrainedTextEncoder(nn.Module):
         ).last_hidden_state
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """T5Gemma2's scaled embedding. Its own way of putting in the end-of-image token makes the
-        host wait for the device."""
-        table = self.core.embed_tokens
+        """T5Gemma2's scaled embedding. Its own code for the end-of-image token makes the host wait for
+        the device."""
+        table: Any = self.core.embed_tokens
         found = F.embedding(ids, table.weight) * table.embed_scale.to(table.weight.dtype)
         image_end = (ids == table.eoi_token_index)[..., None]
         return torch.where(image_end, table.eoi_embedding.to(found.dtype), found)
 
     @torch.no_grad()
     def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
-        """Fills an encoder that was built without weights from its checkpoint.
+        """Loads the weights of an encoder that was built without.
 
         Args:
-            write: takes a whole value to whatever part of the parameter this process holds.
+            write: writes a full value to the part of the parameter that this process holds.
         """
         loaded = self.source.load(torch.float32)
         values = dict(loaded.named_parameters())
@@ -111,7 +109,7 @@ class PretrainedTextEncoder(nn.Module):
         self._copy_buffers(loaded)
 
     def reset_buffers(self) -> None:
-        """Computes what is not stored, such as rotary frequencies, after `to_empty`."""
+        """Computes buffers that no checkpoint has, such as rotary frequencies, after `to_empty`."""
         with torch.device("cpu"):
             self._copy_buffers(self.source.build())
 
@@ -121,7 +119,7 @@ class PretrainedTextEncoder(nn.Module):
             buffer.copy_(values[name])
 
     def move_buffers(self, device: torch.device) -> None:
-        """To where the encoder computes, when its parameters rest elsewhere (CPU offload)."""
+        """Moves the buffers to where the encoder computes, for parameters that stay on the CPU."""
         for module in self.core.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(device)

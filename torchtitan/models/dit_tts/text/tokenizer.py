@@ -1,4 +1,4 @@
-"""Text and a sample's conditions to token ids and back."""
+"""Tokenizers: text and a sample's conditions to token ids and back."""
 
 import math
 from abc import abstractmethod
@@ -37,8 +37,7 @@ _BYTE_IDS = bytes((byte + FIRST_BYTE_ID) & 0xFF for byte in range(256))
 def with_duration(
     metadata: Mapping[str, Any], frames: int, frames_per_second: float
 ) -> dict[str, Any]:
-    """A sample's metadata with the duration of `frames` latent frames: what is said in generation
-    as in training, where the loader sets it to the frames that it kept."""
+    """A sample's metadata with the duration of `frames` latent frames, in training as in generation."""
     return {**metadata, "target_duration": frames / frames_per_second}
 
 
@@ -64,16 +63,16 @@ def check_room(row: np.ndarray, tokens: int) -> None:
 
 
 class ConditionedTokenizer(BaseTokenizer):
-    """Ids of the conditioning tokens in the config's order, and what they stand for.
+    """A tokenizer of text that also gives ids of conditioning tokens, in the config's order.
 
-    A condition that is missing, or whose value the vocabulary does not have, is its field's unknown
-    token; so is one that is dropped. Its state does not change: any thread may use it.
+    A condition that is missing, dropped, or of a value that the vocabulary does not have, becomes its
+    field's unknown token. The state never changes, so any thread may use it.
     """
 
     pad_id = PAD_ID
 
     def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
-        """conditioning_dropout: probability with which `dropped` drops each condition."""
+        """conditioning_dropout: probability at which `dropped` drops each condition."""
         super().__init__()
         self.vocabulary = vocabulary
         self.conditioning_dropout = conditioning_dropout
@@ -109,9 +108,9 @@ class ConditionedTokenizer(BaseTokenizer):
 
         Args:
             row: (L,) int64.
-            text: what is said.
+            text: the text to speak.
             metadata: the sample's JSON: speaker, language, quality, class, target_duration (seconds).
-            drop: for each of `fields`, whether it is to be unknown; empty: none.
+            drop: for each of `fields`, whether it becomes unknown; empty: none.
 
         Returns:
             The number of ids.
@@ -122,11 +121,11 @@ class ConditionedTokenizer(BaseTokenizer):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, without special and conditioning tokens."""
+        """The text, without special and conditioning tokens; an unknown character is U+FFFD."""
 
     @abstractmethod
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
-        """(n,) int32: most ids that each sample's row can have; `part` as in `open_dataset`."""
+        """(n,) int32: maximum number of ids of each sample; `part` as in `open_dataset`."""
 
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
@@ -156,10 +155,9 @@ class ConditionedTokenizer(BaseTokenizer):
         if name != "duration":
             return label_of(metadata, name)
         seconds = metadata.get("target_duration")
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not 0 < seconds < math.inf:
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
             return None
-        return self.vocabulary.duration_bin(seconds)
+        return self.vocabulary.duration_bin(seconds) if 0 < seconds < math.inf else None
 
     def unknown_values(self, metadata: Mapping[str, Any]) -> dict[str, str]:
         """The sample's values that the vocabulary does not have, by field."""
@@ -175,10 +173,8 @@ class ConditionedTokenizer(BaseTokenizer):
         """One for each of `fields`; see `encode_into`."""
         ids = []
         for column, (name, known, unknown) in enumerate(self._conditions):
-            if len(drop) and drop[column]:
-                ids.append(unknown)
-            else:
-                ids.append(known.get(self.value_of(metadata, name), unknown))
+            value = None if len(drop) and drop[column] else self.value_of(metadata, name)
+            ids.append(unknown if value is None else known.get(value, unknown))
         return ids
 
 
@@ -186,11 +182,9 @@ class Tokenizer(ConditionedTokenizer):
     """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end."""
 
     def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
-        """conditioning_dropout: probability with which `dropped` drops each condition."""
         super().__init__(vocabulary, conditioning_dropout)
-        self.eos_id = END_ID
         self.num_special_tokens = 2 + self.n_conditions
-        """ids that `encode` adds to those of the text's units"""
+        """ids that `encode` adds to those of the text"""
         self._bytes = vocabulary.unit == "bytes"
         # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
         points = [ord(character) for character in vocabulary.characters]
@@ -230,11 +224,10 @@ class Tokenizer(ConditionedTokenizer):
         return end + 1
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, without special and conditioning tokens; an unknown character is U+FFFD."""
         last = self.vocabulary.first_conditioning_id
         if self._bytes:
-            kept = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
-            return kept.decode("utf-8", errors="replace")
+            data = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
+            return data.decode("utf-8", errors="replace")
         characters = "\ufffd" + self.vocabulary.characters
         return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
 

@@ -1,16 +1,16 @@
 """What each token id means: text units, then conditioning tokens. A pure function of the data.
 
-Ids, in this order, so that a unit's id does not depend on the conditioning:
+The order of the ids, in which a text unit's id does not depend on the conditioning:
 
     0 padding, 1 begin, 2 end
     bytes: 3 .. 258, byte b is b + 3
     chars: 3 an unknown character, then the characters of the data by code point
     for each conditioning field in the config's order: its unknown token, then its values
 
-Subwords of a pretrained encoder have its tokenizer's ids, special tokens and padding among them; the
-conditioning tokens come after the rows of its embedding.
+Subwords of a pretrained encoder have its tokenizer's ids, which include special tokens and padding.
+The conditioning tokens come after the rows of its embedding.
 
-Conditioning tokens exist as ids only. A text that holds the letters "<speaker:slt>" is letters.
+Conditioning tokens exist as ids only. The letters "<speaker:slt>" in a text stay letters.
 """
 
 import hashlib
@@ -42,15 +42,15 @@ FIRST_CHARACTER_ID = 4
 
 _VERSION = 1
 _SHOWN = 5
-"""values that a sentence names before it breaks off"""
+"""values that a message names"""
 
-# A hair, so that 0.3 s in bins of 0.1 s is bin 3 and not, by the division's rounding, bin 2.
+# So that 0.3 s in bins of 0.1 s is bin 3 and not, by rounding of the division, bin 2.
 _BIN_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Subwords:
-    """The ids that a pretrained encoder and its tokenizer have for text."""
+    """The ids of text of a pretrained encoder."""
 
     base: int
     """rows of the encoder's embedding; the tokenizer may use fewer"""
@@ -59,10 +59,10 @@ class Subwords:
     """of the tokenizer alone"""
 
     pad_id: int = field(default=0, compare=False)
-    """the model's own, which stands where a mask hides it"""
+    """the model's own; a mask hides it"""
 
     model: str = field(default="", compare=False)
-    """[encoder] model that it was taken from"""
+    """the [encoder] model that has these ids"""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Vocabulary:
     """for "chars": the known characters, ascending by code point, each once"""
 
     conditioning: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """fields in the order of their tokens, with their known values; for duration the bins' numbers"""
+    """fields in the order of their tokens, with their known values; for duration the numbers of the bins"""
 
     duration_token_seconds: float = 0.0
     """width of a duration bin in seconds; 0 without the duration field"""
 
     subwords: Subwords | None = None
-    """for "subwords": which"""
+    """for the unit "subwords" """
 
     @property
     def model(self) -> str:
@@ -110,7 +110,7 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(_contents(self)).encode()).hexdigest()[:16]
 
     def unknown_ids(self) -> dict[str, int]:
-        """The id of each field's unknown token; the field's values follow it."""
+        """The id of each field's unknown token. The field's values follow it."""
         ids, following = {}, self.first_conditioning_id
         for name, values in self.conditioning.items():
             ids[name] = following
@@ -118,25 +118,9 @@ class Vocabulary:
         return ids
 
     def duration_bin(self, seconds: float) -> str:
-        """The value of the duration field: the bin's number. The last bin is open."""
+        """The number of a duration's bin, as the field's value. The last bin is open."""
         last = len(self.conditioning["duration"]) - 1
         return str(int(min(seconds / self.duration_token_seconds + _BIN_TOLERANCE, last)))
-
-    def token(self, token_id: int) -> str:
-        """What an id stands for, to be read by people: "a", "<0x61>", "<end>", "<speaker:slt>"."""
-        for name, unknown in reversed(self.unknown_ids().items()):
-            if token_id >= unknown:
-                values = ("?", *self.conditioning[name])
-                return f"<{name}:{values[token_id - unknown]}>"
-        if self.subwords:
-            return f"<subword {token_id}>"
-        if token_id < FIRST_BYTE_ID:
-            return ("<pad>", "<begin>", "<end>")[token_id]
-        if self.unit == "bytes":
-            return f"<0x{token_id - FIRST_BYTE_ID:02X}>"
-        if token_id == UNKNOWN_CHARACTER_ID:
-            return "<unknown>"
-        return self.characters[token_id - FIRST_CHARACTER_ID]
 
     def describe(self) -> str:
         """One line for the log."""
@@ -166,8 +150,8 @@ def make_vocabulary(
         conditioning: names from FIELDS, in the order of their tokens.
         values: the values of each field but duration.
         duration_token_seconds: width of a duration bin.
-        max_seconds: the longest duration that has a bin of its own; longer ones share the last.
-        subwords: for "subwords", which.
+        max_seconds: the longest duration with a bin of its own; longer ones share the last.
+        subwords: for the unit "subwords".
 
     Raises:
         InputError: no characters, or a field of which the data has no value.
@@ -204,7 +188,7 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
     Args:
         run: the vocabulary that the weights were trained with.
         data: the vocabulary of the config and its data.
-        where: what `run` belongs to, for the sentence.
+        where: what `run` belongs to, for messages.
     """
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
@@ -240,10 +224,10 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
             )
 
 
-def named(values: Sequence[str], most: int) -> str:
+def named(values: Sequence[str], count: int) -> str:
     """The first values in quotes, and how many more there are."""
-    more = f" and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(map(repr, values[:most])) + more
+    more = f" and {len(values) - count} more" if len(values) > count else ""
+    return ", ".join(map(repr, values[:count])) + more
 
 
 def to_json(vocabulary: Vocabulary) -> str:
@@ -256,7 +240,7 @@ def to_json(vocabulary: Vocabulary) -> str:
     if vocabulary.subwords:
         contents["model"] = vocabulary.model
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
-    # A value may hold half of a surrogate pair, which only an escape can store.
+    # A value may have half of a surrogate pair, which only an escape can store.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -264,19 +248,13 @@ def from_json(text: str, where: str) -> Vocabulary:
     """The vocabulary that `to_json` wrote.
 
     Args:
-        where: the file, for the sentence.
+        where: the file, for messages.
 
     Raises:
-        InputError: no JSON, another version, or contents that were changed.
+        InputError: it cannot be read, has another version or was changed.
     """
     try:
         contents = json.loads(text)
-        version = contents["version"]
-        if version != _VERSION:
-            raise InputError(
-                f"{where} has version {version!r} where this program reads {_VERSION}; use the "
-                f"program that wrote it"
-            )
         fields: dict[str, tuple[str, ...]] = {}
         width = 0.0
         for entry in contents["conditioning"]:
@@ -289,22 +267,16 @@ def from_json(text: str, where: str) -> Vocabulary:
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
         vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width, subwords)
-        unchanged = (
-            vocabulary.unit in UNITS
-            and vocabulary.fingerprint == contents["fingerprint"]
-            and vocabulary.size == contents["vocab_size"]
-        )
-    except InputError:
-        raise
+        found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the "
             f"file that the run wrote"
         ) from error
-    if not unchanged:
+    if found != (_VERSION, vocabulary.fingerprint, vocabulary.size) or vocabulary.unit not in UNITS:
         raise InputError(
-            f"{where} was changed after the run wrote it: its fingerprint or size does not fit its "
-            f"contents; restore it, as the weights know only the ids that it had"
+            f"{where} was changed after the run wrote it, or another version of this program wrote it: "
+            f"its contents do not have its fingerprint; restore it, as the weights know only these ids"
         )
     return vocabulary
 
