@@ -37,7 +37,7 @@ def test_a_frozen_runs_encoder_must_be_the_same(runs, source):
     check_fingerprint(folder / "frozen", encoder, source.fingerprint("float32"))
     with pytest.raises(InputError, match="weights"):
         check_fingerprint(folder / "frozen", encoder, "0" * 16)
-    with pytest.raises(InputError, match="dtype float32, and now they are bfloat16"):
+    with pytest.raises(InputError, match="dtype float32, but now has bfloat16"):
         check_fingerprint(folder / "frozen", replace(encoder, dtype="bfloat16"), "0" * 16)
     check_fingerprint(folder / "none", encoder, "0" * 16)
 

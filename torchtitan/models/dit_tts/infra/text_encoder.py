@@ -1,4 +1,4 @@
-"""The frozen text encoder of a training run: beside the model, outside its checkpoint."""
+"""The frozen text encoder of a training run, which is beside the model and in no checkpoint."""
 
 import os
 from pathlib import Path
@@ -40,10 +40,10 @@ def build_frozen_encoder(
 ) -> PretrainedTextEncoder | None:
     """The encoder whose features a run computes beside the model, if there is one.
 
-    A pretrained encoder of any kind is noted in the run's folder, `job_config.job.dump_folder`.
+    Records a pretrained encoder, frozen or not, in the run folder.
 
     Args:
-        features: of files, where the run takes them from these and needs no encoder.
+        features: stored ones, with which the run needs no encoder.
 
     Raises:
         InputError: it cannot be loaded, or the run's weights were trained with another one.
@@ -67,7 +67,7 @@ def build_frozen_encoder(
     origin = origin_of_weights(job_config, folder)
     if origin is not None:
         check_fingerprint(origin, encoder, fingerprint)
-    # What a run's own weights were trained with stays as it was first written.
+    # The record of a run's own weights stays as it was first written.
     if dist.get_rank() == 0 and (origin != folder or read_record(folder) is None):
         write_record(folder, source, encoder, fingerprint)
     if not encoder.frozen or features is not None:
@@ -77,20 +77,20 @@ def build_frozen_encoder(
     sharded = shard_if_large(module, encoder, parallel_dims)
     logger.info(
         f"text encoder: {encoder.model}, {gib:.2f} GiB in {encoder.dtype}, frozen, "
-        f"{'sharded' if sharded else 'whole on every rank'}"
+        f"{'sharded' if sharded else 'replicated on every rank'}"
     )
     return module.to(device)
 
 
 def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
-    """The encoder's fingerprint, once its weights are on every machine.
+    """Downloads the weights where they are missing; returns the encoder's fingerprint.
 
-    One rank of a machine downloads what is missing, and one rank of all reads the files.
+    One rank per machine downloads, and one rank of all reads the files.
     """
     with patient_group() as group:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        downloads = os.environ.get("LOCAL_RANK", "0") == "0"
         run_on_all_ranks(
-            lambda rank: fetch_weights(source.model) if local_rank == 0 else None,
+            lambda rank: fetch_weights(source.model) if downloads else None,
             f"fetch {source.model}",
             group,
         )
@@ -105,12 +105,12 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
 def shard_if_large(
     module: PretrainedTextEncoder, encoder: Encoder, parallel_dims: ParallelDims
 ) -> bool:
-    """Shards a frozen encoder (FSDP2) whose weights are over `fsdp_min_gib`; whether it did."""
+    """Shards a frozen encoder (FSDP2) if its weights exceed `fsdp_min_gib`; returns whether it did."""
     size = sum(parameter.nbytes for parameter in module.parameters())
     if not parallel_dims.fsdp_enabled or size <= encoder.fsdp_min_gib * 2**30:
         return False
-    # By default the last unit stays whole until a backward pass, which there is none of.
-    options = {"mesh": parallel_dims.get_mesh("fsdp"), "reshard_after_forward": True}
+    mesh = parallel_dims.get_mesh("fsdp")
     for unit in (*blocks_of(module.core), module):
-        fully_shard(unit, **options)
+        # By default the last unit stays gathered until the backward pass, and there is none.
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     return True

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: made from its data once, kept in the run's folder, and then what counts."""
+"""The tokenizer of a run: made from its data once and stored in the run's folder, which wins from then on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,
@@ -30,7 +30,7 @@ from torchtitan.tools.logging import logger
 
 FILE_NAME = "tokenizer.json"
 TEXT_FILE_NAME = "text_tokenizer.json"
-"""a pretrained encoder's own, as the `tokenizers` library stores it"""
+"""the tokenizer of a pretrained encoder, as the `tokenizers` library stores it"""
 
 
 def build_tokenizer(job_config: JobConfig) -> ConditionedTokenizer:
@@ -50,10 +50,10 @@ def build_tokenizer(job_config: JobConfig) -> ConditionedTokenizer:
 def resolve_tokenizer(
     config: JobConfig, folder: Path, rank: int, ranks: int
 ) -> ConditionedTokenizer:
-    """The tokenizer of the run in `folder`: its own files', its initial weights', or its data's and
-    its encoder's.
+    """The tokenizer of the run in `folder`: from its own files, from those of its initial weights, or from
+    its data and its encoder.
 
-    Every rank comes to the same one by itself; rank 0 writes the files where there are no weights yet.
+    Every rank builds the same one by itself. Rank 0 writes the files where there are no weights yet.
 
     Raises:
         InputError: the config or its data need a token that the weights do not know, the data lacks
@@ -71,17 +71,14 @@ def resolve_tokenizer(
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(
-            f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to "
-            f"0, which takes the tokenizer's number"
+            f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to 0 "
+            f"to take the tokenizer's"
         )
     tokenizer = _tokenizer_of(vocabulary, text, config)
     if weights != folder and rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
         if text is not None:
-            with atomic_file(folder / TEXT_FILE_NAME) as file:
-                file.write(text.to_json().encode("utf-8"))
-        with atomic_file(folder / FILE_NAME) as file:
-            file.write(to_json(vocabulary).encode("utf-8"))
+            write_atomic(folder / TEXT_FILE_NAME, text.to_json())
+        write_atomic(folder / FILE_NAME, to_json(vocabulary))
     if rank == 0:
         logger.info(f"tokenizer: {vocabulary.describe()}")
     return tokenizer
@@ -90,18 +87,18 @@ def resolve_tokenizer(
 def _text_tokenizer(
     model: str, weights: Path | None, trained: Vocabulary | None
 ) -> tuple[TextTokenizer | None, Subwords | None]:
-    """(the tokenizer to use for text, the ids that [encoder] model has now) of a pretrained encoder.
+    """(the text tokenizer to use, the ids that [encoder] model has now), for a pretrained encoder.
 
     Args:
-        weights: the run's folder that the weights come from, if there are any.
+        weights: the folder of the run that the weights come from, if there are any.
         trained: its vocabulary.
     """
     if unit_of(model) != SUBWORDS:
         return None, None
-    if trained is None:
+    if trained is None or weights is None:
         own = load_subword_tokenizer(model)
         return own.text, own.vocabulary.subwords
-    if trained.subwords is None:  # other units: no tokenizer need be found to say so
+    if trained.subwords is None:  # `check_covers` refuses other units
         return None, Subwords(0, "", model=model)
     text = load_text_tokenizer(weights, trained)
     try:
@@ -109,7 +106,8 @@ def _text_tokenizer(
     except InputError:  # no longer here, and not needed
         return text, trained.subwords
     subwords = now.vocabulary.subwords
-    # One tokenizer, which two versions of its library wrote in two ways?
+    assert subwords is not None
+    # Two versions of the library may have stored the same tokenizer differently.
     if now.text_fingerprint == TextTokenizer(text.to_json()).fingerprint:
         subwords = replace(subwords, text_fingerprint=text.fingerprint)
     return text, subwords
@@ -126,9 +124,7 @@ def _tokenizer_of(
 def data_vocabulary(
     config: JobConfig, part: tuple[int, int] = (0, 1), subwords: Subwords | None = None
 ) -> Vocabulary:
-    """The vocabulary that the config asks for, with what its data has.
-
-    Data that it does not depend on is not opened.
+    """The vocabulary that the config asks for. The data is opened only if the vocabulary depends on it.
 
     Args:
         part: as in `open_dataset`.
@@ -138,12 +134,16 @@ def data_vocabulary(
     if unit == "bytes" and not data.conditioning:
         return Vocabulary()
     labels = [name for name in data.conditioning if name != "duration"]
-    dataset = open_training_data(data, part) if unit == "chars" or labels else None
+    characters, values = "", {}
+    if unit == "chars" or labels:
+        dataset = open_training_data(data, part)
+        characters = dataset.characters
+        values = {name: _trained_values(data, dataset, name) for name in labels}
     return make_vocabulary(
         unit,
-        dataset.characters if dataset is not None else "",
+        characters,
         data.conditioning,
-        {name: _trained_values(data, dataset, name) for name in labels},
+        values,
         duration_token_seconds=data.duration_token_seconds,
         max_seconds=data.max_frames / data.frames_per_second,
         subwords=subwords,
@@ -151,56 +151,61 @@ def data_vocabulary(
 
 
 def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:
-    """Values of a label that samples within [data] max_frames have; the others are not trained."""
+    """Values of a label in the samples that are trained, by [data] max_frames."""
     codes, values = dataset.labels(name)
     used = codes if data.on_too_long == "crop" else codes[dataset.frames <= data.max_frames]
     return [values[code] for code in np.unique(used[used >= 0])]
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a trained run. One without the file is of a version that had only bytes.
+    """The vocabulary of a trained run. A run without the file is of a version that had only bytes.
 
     Raises:
-        InputError: a file that cannot be read or was changed.
+        InputError: the file cannot be read or was changed.
     """
-    path = folder / FILE_NAME
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not (folder / FILE_NAME).exists():
         return Vocabulary()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); restore the file that the run wrote"
-        ) from error
-    return from_json(text, str(path))
+    return from_json(_read(folder / FILE_NAME), str(folder / FILE_NAME))
 
 
 def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
-    """The pretrained encoder's tokenizer that the run in `folder` keeps.
+    """The tokenizer of the pretrained encoder, from the folder of a run.
 
     Raises:
-        InputError: no file, one that cannot be read, or one that `vocabulary` is not of.
+        InputError: no file, one that cannot be read, or one that does not belong to `vocabulary`.
     """
     assert vocabulary.subwords is not None
     path = folder / TEXT_FILE_NAME
+    contents = _read(path)
     try:
-        text = TextTokenizer(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); restore the file that the run wrote"
-        ) from error
+        text = TextTokenizer(contents)
+    except ValueError as error:
+        raise _unreadable(path, error) from error
     if text.fingerprint != vocabulary.subwords.text_fingerprint:
         raise InputError(
-            f"{path} is not the tokenizer that the run wrote: its fingerprint is {text.fingerprint} "
-            f"where {FILE_NAME} has {vocabulary.subwords.text_fingerprint}; restore it, as the weights "
-            f"know only the ids that it gave"
+            f"{path} is not the tokenizer that the run wrote: its fingerprint is {text.fingerprint}, but "
+            f"{FILE_NAME} has {vocabulary.subwords.text_fingerprint}; restore it, as the weights know "
+            f"only its ids"
         )
     return text
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} cannot be read ({error}); restore the file that the run wrote")
+
+
 def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
-    """The tokenizer of the trained run in `folder`, whose resolved config is `config`. It takes
-    nothing but the run's files.
+    """The tokenizer of the trained run in `folder`, from the run's files alone.
+
+    Args:
+        config: the run's resolved config.
 
     Raises:
         InputError: as `load_vocabulary` and `load_text_tokenizer`, or no file where the config needs
@@ -219,13 +224,13 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
 
 
 def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
-    """The run's folder that the weights to be loaded come from; None for new weights."""
-    # Under any name of the checkpoint folder: a file that weights rely on is never replaced.
+    """The folder of the run that the weights to load come from; None for new weights."""
+    # Any name of the checkpoint folder counts, so that a file is never replaced that weights rely on.
     if any(folder.glob("*/step-*/.metadata")):
         return folder
     if config.checkpoint.enable and config.checkpoint.initial_load_path:
         origin = Path(config.checkpoint.initial_load_path).resolve().parent.parent
-        # A checkpoint that was copied out of its run's folder tells nothing of its tokens.
+        # A checkpoint outside its run's folder does not say which tokens it knows.
         if (origin / FILE_NAME).is_file() or (origin / "config.toml").is_file():
             return origin
     return None

@@ -1,4 +1,4 @@
-"""The pretrained text encoder of a run: what it is is kept in the run's folder, and then what counts."""
+"""The record of a run's pretrained text encoder, in the run folder. On resume it wins over the config."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.text_encoder import (
@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.text.text_encoder import (
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What `write_record` wrote into a run's folder; None without it.
+    """What `write_record` wrote into a run folder; None without it.
 
     Raises:
         InputError: a file that cannot be read.
@@ -35,8 +35,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerprint: str) -> None:
-    """Keeps an encoder's name, config and fingerprint; the last is empty for a trained one, whose
-    weights are the checkpoint's."""
+    """Stores an encoder's name, config and fingerprint, which is empty for a trained encoder, as its
+    weights are in the checkpoint."""
     record = {
         "model": source.model,
         "frozen": encoder.frozen,
@@ -44,16 +44,15 @@ def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerpr
         "fingerprint": fingerprint,
         "config": source.config.to_dict(),
     }
-    with atomic_file(folder / CONFIG_FILE) as file:
-        file.write((json.dumps(record, indent=2) + "\n").encode("utf-8"))
+    write_atomic(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
 
 
 def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
-    """Raises InputError where a run's weights know the features of another frozen encoder.
+    """Raises InputError where a run's weights were trained with another frozen encoder.
 
     Args:
-        folder: that of the run that trained the weights; one without a record passes.
-        fingerprint: of the encoder that is there now.
+        folder: of the run that trained the weights; without a record it passes.
+        fingerprint: of the present encoder.
     """
     record = read_record(folder)
     if record is None or not (record["frozen"] and encoder.frozen):
@@ -64,20 +63,20 @@ def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
     ):
         if had != now:
             raise InputError(
-                f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with its "
-                f"{name} {had}, and now they are {now}; restore the encoder that the run had"
+                f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with {name} "
+                f"{had}, but now has {now}; restore the encoder that the run had"
             )
 
 
 def check_mode(
     folder: Path, source: HFEncoderSpec, encoder: Encoder, resumes: bool, model_only: bool
 ) -> bool:
-    """Whether a run's weights, about to be loaded, lack the text encoder that is now trained.
+    """Whether the weights to load lack the text encoder that is now trained.
 
     Args:
-        folder: that of the run that trained the weights.
-        resumes: it is the run that goes on, not another one's weights that a new run starts from.
-        model_only: the model is loaded, without optimizer and averaged weights.
+        folder: of the run that trained the weights.
+        resumes: that run goes on; otherwise a new run starts from its weights.
+        model_only: only the model is loaded, without optimizer and averaged weights.
 
     Raises:
         InputError: the encoder cannot be frozen, or trained, from these weights on.
@@ -87,19 +86,19 @@ def check_mode(
         return False
     if resumes:
         raise InputError(
-            f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder} has trained "
-            f"with {str(record['frozen']).lower()}; set it back, or start a new [job] experiment with "
+            f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder} was trained with "
+            f"{str(record['frozen']).lower()}; set it back, or start a new [job] experiment with "
             f"[checkpoint] initial_load_path in that folder"
         )
     if encoder.frozen:
         raise InputError(
-            f"[encoder] frozen = true, but the run in {folder} has trained its text encoder, and its "
-            f"model knows the features of that one; set frozen = false"
+            f"[encoder] frozen = true, but the run in {folder} has trained its text encoder, and the "
+            f"weights fit the features of that one; set frozen = false"
         )
     if not model_only:
         raise InputError(
-            f"[encoder] frozen = false from weights of the run in {folder}, where it was frozen: "
-            f"optimizer and averages know nothing of it; set [checkpoint] initial_load_model_only = true"
+            f"[encoder] frozen = false, but the weights of the run in {folder} have no optimizer state and "
+            f"averages of the encoder; set [checkpoint] initial_load_model_only = true"
         )
     if source.fingerprint(record["dtype"]) != record["fingerprint"]:
         raise InputError(

@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import first_line
 from torchtitan.models.dit_tts.text.tokenizer import (
     ConditionedTokenizer,
-    check_room,
     unicode_bytes,
 )
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
@@ -30,24 +29,24 @@ if TYPE_CHECKING:  # runs with the learned encoder do without the library
 
 _NOTHING: Mapping[str, Any] = {}
 
-# transformers makes a tokenizer of special tokens alone where a model's own files are missing.
+# Where a model's own files are missing, transformers makes a tokenizer of special tokens alone.
 _MIN_PIECES = 16
 
 _TEXTS_AT_ONCE = 1024
 
 
 class TextTokenizer:
-    """A Hugging Face tokenizer whose ids depend on the text alone: nothing cut, padded or drawn.
+    """A Hugging Face tokenizer whose ids depend on the text alone: no truncation, padding or dropout.
 
-    The model's special tokens stand where its own rules add them and nowhere else: "</s>" in a text is
-    these letters. Its state does not change: any thread may use it.
+    The model's special tokens come only from its own rules: "</s>" in a text is four letters. The state
+    never changes, so any thread may use it.
     """
 
     def __init__(self, serialized: str):
         """serialized: JSON of the `tokenizers` library.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not valid.
         """
         from tokenizers import Tokenizer
 
@@ -62,7 +61,7 @@ class TextTokenizer:
         if getattr(backend.model, "dropout", None):
             backend.model.dropout = None
         self._backend = backend
-        # Of what was given, which the library's next version may write in another way.
+        # Of what was given, as another version of the library may serialize it differently.
         self.fingerprint = _fingerprint(contents)
         self._special: dict[int, str] = {
             token_id: token.content
@@ -74,9 +73,9 @@ class TextTokenizer:
         self._specials_of_a_text = sum(token_id in self._special for token_id in added)
         pieces = set(backend.get_vocab(with_added_tokens=True).values()) - set(self._special)
         self.num_pieces = len(pieces)
-        """ids that letters of a text can have"""
+        """number of ids for letters of a text"""
         self.end = max([*pieces, *added], default=-1) + 1
-        """above every id that a text can have"""
+        """1 + the highest id that a text can have"""
 
     def __reduce__(self):
         return TextTokenizer, (self.to_json(),)  # the library's pickle forgets a setting
@@ -95,7 +94,7 @@ class TextTokenizer:
         return self._letters(text, encoding) if self._has_more_specials(encoding) else encoding.ids
 
     def counts(self, texts: Sequence[str]) -> list[int]:
-        """How many ids each of many texts has."""
+        """Number of ids of each text."""
         return [
             len(self.ids(text)) if self._has_more_specials(encoding) else len(encoding)
             for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
@@ -115,10 +114,9 @@ class TextTokenizer:
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id == self._unknown:
                 characters = set(text[start:stop])
+                # A word that is too long is unknown, too, though its characters are known.
                 alone = {c for c in characters if self._unknown in self._backend.encode(c).ids}
-                found |= (
-                    alone or characters
-                )  # a word that is too long, of characters that are known
+                found |= alone or characters
         return sorted(found)
 
     def _has_more_specials(self, encoding: "Encoding") -> bool:
@@ -126,8 +124,8 @@ class TextTokenizer:
         return specials != self._specials_of_a_text
 
     def _letters(self, text: str, encoding: "Encoding") -> list[int]:
-        """Ids where a special token's letters are a piece of the model, as all are in T5's: letter by
-        letter for these."""
+        """Ids of a text with the letters of a special token, which are one piece of some models (of all
+        T5s): such a piece is encoded letter by letter."""
         ids = []
         for token_id, (start, stop), added in zip(
             encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True
@@ -145,17 +143,13 @@ class TextTokenizer:
 
 
 class SubwordTokenizer(ConditionedTokenizer):
-    """Ids of the conditioning tokens in the config's order, then those of a pretrained encoder's
-    tokenizer, special tokens included. Any thread may use it."""
+    """Ids of the conditioning tokens, then those of a pretrained encoder's tokenizer with its special
+    tokens."""
 
     def __init__(
         self, vocabulary: Vocabulary, text: TextTokenizer, conditioning_dropout: float = 0.0
     ):
-        """conditioning_dropout: probability with which `dropped` drops each condition.
-
-        Raises:
-            InputError: a text can have ids that the encoder's embedding does not.
-        """
+        """Raises InputError where a text can have ids that the encoder's embedding lacks."""
         super().__init__(vocabulary, conditioning_dropout)
         assert vocabulary.subwords is not None
         self.base = vocabulary.first_conditioning_id
@@ -184,18 +178,6 @@ class SubwordTokenizer(ConditionedTokenizer):
         self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         return self.condition_ids(metadata, drop) + self.text_ids(text)
-
-    def encode_into(
-        self,
-        row: np.ndarray,
-        text: str,
-        metadata: Mapping[str, Any] = _NOTHING,
-        drop: Sequence[bool] = (),
-    ) -> int:
-        ids = self.encode(text, metadata, drop)
-        check_room(row, len(ids))
-        row[: len(ids)] = ids
-        return len(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.text.decode([i for i in ids if i < self.base])
@@ -277,21 +259,13 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
         InputError: no such model, no network, or no tokenizer that can be used.
     """
     source = find_source(model, download=download)
-    text, pad_id = _load_text_tokenizer(source.model, download)
-    subwords = Subwords(source.vocab_size, text.fingerprint, pad_id, source.model)
-    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
-
-
-def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int]:
-    """(tokenizer, id of its padding token); raises as `load_subword_tokenizer`."""
     from transformers import AutoTokenizer
 
-    local = os.path.isdir(model)
-    reason = ""
-    for offline in (True, False) if download and not local else (True,):
+    model, reason = source.model, ""
+    for offline in (True, False) if download and not os.path.isdir(model) else (True,):
         try:
             found = AutoTokenizer.from_pretrained(model, local_files_only=offline)
-        except Exception as error:  # of many kinds, as there are kinds of files
+        except Exception as error:  # the kind depends on the file
             reason = first_line(error)
             continue
         backend = getattr(found, "backend_tokenizer", None)
@@ -302,7 +276,10 @@ def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int
             )
         text = TextTokenizer(backend.to_str())
         if text.num_pieces >= _MIN_PIECES:
-            return text, found.pad_token_id or 0
+            subwords = Subwords(
+                source.vocab_size, text.fingerprint, found.pad_token_id or 0, source.model
+            )
+            return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
         reason = "its vocabulary's files are missing"
     raise InputError(
         f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({reason}); give a folder that "
@@ -311,7 +288,7 @@ def _load_text_tokenizer(model: str, download: bool) -> tuple[TextTokenizer, int
 
 
 def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:
-    """The id that stands for what has no other; None where there is none, or bytes take its place."""
+    """The id of what has no other id; None where there is none, or its bytes have ids."""
     if model.get("byte_fallback"):
         return None
     if model.get("unk_id") is not None:
@@ -321,19 +298,19 @@ def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:
 
 
 def _fingerprint(contents: dict[str, Any]) -> str:
-    """16 hex digits of all that ids depend on."""
-    overruled = {
+    """16 hex digits of everything that the ids depend on."""
+    overridden = {
         "truncation": None,
         "padding": None,
         "model": contents["model"] | {"dropout": None},
     }
-    canonical = json.dumps(_without_defaults(contents | overruled))
+    canonical = json.dumps(_without_defaults(contents | overridden))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _without_defaults(contents: Any) -> Any:
-    """In the order of names and without what says nothing, so that a version of the library that adds
-    or moves a field changes nothing."""
+    """Sorted by name and without empty fields, so that a version of the library that adds or moves a
+    field gives the same fingerprint."""
     if isinstance(contents, dict):
         return {
             # Pieces, up to half a million, are in the order of their ids.

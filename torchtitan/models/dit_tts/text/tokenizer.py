@@ -96,7 +96,6 @@ class ConditionedTokenizer(BaseTokenizer):
     ) -> list[int]:
         """Ids of one sample; see `encode_into`."""
 
-    @abstractmethod
     def encode_into(
         self,
         row: np.ndarray,
@@ -118,6 +117,10 @@ class ConditionedTokenizer(BaseTokenizer):
         Raises:
             InputError: more ids than `row` holds, or a text that is not Unicode.
         """
+        ids = self.encode(text, metadata, drop)
+        check_room(row, len(ids))
+        row[: len(ids)] = ids
+        return len(ids)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
