@@ -315,56 +315,35 @@ def test_corrupt_files_of_a_run(data, t5, tmp_path):
 # In the loader
 
 
-def test_the_loader_puts_conditions_before_the_text(data, tmp_path):
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_the_loader_puts_conditions_before_the_text(data, t5, tmp_path, pretrained):
+    model = t5 if pretrained else "chars"
     arguments = [*CONDITIONED, *SMALL_BATCHES, "--data.conditioning_dropout=0.3"]
-    config = config_of(data, tmp_path, *arguments, "--training.global_batch_size=16")
-    tokenizer = build_tokenizer(config)
-    one_rank = replace(config, training=replace(config.training, local_batch_size=16))
-    whole = build_dataloader(1, 0, tokenizer, one_rank)
-    ranks = [iter(build_dataloader(2, rank, tokenizer, config)) for rank in range(2)]
-    dataset = whole.dataset
-    metadata_of = {dataset.sample_id(n): dataset.metadata(n) for n in range(len(dataset))}
-    dropped = kept = missing = 0
-    for _, (batch, _) in zip(range(4), whole):
-        halves = [next(rank)[0]["text_ids"] for rank in ranks]
-        assert (np.concatenate(halves) == batch["text_ids"].numpy()).all()
-        drop = tokenizer.dropped(0, int(batch["global_batch"]), batch["row"].numpy())
-        for row, sample_id in enumerate(batch["sample_id"]):
-            metadata = metadata_of[sample_id]
-            count = int(batch["text_mask"][row].sum())
-            ids = batch["text_ids"][row, :count].tolist()
-            assert ids == tokenizer.encode(metadata["text"], metadata, drop[row])
-            speaker, duration = (token(tokenizer.vocabulary, i) for i in ids[1:3])
-            assert (duration == "<duration:?>") == drop[row, 1]
-            expected = "?" if drop[row, 0] else metadata.get("speaker", "?")
-            assert speaker == f"<speaker:{expected}>"
-            dropped += int(drop[row, 0])
-            kept += speaker != "<speaker:?>"
-            missing += "speaker" not in metadata
-    assert dropped and kept and missing
-
-
-def test_batches_of_subwords(data, t5, tmp_path):
-    arguments = [f"--encoder.model={t5}", *SMALL_BATCHES, "--data.conditioning=speaker,duration"]
-    config = config_of(data, tmp_path, *arguments, "--data.conditioning_dropout=0.3")
+    config = config_of(data, tmp_path, *arguments, f"--encoder.model={model}")
     tokenizer = build_tokenizer(config)
     loader = build_dataloader(1, 0, tokenizer, config)
-    assert tokenizer.conditioning_dropout == 0.3
-    longest = int(tokenizer.max_tokens(loader.dataset).max())
+    dataset = loader.dataset
+    metadata_of = {dataset.sample_id(n): dataset.metadata(n) for n in range(len(dataset))}
     widths = [L for _, L, _ in loader.policy.shapes]
-    assert max(widths) == -(-longest // 8) * 8
-    places = {loader.dataset.sample_id(sample): sample for sample in range(len(loader.dataset))}
+    assert max(widths) == -(-int(tokenizer.max_tokens(dataset).max()) // 8) * 8
+    first = 0 if pretrained else 1  # behind the token that begins a text
+    seen = set()
     for _, (batch, _) in zip(range(6), loader):
         drop = tokenizer.dropped(0, int(batch["global_batch"]), batch["row"].numpy())
         ids, mask = batch["text_ids"].numpy(), batch["text_mask"].numpy()
         assert ids.shape == mask.shape and ids.shape[1] in widths
         for row, sample_id in enumerate(batch["sample_id"]):
-            metadata = loader.dataset.metadata(places[sample_id])
+            metadata = metadata_of[sample_id]
             expected = tokenizer.encode(metadata["text"], metadata, drop[row])
             n = len(expected)
             assert ids[row, :n].tolist() == expected and mask[row, :n].all()
             assert (ids[row, n:] == tokenizer.pad_id).all() and not mask[row, n:].any()
-            assert (ids[row, :2] >= 512).all() and (ids[row, 2:] < 512).all()
+            names = [token(tokenizer.vocabulary, i) for i in ids[row, first : first + 2]]
+            assert (names[1] == "<duration:?>") == drop[row, 1]
+            speaker = "?" if drop[row, 0] else metadata.get("speaker", "?")
+            assert names[0] == f"<speaker:{speaker}>"
+            seen.add((bool(drop[row, 0]), "speaker" in metadata))
+    assert len(seen) == 4
 
 
 def test_the_limit_counts_subwords(data, t5, tmp_path):

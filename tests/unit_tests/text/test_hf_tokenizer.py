@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -166,37 +165,27 @@ def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):
     assert again.shape == (32, 3) and 0 < again.mean() < 1
 
 
-def test_encode_into_fills_the_start_of_a_row(model):
+def test_a_row_that_is_too_short_is_refused(model):
     tokenizer = conditioned(model)
-    metadata = {"speaker": "awb"}
-    for text in TEXTS:
-        ids = tokenizer.encode(text, metadata)
-        rows = np.full((3, len(ids) + 2), -7, np.int64)
-        assert tokenizer.encode_into(rows[1], text, metadata) == len(ids)
-        assert rows[1].tolist() == [*ids, -7, -7] and (rows[[0, 2]] == -7).all()
-        short = np.full(len(ids) - 1, -7, np.int64)
-        refused(
-            lambda: tokenizer.encode_into(short, text, metadata),
-            f"{len(ids)} tokens where at most {len(ids) - 1} fit",
-        )
-        assert (short == -7).all()
+    ids = tokenizer.encode("one two", {"speaker": "awb"})
+    row = np.full(len(ids) + 1, -7, np.int64)
+    assert tokenizer.encode_into(row, "one two", {"speaker": "awb"}) == len(ids)
+    assert row.tolist() == [*ids, -7]
+    short = np.full(len(ids) - 1, -7, np.int64)
+    refused(
+        lambda: tokenizer.encode_into(short, "one two", {"speaker": "awb"}),
+        f"{len(ids)} tokens where at most {len(ids) - 1} fit",
+    )
+    assert (short == -7).all()
     for call in (tokenizer.encode, tokenizer.text_ids, TextTokenizer(unigram()).unknown_characters):
         refused(lambda: call("ab\ud83d"), r"'\ud83d' at character 2")
 
 
-def test_threads_and_copies_encode_alike(model):
-    tokenizer = pickle.loads(pickle.dumps(conditioned(model)))
-    texts = [*TEXTS, SPECIALS] * 30
-    expected = [conditioned(model).encode(text, {"speaker": "slt"}) for text in texts]
-
-    def work(_):
-        row = np.zeros(512, np.int64)
-        return [
-            row[: tokenizer.encode_into(row, text, {"speaker": "slt"})].tolist() for text in texts
-        ]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(found == expected for found in pool.map(work, range(4)))
+def test_copies_encode_alike(model):
+    tokenizer = conditioned(model)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    for text in [*TEXTS, SPECIALS]:
+        assert copy.encode(text, {"speaker": "slt"}) == tokenizer.encode(text, {"speaker": "slt"})
 
 
 def test_settings_of_the_file_have_no_say():

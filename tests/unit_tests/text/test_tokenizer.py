@@ -1,7 +1,5 @@
 """Token ids: what they are, that they stay, and that a text cannot forge a conditioning token."""
 
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -219,10 +217,7 @@ def test_encode_into_fills_the_start_of_a_row(unit, fields):
         ids = tokenizer.encode(text, metadata)
         rows = np.full((3, len(ids) + 2), -7, np.int64)
         assert tokenizer.encode_into(rows[1], text, metadata) == len(ids)
-        assert rows[1].tolist() == [*ids, -7, -7]
-        assert (rows[[0, 2]] == -7).all()
-        exact = np.zeros(len(ids), np.int64)
-        assert tokenizer.encode_into(exact, text, metadata) == len(ids)
+        assert rows[1].tolist() == [*ids, -7, -7] and (rows[[0, 2]] == -7).all()
         short = np.full(len(ids) - 1, -7, np.int64)
         with pytest.raises(InputError, match=f"{len(ids)} tokens where at most {len(ids) - 1} fit"):
             tokenizer.encode_into(short, text, metadata)
@@ -246,21 +241,6 @@ def test_the_bound_on_tokens_holds_and_is_reached(unit):
 def test_half_a_surrogate_pair_is_no_text(unit):
     with pytest.raises(InputError, match="'\\\\ud83d' at character 2"):
         conditioned(unit).encode("ab\ud83d")
-
-
-def test_threads_and_copies_encode_alike():
-    tokenizer = pickle.loads(pickle.dumps(conditioned()))
-    expected = [conditioned().encode(text, {"speaker": "slt"}) for text in TEXTS] * 100
-
-    def work(_):
-        row = np.zeros(64, np.int64)
-        return [
-            row[: tokenizer.encode_into(row, text, {"speaker": "slt"})].tolist()
-            for text in TEXTS * 100
-        ]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(found == expected for found in pool.map(work, range(4)))
 
 
 # Dropout
