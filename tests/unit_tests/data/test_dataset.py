@@ -413,21 +413,41 @@ def test_several_starting_at_once_write_the_same_index(tmp_path):
     assert index._read_local(tar + ".idx").digest == indexes[0].digest
 
 
+def test_derived_columns_belong_to_the_contents_of_a_tar(tmp_path):
+    tar = str(make_shards(tmp_path, 4, channels=CHANNELS, shards=1) / "000000.tar")
+    made = index.load_index(tar)
+    assert index.load_column(tar, made, "tokens-a") is None
+    counts = np.array([3, 1, 4, 1], np.int32)
+    index.save_column(tar, made, "tokens-a", counts)
+    stored = tmp_path / "000000.tar.idx.tokens-a"
+    np.testing.assert_array_equal(index.load_column(tar, index.load_index(tar), "tokens-a"), counts)
+    assert index.load_column(tar, made, "tokens-b") is None
+    for bad in (b"", stored.read_bytes()[:-1] + b"?"):
+        stored.write_bytes(bad)
+        assert index.load_column(tar, made, "tokens-a") is None
+    index.save_column(tar, made, "tokens-a", counts)
+    write_shard(tar, make_samples(4, seed=5, channels=CHANNELS))
+    assert index.load_column(tar, index.load_index(tar), "tokens-a") is None
+
+
 def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):
     folder = make_shards(tmp_path / "d", 4, channels=CHANNELS, shards=1)
     folder.chmod(0o555)
     if os.access(folder, os.W_OK):  # permissions do not bind root: refuse as a read-only disk does
-        atomic_file = index.atomic_file
+        write_atomic = index.write_atomic
 
-        def refuse(path):
+        def refuse(path, content):
             if os.path.dirname(path) == str(folder):
                 raise OSError(errno.EROFS, "read-only")
-            return atomic_file(path)
+            write_atomic(path, content)
 
-        monkeypatch.setattr(index, "atomic_file", refuse)
+        monkeypatch.setattr(index, "write_atomic", refuse)
     dataset = open_dataset(str(folder), CHANNELS)
+    tar = str(folder / "000000.tar")
+    index.save_column(tar, index.load_index(tar), "tokens-a", np.arange(4))
+    assert index.load_column(tar, index.load_index(tar), "tokens-a").tolist() == [0, 1, 2, 3]
     cached = os.listdir(os.path.join(os.environ["XDG_CACHE_HOME"], "titan-tts", "index"))
-    assert len(cached) == 1 and os.listdir(folder) == ["000000.tar"]
+    assert len(cached) == 2 and os.listdir(folder) == ["000000.tar"]
     monkeypatch.setattr(index, "build_index", None)  # must not be needed
     assert open_dataset(str(folder), CHANNELS).fingerprint == dataset.fingerprint
     folder.chmod(0o755)

@@ -14,6 +14,7 @@ caller's choice.
 """
 
 import hashlib
+import io
 import json
 import os
 import struct
@@ -26,12 +27,13 @@ from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import LABELS, Problem, ShardContents, read_shard
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name, sidecar_path
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file, is_remote, user_cache_folder
+from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, write_atomic
 
 INDEX_VERSION = 2
 _MAGIC = b"TTSINDEX"
 # magic, version, channels, samples, bytes of keys, bytes of extras, tar size, tar version, hash of
 # all that follows
+_COLUMN_KEY_BYTES = 32 + 8  # SHA-256 of the index, XXH3 of the stored array
 _HEADER = struct.Struct("<8sIIQQQQqQ")
 
 # One row a sample. Offsets are of array data (behind the npy header), in bytes from the
@@ -128,8 +130,7 @@ def load_index(tar_path: str) -> ShardIndex:
     """
     source = open_source(tar_path)
     try:
-        cached = _cache_path(tar_path)
-        places = [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
+        places = _sidecar_places(tar_path)
         for place in places:
             index = _read_local(place)
             if index and (index.tar_bytes, index.tar_version) == (source.size, source.version):
@@ -137,15 +138,47 @@ def load_index(tar_path: str) -> ShardIndex:
         index = _remote_sidecar(source) if is_remote(tar_path) else None
         if index is None:
             index = build_index(source)
-        for place in places:
-            try:
-                _write_sidecar(place, index)
-                break
-            except OSError:
-                continue  # nowhere to keep it is no failure: it is made again at the next start
+        _write_first(places, _sidecar_bytes(index))
         return index
     finally:
         source.close()
+
+
+def load_column(tar_path: str, index: ShardIndex, name: str) -> np.ndarray | None:
+    """A derived column that `save_column` stored: one value per row of the shard.
+
+    Returns:
+        None where there is none, or it is corrupt, or it belongs to other contents of the tar.
+    """
+    for place in _sidecar_places(tar_path):
+        try:
+            with open(f"{place}.{name}", "rb") as file:
+                stored = file.read()
+        except OSError:
+            continue
+        key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
+        if key == _column_key(index, data):
+            return np.load(io.BytesIO(data), allow_pickle=False)
+    return None
+
+
+def save_column(tar_path: str, index: ShardIndex, name: str, values: np.ndarray) -> None:
+    """Store a derived column, such as the token counts of one tokenizer, beside the index.
+
+    Args:
+        name: names the file, so it must tell apart whatever the values depend on besides the shard.
+        values: (len(index), ...) one entry per row of the shard.
+    """
+    assert len(values) == len(index)
+    buffer = io.BytesIO()
+    np.save(buffer, values, allow_pickle=False)
+    data = buffer.getvalue()
+    places = [f"{place}.{name}" for place in _sidecar_places(tar_path)]
+    _write_first(places, _column_key(index, data) + data)
+
+
+def _column_key(index: ShardIndex, data: bytes) -> bytes:
+    return index.digest + xxhash.xxh3_64_digest(data)
 
 
 def build_index(source: ShardFile) -> ShardIndex:
@@ -212,8 +245,23 @@ def _cache_path(tar_path: str) -> str:
     return os.path.join(user_cache_folder("index"), name)
 
 
-def _write_sidecar(path: str, index: ShardIndex) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+def _sidecar_places(tar_path: str) -> list[str]:
+    """Where the sidecar of a tar may be, in order of preference."""
+    cached = _cache_path(tar_path)
+    return [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
+
+
+def _write_first(places: list[str], content: bytes) -> None:
+    """Write to the first place that takes it. It is no error if none does: the content is made again
+    at the next start."""
+    for place in places:
+        try:
+            return write_atomic(place, content)
+        except OSError:
+            continue
+
+
+def _sidecar_bytes(index: ShardIndex) -> bytes:
     header = _HEADER.pack(
         _MAGIC,
         INDEX_VERSION,
@@ -225,9 +273,7 @@ def _write_sidecar(path: str, index: ShardIndex) -> None:
         index.tar_version,
         xxhash.xxh3_64_intdigest(index.payload),
     )
-    with atomic_file(path) as file:
-        file.write(header)
-        file.write(index.payload)
+    return header + index.payload
 
 
 def _read_local(path: str) -> ShardIndex | None:
