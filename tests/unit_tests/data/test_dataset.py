@@ -81,11 +81,11 @@ def test_failed_write_leaves_the_old_shard(tmp_path, samples):
     "change, sentence",
     [
         ({"key": "a.b"}, "key 'a.b' cannot name a sample"),
-        ({"latents": np.zeros((0, CHANNELS), np.float16)}, "no latent frame"),
+        ({"latents": np.zeros((0, CHANNELS), np.float16)}, "0 latent frames; .* at least one"),
         ({"latents": np.full((3, CHANNELS), 1e6)}, "not finite in float16"),
         ({"reference": np.zeros((3, CHANNELS + 1), np.float16)}, "same width"),
         ({"metadata": {}}, 'no "text" string'),
-        ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as utf-8 JSON"),
+        ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as "),
     ],
 )
 def test_writer_refuses(tmp_path, samples, change, sentence):
@@ -181,12 +181,14 @@ def test_float32_arrays_and_given_buffers(tmp_path, samples):
     dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
     latents = np.full((300, CHANNELS), 7, np.float32)
     reference = np.full((3, CHANNELS), 7, np.float16)
-    read_latents, read_reference = dataset.read(0, latents, reference)
+    read_latents, read_reference = dataset.load(
+        0, {"latents": latents, "reference": reference}
+    ).arrays.values()
     assert np.shares_memory(read_latents, latents) and len(read_latents) == len(sample.latents)
     np.testing.assert_array_equal(read_latents, sample.latents)
     assert (latents[len(sample.latents) :] == 7).all()
     np.testing.assert_array_equal(read_reference, sample.reference[:3])
-    cropped, _ = dataset.read(0, np.empty((5, CHANNELS), np.float32))
+    cropped = dataset.load(0, {"latents": np.empty((5, CHANNELS), np.float32)}).latents
     np.testing.assert_array_equal(cropped, sample.latents[:5])
 
 
@@ -230,10 +232,10 @@ def damage(path, how):
     [
         ("end marker cut", "without an end-of-archive marker"),
         ("half an end marker", "only part of the end-of-archive marker"),
-        ("cut in data", "member 'utt000001.ref.npy' should end at byte"),
+        ("cut in data", "member 'utt000001.ref.npy' should end before byte"),
         ("cut between members", "without an end-of-archive marker"),
-        ("flipped header bit", "fails its checksum, so the tar is damaged"),
-        ("flipped checksum bit", "fails its checksum, so the tar is damaged"),
+        ("flipped header bit", "header at byte 5120: bad checksum"),
+        ("flipped checksum bit", "header at byte 5120: bad checksum"),
         ("zeroed header", "data follow a zero block"),
         ("joined", "joined by cat"),
         ("compressed", "not a plain tar"),
@@ -260,7 +262,7 @@ def test_no_flipped_header_bit_loses_a_member(tmp_path, samples):
         tar.write_bytes(bad)
         made = index.build_index(open_source(str(tar)))
         if made.problems:
-            assert "checksum" in made.problems[0].sentence
+            assert "header at byte 0: " in made.problems[0].sentence
             found += 1
         else:
             # Only in the checksum field itself may a flip mean nothing: a zero that turns into a blank.
@@ -286,7 +288,7 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ),
         ("utt000001.npy", npy(GOOD.astype(np.int16)), "has dtype '<i2'"),
         ("utt000001.npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
-        ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "in Fortran order"),
+        ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "fortran_order True"),
         ("utt000001.npy", npy(GOOD[0]), "has shape (8,)"),
         ("utt000001.npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
         ("utt000001.npy", b"RIFF and more than twelve bytes", "is not an npy array"),
@@ -295,15 +297,15 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         (
             "utt000001.ref.npy",
             npy(GOOD[:, :-1]),
-            "of sample 'utt000001' are 8 and 7 wide where the tar's first is 8",
+            "the .ref.npy of sample 'utt000001' is 7 wide where 8 is needed",
         ),
         (
             "utt000001.json",
             b'{"words": 1}',
-            "JSON of sample 'utt000001' is no utf-8 object with a \"text\"",
+            "'utt000001.json' is no utf-8 JSON object with a \"text\"",
         ),
-        ("utt000001.json", b'{"text": "\xff"}', "JSON of sample 'utt000001'"),
-        ("utt000001.json", b'["text"]', "JSON of sample 'utt000001'"),
+        ("utt000001.json", b'{"text": "\xff"}', "member 'utt000001.json'"),
+        ("utt000001.json", b'["text"]', "member 'utt000001.json'"),
         (
             "utt000001.ref.npy",
             None,
@@ -333,7 +335,7 @@ def test_other_unusable_tars(tmp_path, samples):
     with pytest.raises(ValueError, match="'a.ref.npy' is a link"):
         open_dataset(str(tar), CHANNELS)
     write_shard(tar, samples)
-    with pytest.raises(ValueError, match="data.latent_channels is 128; set it to 8"):
+    with pytest.raises(ValueError, match="latent_channels = 128; set it to 8"):
         open_dataset(str(tar))
 
 
@@ -550,7 +552,7 @@ def test_skip_keeps_the_sound_samples(tmp_path, samples):
     assert keys == [s.key for s in many if s.key not in ("utt000007", "utt000020")]
     assert {tar for tar, _ in dataset.problems} == {str(tmp_path / "x.tar")}
     assert [problem.key for _, problem in dataset.problems] == ["utt000007", "", "utt000020"]
-    with pytest.raises(ValueError, match="3 damaged samples beside 43 sound ones are 6.5%"):
+    with pytest.raises(ValueError, match="3 corrupt samples beside 43 valid ones are 6.5%"):
         open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.05)
     with pytest.raises(
         ValueError, match=r"x.tar: member 'utt000007.ref.npy' .* \(2 more: titan-tts"

@@ -189,7 +189,7 @@ def outcome(folder):
         try:
             dataset = open_dataset(str(folder), CHANNELS, on_error="skip", max_corrupt_fraction=1.0)
         except InputError as error:
-            assert "beside 0 sound ones" in str(error) and "\n" not in str(error)
+            assert "beside 0 valid ones" in str(error) and "\n" not in str(error)
             return -1
         counted = len(dataset.problems)
         for number in range(len(dataset)):

@@ -110,7 +110,7 @@ class TenThousandSamples:
     shard = np.zeros(10_000, np.int32)
 
     def __init__(self, left_out=0):
-        self.damaged_samples = left_out
+        self.corrupt_samples = left_out
 
     def __len__(self):
         return len(self.shard)
@@ -138,12 +138,12 @@ def test_the_limit_is_a_share_of_what_was_read(reads, left_out, allowed):
 def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS, shards=4)
     (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)
-    with pytest.raises(ValueError, match="about 30 damaged samples beside 90 sound ones are 25.0%"):
+    with pytest.raises(ValueError, match="about 30 corrupt samples beside 90 valid ones are 25.0%"):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
     assert len(build(folder, on_error="skip", max_corrupt_fraction=0.3).dataset) == 90
     whole = (folder / "000001.tar").read_bytes()
     (folder / "000001.tar").write_bytes(whole[: len(whole) // 50])
-    with pytest.raises(ValueError, match="about (59|60) damaged samples"):
+    with pytest.raises(ValueError, match="about (59|60) corrupt samples"):
         build(folder, on_error="skip", max_corrupt_fraction=0.3)
 
 
@@ -176,11 +176,15 @@ def test_problems_of_the_index_are_left_out_and_told(tmp_path, caplog):
     data = bytearray((tmp_path / "a.tar").read_bytes())
     data[offset] ^= 1
     (tmp_path / "a.tar").write_bytes(data)
-    with pytest.raises(ValueError, match="a.tar: the header at byte .* fails its checksum"):
+    with pytest.raises(
+        ValueError, match="a.tar: the tar is corrupt .header at byte .* bad checksum"
+    ):
         build(tmp_path)
     with caplog.at_level("INFO"):
         loader = build(tmp_path, **SKIP)
-    assert "a.tar: 2 problems left out, the first: the header at byte" in caplog.text
+    assert (
+        "a.tar: 2 problems left out, the first: the tar is corrupt (header at byte" in caplog.text
+    )
     assert len(loader.dataset) == 59
 
 

@@ -15,9 +15,8 @@ from torchtitan.models.dit_tts.data.buckets import (
     select_samples,
 )
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader, Tokenizer
+from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader, Tokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
-from torchtitan.models.dit_tts.data.features import Features
 from torchtitan.models.dit_tts.data.sampling_weights import check_balance, draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError

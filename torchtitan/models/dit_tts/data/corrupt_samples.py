@@ -55,7 +55,7 @@ class CorruptSampleCounter:
             found, total = len(self._damaged), len(dataset)
             # Later passes read the same samples again: they make no share smaller.
             judged = min(max(self.reads, _FEWEST_READS), total)
-            left_out = dataset.damaged_samples / (dataset.damaged_samples + total)
+            left_out = dataset.corrupt_samples / (dataset.corrupt_samples + total)
             if found / judged + left_out > self.max_corrupt_fraction:
                 raise InputError(
                     f"{found} damaged samples among the {judged} that this process has read or is "

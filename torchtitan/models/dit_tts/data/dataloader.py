@@ -18,6 +18,7 @@ import torch
 
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import (
     ORDER_VERSION,
     GlobalBatch,
@@ -27,7 +28,6 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.features import Features
 from torchtitan.models.dit_tts.data.prefetch import MicroBatchIterator
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -74,15 +74,39 @@ class Tokenizer(Protocol):
         ...
 
 
+class Features(Protocol):
+    """Features of every sample's text, made before the run by a text encoder.
+
+    Attributes:
+        width: h, of a token's feature.
+        torch_dtype: of the features.
+        tokens: (n,) tokens of each sample's text without its conditioning tokens.
+        encoder_fingerprint: of what made them.
+    """
+
+    width: int
+    torch_dtype: torch.dtype
+    tokens: np.ndarray
+    encoder_fingerprint: str
+
+    def read(self, sample: int, out: np.ndarray) -> int:
+        """Fill the first rows of out (L, h), which gets their bits, and return their number.
+
+        Raises:
+            CorruptSampleError: what is stored is not what was written.
+            InputError: there are more than L.
+        """
+        ...
+
+
 class Row(NamedTuple):
     """What a sample is written to.
 
-    latents (T, C), speaker (R, C), text_ids (L,), features (L, h) or None, and which of the
-    conditioning tokens to drop.
+    arrays by their names in `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
+    and which of the conditioning tokens to drop.
     """
 
-    latents: np.ndarray
-    speaker: np.ndarray
+    arrays: dict[str, np.ndarray]
     text_ids: np.ndarray
     features: np.ndarray | None
     drop: np.ndarray
@@ -166,17 +190,13 @@ class LatentDataLoader(BaseDataLoader):
         # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
         self.consumed = 0
         blocks = dp_world_size * accumulation_steps
-        largest = max(
-            size // blocks * max(T, R)
-            for size, (T, _, R) in zip(policy.batch_sizes, policy.shapes, strict=True)
-        )
-        self._memory = BufferPool(largest * dataset.latent_channels)
+        sizes = [size // blocks for size in policy.batch_sizes]
+        most_frames = max(size * max(T, R) for size, (T, _, R) in zip(sizes, policy.shapes))
+        widest = max(member.width or dataset.latent_channels for member in members.ARRAYS)
+        self._memory = BufferPool(most_frames * widest)
         if features is not None:
-            largest = max(
-                size // blocks * L
-                for size, (_, L, _) in zip(policy.batch_sizes, policy.shapes, strict=True)
-            )
-            self._features_memory = BufferPool(largest * features.width, features.torch_dtype)
+            most_tokens = max(size * L for size, (_, L, _) in zip(sizes, policy.shapes))
+            self._features_memory = BufferPool(most_tokens * features.width, features.torch_dtype)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._closed = False
         self._order_lock = threading.Lock()
@@ -236,9 +256,13 @@ class LatentDataLoader(BaseDataLoader):
         samples = batch.samples[first : first + rows]
         T, L, R = self.policy.shapes[batch.bucket]
 
+        padded = {"frames": T, "reference_frames": R}
         channels = self.dataset.latent_channels
-        latents, speaker = self._empty(rows, T, channels), self._empty(rows, R, channels)
-        latents_rows, speaker_rows = latents.numpy(), speaker.numpy()
+        arrays = {
+            member.name: self._empty(rows, padded[member.length], member.width or channels)
+            for member in members.ARRAYS
+        }
+        arrays_rows = {name: array.numpy() for name, array in arrays.items()}
         features, features_rows = self._empty_features(rows, L)
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
         global_rows = np.arange(first, first + rows, dtype=np.int64)
@@ -248,9 +272,8 @@ class LatentDataLoader(BaseDataLoader):
         for row, sample in enumerate(samples.tolist()):
             if self._closed:
                 raise RuntimeError("the loader was closed")
-            into = Row(
-                latents_rows[row], speaker_rows[row], text_ids[row], features_rows[row], drop[row]
-            )
+            own = {name: array[row] for name, array in arrays_rows.items()}
+            into = Row(own, text_ids[row], features_rows[row], drop[row])
             try:
                 lengths.append(self._load_row(sample, fetched, into))
             except CorruptSampleError as error:
@@ -272,9 +295,8 @@ class LatentDataLoader(BaseDataLoader):
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
         input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
+        input_dict |= {member.entry: arrays[member.name] for member in members.ARRAYS}
         input_dict |= {
-            "latents": latents,
-            "speaker": speaker,
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
         }
@@ -328,20 +350,18 @@ class LatentDataLoader(BaseDataLoader):
         Returns:
             How many frames, speaker frames and tokens are valid.
         """
-        latents, speaker, text_ids, features, drop = into
+        arrays, text_ids, features, drop = into
         try:
-            loaded = self.dataset.load(sample, latents, speaker, fetched.get(sample))
+            loaded = self.dataset.load(sample, arrays, fetched.get(sample))
         except CorruptSampleError:
             if sample not in fetched:
                 raise
-            # What the cache or the way here made of it, perhaps: once more, from its origin.
+            # Perhaps the cache or the way here corrupted it: once more, from its origin.
             self.dataset.forget(sample)
-            loaded = self.dataset.load(
-                sample, latents, speaker, self.dataset.fetch([sample])[sample]
-            )
+            loaded = self.dataset.load(sample, arrays, self.dataset.fetch([sample])[sample])
+        for name, array in loaded.arrays.items():
+            arrays[name][len(array) :].fill(0)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
-        latents[frames:].fill(0)
-        speaker[speaker_frames:].fill(0)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if features is None else self._load_features(sample, features)
