@@ -291,8 +291,8 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "fortran_order True"),
         ("utt000001.npy", npy(GOOD[0]), "has shape (8,)"),
         ("utt000001.npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
-        ("utt000001.npy", b"RIFF and more than twelve bytes", "is not an npy array"),
-        ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "header that cannot be read"),
+        ("utt000001.npy", b"RIFF and more than twelve bytes", "is no npy array"),
+        ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is no npy array"),
         ("utt000001.npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
         (
             "utt000001.ref.npy",

@@ -96,7 +96,7 @@ def test_a_server_that_is_gone_is_no_damaged_sample(server, tmp_path, monkeypatc
     shutil.rmtree(server.folder)
     with pytest.raises(ValueError, match="http://127.0.0.1"):
         take(loader, 2)
-    assert loader.damage.reads and not loader.damage._damaged
+    assert loader.corrupt_samples.reads and not loader.corrupt_samples._corrupt
 
 
 def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):

@@ -84,10 +84,10 @@ def test_each_file_is_told_once_and_too_many_end_the_run(damaged, caplog):
     loader = build(damaged, **SKIP)
     with caplog.at_level("WARNING"):
         take(loader, 60)
-    assert sum("Another sample takes its place" in record.message for record in caplog.records) == 2
+    assert sum("Another sample replaces it" in record.message for record in caplog.records) == 2
     few = build(damaged, on_error="skip", max_corrupt_fraction=0.02)
     with pytest.raises(
-        ValueError, match="3 damaged samples among the 120 .* data.max_corrupt_fraction = 0.02"
+        ValueError, match="3 corrupt samples among 120 .* max_corrupt_fraction = 0.02"
     ):
         take(few, 60)
 
@@ -96,10 +96,10 @@ def test_damage_that_comes_late_is_not_thinned_by_earlier_passes(tmp_path):
     folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
     loader = build(folder, on_error="skip", max_corrupt_fraction=0.05)
     iterator = iter(loader)
-    while loader.damage.reads < 20 * 120:
+    while loader.corrupt_samples.reads < 20 * 120:
         next(iterator)
     flip_bits(folder / "000000.tar", range(0, 30, 3))
-    with pytest.raises(ValueError, match="data.max_corrupt_fraction = 0.05"):
+    with pytest.raises(ValueError, match="max_corrupt_fraction = 0.05"):
         for _ in range(60):
             next(iterator)
 
@@ -131,7 +131,7 @@ def test_the_limit_is_a_share_of_what_was_read(reads, left_out, allowed):
     error = CorruptSampleError("a bit flipped")
     for sample in [*range(allowed), *range(allowed)]:  # what comes again counts once
         counter.count(dataset, sample, error)
-    with pytest.raises(InputError, match=f"{allowed + 1} damaged samples .* a bit flipped"):
+    with pytest.raises(InputError, match=f"{allowed + 1} corrupt samples .* a bit flipped"):
         counter.count(dataset, allowed, error)
 
 
@@ -232,7 +232,7 @@ def test_datasets_are_mixed_and_resumed(tmp_path):
     for (whole, _), (part, _) in zip(batches[17:22], half, strict=True):
         rows = len(whole["sample_id"]) // 2
         assert part["sample_id"] == whole["sample_id"][rows:]
-    with pytest.raises(ValueError, match="its samples is .* data.weights or the balancing"):
+    with pytest.raises(ValueError, match="its samples is .* weights or balance_by"):
         build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(first.state_dict())
 
 
@@ -250,7 +250,7 @@ def test_balancing_by_speaker_changes_what_is_drawn(tmp_path):
 
     assert share() == pytest.approx(0.1, abs=0.02)
     assert share(balance_by="speaker", balance_beta=0.99999) == pytest.approx(0.5, abs=0.03)
-    with pytest.raises(ValueError, match="data.balance_by = 'language', but no sample's JSON"):
+    with pytest.raises(ValueError, match="balance_by = 'language', but no sample's JSON"):
         build(tmp_path, balance_by="language")
 
 
@@ -295,7 +295,7 @@ def test_epochs_set_the_steps(tmp_path):
     assert build(folder, max_frames=96, bucket_frames=[32, 96], on_too_long="crop")
     with pytest.raises(ValueError, match="bucket_frames ends at 120 frames, above data.max_frames"):
         build(folder, max_frames=96, bucket_frames=[32, 120], on_too_long="crop")
-    with pytest.raises(ValueError, match="data.epochs = 1 of 60 samples are less than one"):
+    with pytest.raises(ValueError, match="epochs = 1 of 60 samples are less than one"):
         build_dataloader(
             1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96)
         )

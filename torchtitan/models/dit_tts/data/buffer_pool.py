@@ -1,4 +1,4 @@
-"""Memory of padded batches, used again as soon as nobody holds the batch."""
+"""Memory of padded batches, reused as soon as nobody holds the batch."""
 
 import math
 import weakref
@@ -17,7 +17,7 @@ class BufferPool:
     as batches were alive at once. Thread-safe.
 
     Args:
-        largest: most elements of a tensor.
+        largest: maximum number of elements of a tensor.
         dtype: of the tensors.
     """
 

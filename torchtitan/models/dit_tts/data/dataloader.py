@@ -1,10 +1,10 @@
 """The training data loader: padded micro-batches of one rank, and a state of two values.
 
-Why not ``StatefulDataLoader``, as upstream: moving a batch out of a worker process costs 5 to 7
-times what loading it in this process does, its state cannot be loaded with another number of
-workers or ranks, and ``iter()`` before ``load_state_dict`` silently replays from the start. Here
-threads read the files straight into the padded batch, and the state is the number of the next
-global batch together with what the order of batches depends on.
+Why not `StatefulDataLoader`, as upstream: moving a batch out of a worker process costs 5 to 7 times
+what loading it in this process does, its state cannot be loaded with another number of workers or
+ranks, and `iter()` before `load_state_dict` silently replays from the start. Here threads read the
+files straight into the padded batch, and the state is the number of the next global batch together with
+what the order of batches depends on.
 """
 
 import json
@@ -35,17 +35,15 @@ MicroBatch = tuple[dict[str, Any], torch.Tensor]
 
 # What each part of the order's fingerprint is set by, for the message of a failed resume.
 _SET_BY = {
-    "dataset": "the shards of data.path",
-    "seed": "data.seed",
+    "dataset": "the shards of [data] path",
+    "seed": "[data] seed",
     "order_version": "the version of this program",
-    "bucket_frames": "data.bucket_frames or data.num_buckets, or what limits the samples "
-    "(data.max_frames, data.max_text_tokens, data.on_too_long, data.weights)",
-    "batch_sizes": "training.global_batch_size or data.batch_multiple",
-    "samples": "data.max_frames, data.max_text_tokens, data.on_too_long, data.weights or the balancing "
-    "of [data]",
+    "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
+    "batch_sizes": "[training] global_batch_size or [data] batch_multiple",
+    "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
 }
-# A bucket in which so many samples in a row are damaged is not worth going on with.
-_MOST_REPLACEMENTS = 100
+# A bucket in which so many samples in a row are corrupt ends the run.
+_MAX_REPLACEMENTS = 100
 
 
 class Tokenizer(Protocol):
@@ -56,11 +54,11 @@ class Tokenizer(Protocol):
     """conditioning tokens before the text's; asked for with features only"""
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
-        """(n,) int32: most ids of each sample's row; ``part`` as in ``open_dataset``."""
+        """(n,) int32: maximum ids of each sample's row; `part` as in `open_dataset`."""
         ...
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
-        """(B, conditions) bool: the conditioning tokens that these rows of a batch go without."""
+        """(B, conditions) bool: the conditioning tokens that these rows of a batch drop."""
         ...
 
     def encode_into(
@@ -113,39 +111,40 @@ class Row(NamedTuple):
 
 
 class LatentDataLoader(BaseDataLoader):
-    """Endless micro-batches ``(input_dict, labels)`` of one data-parallel rank.
+    """Endless micro-batches `(input_dict, labels)` of one data-parallel rank.
 
-    A global batch of G samples, in row order, is cut into ``accumulation_steps *
-    dp_world_size`` equal contiguous blocks; micro-batch m of rank r is block
-    ``m * dp_world_size + r``. Any split of G gives the same rows to the same step.
+    A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
+    contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
+    the same rows to the same step.
 
-    ``input_dict``, for B rows of a bucket of shape (T, L, R):
+    `input_dict`, for B rows of a bucket of shape (T, L, R), holds the arrays of `members.ARRAYS`,
+    float32, and the rest:
 
     ================  ==================  =====================================================
     latents           (B, T, C) float32   zero at padding; cropped to T
-    text_ids          (B, L) int64        ``tokenizer.pad_id`` at padding
+    text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_mask         (B, L) bool         True at valid tokens
-    text_features     (B, L, h)           with ``features``: in their dtype, zero at padding and
+    text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
     speaker           (B, R, C) float32   reference latents, cropped to R, zero at padding
     speaker_mask      (B, R) bool         True at valid frames
     frames            (B,) int64          valid latent frames
-    sample_id         list of B str       ``shard:key``
+    sample_id         list of B str       `shard:key`
     global_batch      () int64            number of the global batch, from 0
-    row         (B,) int64          row in the global batch
-    global_batch_size        () int64            G, samples of the global batch
-    replaced          int                 damaged samples that another one stands for
+    row               (B,) int64          row in the global batch
+    global_batch_size () int64            G, samples of the global batch
+    replaced          int                 corrupt samples that another one replaces
     ================  ==================  =====================================================
 
-    ``labels`` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
+    `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
 
     Args:
-        order: made from ``policy``'s batch sizes over samples of ``dataset``.
-        damage: what to do about damaged samples, and their count.
+        order: made from the batch sizes of `policy` over samples of `dataset`.
+        corrupt_samples: what to do about corrupt samples, and their count.
         frames_per_second: of the latents.
-        features: of the texts; the first ``tokenizer.n_conditions`` tokens have none.
+        features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
-        prefetch_batches: micro-batches made ahead by the threads.
+        prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
     """
 
@@ -155,7 +154,7 @@ class LatentDataLoader(BaseDataLoader):
         order: GlobalBatchSampler,
         policy: BatchPolicy,
         tokenizer: Tokenizer,
-        damage: CorruptSampleCounter,
+        corrupt_samples: CorruptSampleCounter,
         *,
         dp_rank: int,
         dp_world_size: int,
@@ -178,7 +177,7 @@ class LatentDataLoader(BaseDataLoader):
         self.order = order
         self.policy = policy
         self.tokenizer = tokenizer
-        self.damage = damage
+        self.corrupt_samples = corrupt_samples
         self.dp_rank = dp_rank
         self.dp_world_size = dp_world_size
         self.accumulation_steps = accumulation_steps
@@ -187,7 +186,7 @@ class LatentDataLoader(BaseDataLoader):
         self.pin_memory = pin_memory
         self.frames_per_second = frames_per_second
         self.features = features
-        # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
+        # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         blocks = dp_world_size * accumulation_steps
         sizes = [size // blocks for size in policy.batch_sizes]
@@ -210,22 +209,22 @@ class LatentDataLoader(BaseDataLoader):
         }
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Goes on where the loader stands at each ``next``, also after a later ``load_state_dict``."""
+        """Continues at the loader's position at each `next`, also after a later `load_state_dict`."""
         return MicroBatchIterator(self)
 
     def close(self) -> None:
-        """End the batches that are being made ahead, so that the process need not wait for them."""
+        """Stop prefetching, so that the process can end at once."""
         self._closed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The same on every rank. Between two micro-batches of one step it stands before that step."""
+        """The same on every rank. Between two micro-batches of one step it points before that step."""
         return {
             "global_batch": self.consumed // self.accumulation_steps,
             "order_fingerprint": json.dumps(self._order_parts, sort_keys=True),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the saved place; ranks, accumulation, workers and prefetch may all have changed.
+        """Go to the saved position; ranks, accumulation, workers and prefetch may all have changed.
 
         Raises:
             InputError: the order of the batches is no longer the one of the checkpoint.
@@ -241,12 +240,12 @@ class LatentDataLoader(BaseDataLoader):
                 f"the checkpoint was trained on another order of the data: its {name} is "
                 f"{saved.get(name)} and this run's {self._order_parts[name]}; restore "
                 f"{_SET_BY[name]}, or start the data anew with "
-                'checkpoint.exclude_from_loading = ["dataloader"].'
+                '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
         self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
 
     def micro_batch(self, position: int) -> MicroBatch:
-        """Micro-batch ``position`` of this rank, counted from the start of training. Thread-safe."""
+        """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""
         if self._closed:
             raise RuntimeError("the loader was closed")
         number, step = divmod(position, self.accumulation_steps)
@@ -280,7 +279,7 @@ class LatentDataLoader(BaseDataLoader):
                 sample, row_lengths = self._replace(batch, first + row, sample, error, into)
                 lengths.append(row_lengths)
             used.append(sample)
-        self.damage.reads += rows
+        self.corrupt_samples.reads += rows
         frames, speaker_frames, tokens = np.array(lengths, np.int64).T.copy()
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
@@ -313,27 +312,27 @@ class LatentDataLoader(BaseDataLoader):
         error: CorruptSampleError,
         into: Row,
     ) -> tuple[int, tuple[int, int, int]]:
-        """Fill a row with what stands for a damaged sample; see ``_load_row``.
+        """Fill a row with the replacement of a corrupt sample; see `_load_row`.
 
         Args:
             row: row in the global batch.
-            error: what is wrong with ``sample``.
+            error: what is wrong with `sample`.
 
         Returns:
-            The sample that was taken, and what ``_load_row`` returns of it.
+            The sample that was taken, and what `_load_row` returns of it.
         """
-        for attempt in range(_MOST_REPLACEMENTS):
-            if self.damage.on_error == "raise":
+        for attempt in range(_MAX_REPLACEMENTS):
+            if self.corrupt_samples.on_error == "raise":
                 raise error
-            self.damage.count(self.dataset, sample, error)
+            self.corrupt_samples.count(self.dataset, sample, error)
             sample = self.order.replacement(batch, row, attempt)
             try:
                 return sample, self._load_row(sample, self.dataset.fetch([sample]), into)
             except CorruptSampleError as next_error:
                 error = next_error
         raise InputError(
-            f"{_MOST_REPLACEMENTS} samples in a row are damaged in the bucket of "
-            f"{self.policy.edges[batch.bucket]} frames; restore the shards."
+            f"{_MAX_REPLACEMENTS} samples in a row are corrupt in the bucket of "
+            f"{self.policy.edges[batch.bucket]} frames; restore the shards"
         )
 
     def _load_row(
@@ -342,10 +341,10 @@ class LatentDataLoader(BaseDataLoader):
         fetched: dict[int, bytearray],
         into: Row,
     ) -> tuple[int, int, int]:
-        """Fill a row with ``sample``.
+        """Fill a row with `sample`.
 
         Args:
-            fetched: bytes of remote samples, from ``Dataset.fetch``.
+            fetched: bytes of remote samples, from `Dataset.fetch`.
 
         Returns:
             How many frames, speaker frames and tokens are valid.
@@ -375,7 +374,7 @@ class LatentDataLoader(BaseDataLoader):
             raise InputError(
                 f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
                 f"tokens where its stored features are for {stored}; delete the folder of the "
-                "features, and they are made anew."
+                "features, and they are made anew"
             )
         return frames, speaker_frames, tokens
 
@@ -389,7 +388,7 @@ class LatentDataLoader(BaseDataLoader):
         return end
 
     def _global_batch(self, number: int) -> GlobalBatch:
-        # Micro-batches of one step are made by several threads; the order keeps state.
+        # Several threads load micro-batches of one step; the order has state.
         with self._order_lock:
             batch = self._recent.get(number)
             if batch is None:
@@ -399,7 +398,7 @@ class LatentDataLoader(BaseDataLoader):
             return batch
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        if self.pin_memory:  # torch keeps page-locked memory for the next one itself
+        if self.pin_memory:  # torch reuses page-locked memory itself
             return torch.empty(shape, dtype=torch.float32, pin_memory=True)
         return self._memory.tensor(*shape)
 

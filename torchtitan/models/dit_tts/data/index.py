@@ -172,7 +172,7 @@ def build_index(source: ShardFile) -> ShardIndex:
         if (after.st_size, after.st_mtime_ns) != (source.size, source.version):
             raise InputError(
                 f"{source.path}: changed while it was being indexed; start again when it is "
-                "complete."
+                "complete"
             )
     return _index_of(contents, source)
 
@@ -266,7 +266,7 @@ def _remote_sidecar(source: ShardFile) -> ShardIndex | None:
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
-        return None  # most tars have none, and not every server says so in the same way
+        return None  # most tars have none, and servers differ in how they refuse
     try:
         magic = sidecar.pread(len(_MAGIC), 0)  # some servers send the tar itself for any name
         index = _parse_sidecar(sidecar.pread(sidecar.size, 0)) if magic == _MAGIC else None

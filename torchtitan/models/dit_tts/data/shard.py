@@ -4,7 +4,7 @@ Whatever cannot be used becomes a `Problem` and the rest is kept, so that one co
 sample. Sentences have no path: an index is the same wherever its tar lies.
 """
 
-import ast
+import io
 import json
 import re
 from dataclasses import dataclass, field
@@ -26,17 +26,16 @@ from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 
-_MAX_NPY_HEADER_BYTES = 1 << 16
-# Read of an npy first: the whole header, as numpy writes it.
-_HEAD_BYTES = 256
+_MAX_NPY_HEADER_BYTES = 4096
 _MAX_JSON_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 256 << 20
 _ITEM_BYTES = {"<f2": 2, "<f4": 4}
 # Bit patterns with all exponent bits set are infinities and NaNs.
 _EXPONENTS = {2: np.uint16(0x7C00), 4: np.uint32(0x7F800000)}
-# What every numpy writes; anything else goes through the slow literal parser.
+# What every numpy writes; anything else goes through numpy's own parser, which is slow.
 _PLAIN_NPY_HEADER = re.compile(
-    rb"\{'descr': '(<f[24])', 'fortran_order': False, 'shape': \((\d{1,9}), ([1-9]\d{0,8})\), \} *\n"
+    rb"\x93NUMPY\x01\x00[\x00-\xff]{2}\{'descr': '(<f[24])', 'fortran_order': False, "
+    rb"'shape': \((\d{1,9}), ([1-9]\d{0,8})\), \} *\n"
 )
 
 
@@ -191,24 +190,7 @@ def _check_sample(sample: StoredSample, channels: int) -> None:
 def _read_array(source: ShardFile, member: Member) -> StoredArray:
     where = f"member '{member.name}'"
     # The header is judged before the rest is read: other files end in .npy, too, and may be huge.
-    head = _read(source, member, _HEAD_BYTES)
-    if head[:6] != b"\x93NUMPY" or len(head) < 12:
-        raise _Unusable(f"{where} is not an npy array; write it with numpy.save")
-    # Format 1 has a 16-bit header length, 2 and 3 a 32-bit one.
-    start = 12 if head[6] >= 2 else 10
-    data_start = start + int.from_bytes(head[8:start], "little")
-    if data_start > min(member.size, _MAX_NPY_HEADER_BYTES):
-        raise _Unusable(
-            f"{where} has an npy header longer than the member or {_MAX_NPY_HEADER_BYTES} bytes; "
-            "write it again"
-        )
-    if data_start > len(head):
-        head = _read(source, member, data_start)
-    plain = _PLAIN_NPY_HEADER.fullmatch(head, start, data_start)
-    if plain:
-        descr, shape = plain[1].decode(), (int(plain[2]), int(plain[3]))
-    else:
-        descr, shape = _parse_npy_header(head[start:data_start], where)
+    descr, shape, data_start = _npy_header(_read(source, member, _MAX_NPY_HEADER_BYTES), where)
     item_bytes = _ITEM_BYTES[descr]
     expected = data_start + shape[0] * shape[1] * item_bytes
     if member.size != expected or expected > _MAX_ARRAY_BYTES:
@@ -228,28 +210,34 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
     return StoredArray(member.offset + data_start, *shape, item_bytes, array_hash)
 
 
-def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
+def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
+    """(dtype, shape, where the data begin) of an npy file that begins with `head`."""
+    plain = _PLAIN_NPY_HEADER.match(head)
+    if plain and plain.end() == 10 + int.from_bytes(head[8:10], "little"):
+        return plain[1].decode(), (int(plain[2]), int(plain[3])), plain.end()
+    file = io.BytesIO(head)
     try:
-        header = ast.literal_eval(text.decode("latin-1").strip())
-        descr, fortran_order, shape = header["descr"], header["fortran_order"], header["shape"]
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read = np.lib.format.read_array_header_1_0
+        shape, is_fortran, dtype = read(file)
+    except Exception as error:  # numpy evaluates the text as a literal, which may fail in any way
         raise _Unusable(
-            f"{where} has an npy header that cannot be read; write it again with numpy.save"
+            f"{where} is no npy array ({str(error)[:60]!r}); write it with numpy.save"
         ) from None
-    if not isinstance(descr, str) or descr not in _ITEM_BYTES:
+    if dtype.str not in _ITEM_BYTES:
         raise _Unusable(
-            f"{where} has dtype {descr!r}; only little-endian float16 and float32 are read "
+            f"{where} has dtype {dtype.str!r}; only little-endian float16 and float32 are read "
             "(pickled objects never are), so convert it with astype(numpy.float16)"
         )
-    is_shape = isinstance(shape, tuple) and all(
-        isinstance(length, int) and 0 <= length < 2**31 for length in shape
-    )
-    if not is_shape or len(shape) != 2 or shape[1] == 0 or fortran_order is not False:
+    is_shape = len(shape) == 2 and 0 <= shape[0] < 2**31 and 0 < shape[1] < 2**31
+    if not is_shape or is_fortran:
         raise _Unusable(
-            f"{where} has shape {str(shape)[:60]}, fortran_order {str(fortran_order)[:10]}; it must be "
-            "(rows, width) in C order, so write it again through numpy.ascontiguousarray"
+            f"{where} has shape {str(shape)[:60]}, fortran_order {is_fortran}; it must be (rows, width) "
+            "in C order, so write it again through numpy.ascontiguousarray"
         )
-    return descr, shape
+    return dtype.str, shape, file.tell()
 
 
 def _read(source: ShardFile, member: Member, size: int) -> bytes:
