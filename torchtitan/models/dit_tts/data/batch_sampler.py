@@ -104,6 +104,7 @@ class _Stream:
 
     def _drawn(self, epoch: int) -> np.ndarray:
         """Times that each sample comes in the epochs 0 .. e-1."""
+        assert self._weights is not None
         return (epoch * self._weights + self._offsets) >> WEIGHT_BITS
 
     def positions(self, start: int, stop: int, epoch: int) -> np.ndarray:

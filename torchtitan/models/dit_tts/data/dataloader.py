@@ -107,7 +107,7 @@ class Row(NamedTuple):
     arrays: dict[str, np.ndarray]
     text_ids: np.ndarray
     features: np.ndarray | None
-    drop: np.ndarray
+    drop: Sequence[bool]
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -258,11 +258,18 @@ class LatentDataLoader(BaseDataLoader):
         padded = {"frames": T, "reference_frames": R}
         channels = self.dataset.latent_channels
         arrays = {
-            member.name: self._empty(rows, padded[member.length], member.width or channels)
+            member.name: self._empty(
+                self._memory, rows, padded[member.length], member.width or channels
+            )
             for member in members.ARRAYS
         }
         arrays_rows = {name: array.numpy() for name, array in arrays.items()}
-        features, features_rows = self._empty_features(rows, L)
+        features_rows: Sequence[np.ndarray | None] = [None] * rows
+        if self.features is not None:
+            features = self._empty(self._features_memory, rows, L, self.features.width)
+            # As integers of the same width: numpy has no bfloat16.
+            bits = torch.int16 if features.dtype.itemsize == 2 else torch.int32
+            features_rows = list(features.view(bits).numpy())
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
@@ -272,7 +279,7 @@ class LatentDataLoader(BaseDataLoader):
             if self._closed:
                 raise RuntimeError("the loader was closed")
             own = {name: array[row] for name, array in arrays_rows.items()}
-            into = Row(own, text_ids[row], features_rows[row], drop[row])
+            into = Row(own, text_ids[row], features_rows[row], drop[row].tolist())
             try:
                 lengths.append(self._load_row(sample, fetched, into))
             except CorruptSampleError as error:
@@ -299,7 +306,7 @@ class LatentDataLoader(BaseDataLoader):
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
         }
-        if features is not None:
+        if self.features is not None:
             input_dict["text_features"] = features
         labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
         return input_dict, labels
@@ -381,6 +388,7 @@ class LatentDataLoader(BaseDataLoader):
     def _load_features(self, sample: int, features: np.ndarray) -> int:
         """Fill features (L, h); the number of tokens that it is for, those of conditioning among
         them."""
+        assert self.features is not None
         first = self.tokenizer.n_conditions
         end = first + self.features.read(sample, features[first:])
         features[:first].fill(0)
@@ -397,26 +405,10 @@ class LatentDataLoader(BaseDataLoader):
                     self._recent.popitem(last=False)
             return batch
 
-    def _empty(self, *shape: int) -> torch.Tensor:
+    def _empty(self, memory: BufferPool, *shape: int) -> torch.Tensor:
         if self.pin_memory:  # torch reuses page-locked memory itself
-            return torch.empty(shape, dtype=torch.float32, pin_memory=True)
-        return self._memory.tensor(*shape)
-
-    def _empty_features(
-        self, rows: int, tokens: int
-    ) -> tuple[torch.Tensor | None, Sequence[np.ndarray | None]]:
-        """(B, L, h) for features and the same memory as numpy rows, integers of the items' width as
-        numpy has no bfloat16; None and as many None without features."""
-        features = self.features
-        if features is None:
-            return None, [None] * rows
-        if self.pin_memory:
-            shape = (rows, tokens, features.width)
-            tensor = torch.empty(shape, dtype=features.torch_dtype, pin_memory=True)
-        else:
-            tensor = self._features_memory.tensor(rows, tokens, features.width)
-        bits = torch.int16 if features.torch_dtype.itemsize == 2 else torch.int32
-        return tensor, tensor.view(bits).numpy()
+            return torch.empty(shape, dtype=memory.dtype, pin_memory=True)
+        return memory.tensor(*shape)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -17,7 +17,7 @@ MAX_OPEN_SHARDS = 256
 # torch runs an element-wise operation in one thread below 32768 elements. Staying below keeps
 # each loader thread from starting a pool of OpenMP threads of its own.
 _SERIAL_ELEMENTS = 32768 - 1
-_DTYPES = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
+_DTYPES: dict[int, np.dtype] = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
 # A sample whose members stand together is read at once; this much between them is worth it.
 _MAX_GAP_BYTES = 1 << 16
 

@@ -31,7 +31,7 @@ _MAX_JSON_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 256 << 20
 _ITEM_BYTES = {"<f2": 2, "<f4": 4}
 # Bit patterns with all exponent bits set are infinities and NaNs.
-_EXPONENTS = {2: np.uint16(0x7C00), 4: np.uint32(0x7F800000)}
+_EXPONENTS = {2: 0x7C00, 4: 0x7F800000}
 # What every numpy writes; anything else goes through numpy's own parser, which is slow.
 _PLAIN_NPY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00[\x00-\xff]{2}\{'descr': '(<f[24])', 'fortran_order': False, "
@@ -199,8 +199,10 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
             f"{expected}, and at most {_MAX_ARRAY_BYTES} are read; write it again"
         )
     data = _read(source, member, member.size)
-    bits = np.frombuffer(data, np.uint16 if item_bytes == 2 else np.uint32, offset=data_start)
-    exponent = _EXPONENTS[item_bytes]
+    bits: np.ndarray = np.frombuffer(
+        data, np.uint16 if item_bytes == 2 else np.uint32, offset=data_start
+    )
+    exponent = bits.dtype.type(_EXPONENTS[item_bytes])
     if ((bits & exponent) == exponent).any():
         raise _Unusable(
             f"{where} has values that are NaN or infinite; encode the utterance again or leave it out",
@@ -237,7 +239,7 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
             f"{where} has shape {str(shape)[:60]}, fortran_order {is_fortran}; it must be (rows, width) "
             "in C order, so write it again through numpy.ascontiguousarray"
         )
-    return dtype.str, shape, file.tell()
+    return dtype.str, (shape[0], shape[1]), file.tell()
 
 
 def _read(source: ShardFile, member: Member, size: int) -> bytes:

@@ -12,7 +12,7 @@ corrupt archive can still be used.
 import io
 import tarfile
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torchtitan.models.dit_tts.data.storage import ShardFile
 from torchtitan.models.dit_tts.errors import InputError
@@ -31,7 +31,7 @@ _GNU_CONTINUED = b"M"
 # In every header since ustar; a search for the next header needs it.
 _MAGIC, _MAGIC_OFFSET = b"ustar", 257
 _SEARCH_BYTES = 1 << 20  # a multiple of a block
-_NAMES = {"encoding": "utf-8", "errors": "backslashreplace"}
+_ENCODING, _ERRORS = "utf-8", "backslashreplace"  # of names
 
 
 class Member(NamedTuple):
@@ -88,9 +88,9 @@ def _walk_from(source: ShardFile, position: int) -> Iterator[Member]:
     """Members from the header at `position` on; _CorruptTar at the first problem."""
     file = _Reader(source)
     file.seek(position)
-    tar = tarfile.TarFile(fileobj=file, tarinfo=_StrictHeader, **_NAMES)
+    tar = tarfile.TarFile(fileobj=file, tarinfo=_StrictHeader, encoding=_ENCODING, errors=_ERRORS)
     while (member := tar.next()) is not None:
-        tar.members.clear()  # it would keep all of them
+        tar.members.clear()  # type: ignore[attr-defined]  # or it would hold all headers
         if tar.offset > source.size:
             raise _CorruptTar(
                 f"the data of member '{member.name}' should end before byte {tar.offset} but the tar "
@@ -133,30 +133,31 @@ class _StrictHeader(tarfile.TarInfo):
     """A header that raises where `tarfile` would take it for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0 or header.type in _EXTENDED and header.size > _MAX_RECORD_BYTES:
             raise tarfile.HeaderError(f"a size of {header.size} bytes")
         return header
 
     @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> tarfile.TarInfo:
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
         file = tar.fileobj
         assert isinstance(file, _Reader)
         position = file.tell()
         try:
             return super().fromtarfile(tar)
-        except tarfile.EOFHeaderError:
-            _check_end(file.source, position)
-            raise
-        except (tarfile.EmptyHeaderError, tarfile.TruncatedHeaderError):
-            raise _CorruptTar(
-                f"the tar ends at byte {file.source.size} without an end-of-archive marker, so it is "
-                "truncated; copy or write it again",
-                None,
-            ) from None
         # tarfile raises its own errors, and Python's at numbers and nesting that no tar has.
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+            block = file.source.pread(_BLOCK_BYTES, position)
+            if len(block) < _BLOCK_BYTES:
+                raise _CorruptTar(
+                    f"the tar ends at byte {file.source.size} without an end-of-archive marker, so it "
+                    "is truncated; copy or write it again",
+                    None,
+                ) from None
+            if not any(block):
+                _check_end(file.source, position)
+                raise  # tarfile's own sign of the end
             what = "not a plain tar" if position == 0 else "the tar is corrupt"
             raise _CorruptTar(
                 f"{what} (header at byte {position}: {error}); shards must be uncompressed tars, so "
@@ -191,7 +192,8 @@ def _next_header(source: ShardFile, position: int) -> int | None:
             start = found - _MAGIC_OFFSET
             if start >= 0 and start % _BLOCK_BYTES == 0:
                 try:
-                    _StrictHeader.frombuf(block[start : start + _BLOCK_BYTES], **_NAMES)
+                    header = block[start : start + _BLOCK_BYTES]
+                    _StrictHeader.frombuf(header, _ENCODING, _ERRORS)
                     return position + start
                 except (tarfile.TarError, ValueError, OverflowError):
                     pass
