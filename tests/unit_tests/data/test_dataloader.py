@@ -1,4 +1,4 @@
-"""The loader: the same rows in the same steps however they are split, made ahead or resumed."""
+"""The loader: the same rows in the same steps however they are split, prefetched or resumed."""
 
 import gc
 import subprocess

@@ -1,4 +1,4 @@
-"""Shards: what is written is read back, whatever tool wrote the tar; damage is always an error."""
+"""Shards: what is written is read back, whatever tool wrote the tar; corruption is always an error."""
 
 import errno
 import io
@@ -202,7 +202,7 @@ def test_many_rows_are_converted_to_the_last(monkeypatch):
     assert (out[700:] == 7).all()
 
 
-def damage(path, how):
+def corrupt(path, how):
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as tar:
         member = tar.getmembers()[4]
@@ -241,9 +241,9 @@ def damage(path, how):
         ("compressed", "not a plain tar"),
     ],
 )
-def test_damage_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence):
+def test_corruption_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence):
     write_shard(tmp_path / "x.tar", samples)
-    damage(tmp_path / "x.tar", how)
+    corrupt(tmp_path / "x.tar", how)
     with pytest.raises(ValueError, match=sentence) as caught:
         open_dataset(str(tmp_path), CHANNELS)
     assert "x.tar: " in str(caught.value) and "\n" not in str(caught.value)
@@ -368,7 +368,7 @@ def test_paths(tmp_path):
         open_dataset([], CHANNELS)
 
 
-def test_index_is_used_and_rebuilt_when_stale_or_damaged(tmp_path, monkeypatch):
+def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
     make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
     tar, sidecar = str(tmp_path / "000000.tar"), tmp_path / "000000.tar.idx"
     built = []
@@ -507,7 +507,7 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
             dataset.metadata(1)
 
 
-def test_arrays_damaged_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
+def test_arrays_corrupt_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
     write_shard(tmp_path / "x.tar", samples)
     with tarfile.open(tmp_path / "x.tar") as tar:
         member = tar.getmembers()[3]
@@ -520,7 +520,7 @@ def test_arrays_damaged_before_the_index_are_known_by_their_written_hash(tmp_pat
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_latents_that_are_not_finite_are_damaged(tmp_path, samples, value, dtype):
+def test_latents_that_are_not_finite_are_corrupt(tmp_path, samples, value, dtype):
     array = samples[1].latents.astype(dtype)
     array[3, 2] = value
     write_tar(tmp_path / "x.tar", replaced(samples, "utt000001.npy", npy(array)))
@@ -528,7 +528,7 @@ def test_latents_that_are_not_finite_are_damaged(tmp_path, samples, value, dtype
         open_dataset(str(tmp_path), CHANNELS)
 
 
-def test_skip_keeps_the_sound_samples(tmp_path, samples):
+def test_skip_keeps_the_valid_samples(tmp_path, samples):
     many = make_samples(40, seed=3, channels=CHANNELS)
     write_shard(tmp_path / "good.tar", samples)
     write_tar(tmp_path / "x.tar", replaced(many, "utt000007.ref.npy", npy(GOOD)[:-1]))

@@ -12,9 +12,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.helpers.http_server import FolderServer
+from tests.helpers.sentences import sentence_of
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 
 
@@ -33,14 +33,6 @@ def folder(tmp_path) -> Path:
     (folder / ".hidden.tar").write_bytes(b"x")
     (folder / "shard-000000.tar.idx").write_bytes(b"x")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def fast_and_direct(monkeypatch):
-    """Retries wait milliseconds, and no proxy of the machine comes between."""
-    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(remote, "WAIT_FACTOR", 1.0)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 @pytest.fixture
@@ -73,27 +65,9 @@ def s3(folder, monkeypatch):
     server.stop()
 
 
-def sentence_of(function, *args) -> str:
-    with pytest.raises(InputError) as caught:
-        function(*args)
-    sentence = str(caught.value)
-    assert "\n" not in sentence and not sentence.endswith(".")
-    return sentence
-
-
-@pytest.mark.parametrize(
-    "path, expected",
-    [
-        ("s3://bucket/x.tar", True),
-        ("http://host/x.tar", True),
-        ("memory://x.tar", True),
-        ("file:///data/x.tar", False),
-        ("/data/x.tar", False),
-        ("data/a://b", False),
-    ],
-)
-def test_is_remote(path, expected):
-    assert is_remote(path) == expected
+def test_is_remote():
+    paths = ["s3://bucket/x.tar", "http://host/x.tar", "file:///x.tar", "/data/x.tar", "data/a://b"]
+    assert [is_remote(path) for path in paths] == [True, True, False, False, False]
 
 
 def test_local_folder_file_glob_and_braces(folder, monkeypatch):

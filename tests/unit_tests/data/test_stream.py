@@ -1,4 +1,4 @@
-"""The stream's choices: damaged samples skipped, over-long ones cropped, datasets mixed, epochs."""
+"""The stream's choices: corrupt samples skipped, over-long ones cropped, datasets mixed, epochs."""
 
 import itertools
 import tarfile
@@ -28,8 +28,8 @@ from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
 @pytest.fixture
-def damaged(tmp_path):
-    """120 samples, indexed while they were sound, of which 4 have been damaged since."""
+def corrupt(tmp_path):
+    """120 samples, indexed while they were sound, of which 4 have been corrupt since."""
     folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
     build(folder)
     flip_bits(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
@@ -40,28 +40,21 @@ def damaged(tmp_path):
 BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
 
 
-def test_raise_names_the_sample(damaged):
-    with pytest.raises(
-        ValueError, match="its (latents|reference|JSON) in .* is not what was index"
-    ):
-        take(build(damaged), 60)
-
-
 @pytest.mark.parametrize("ranks, accumulation", [(1, 1), (2, 1), (2, 2), (4, 1)])
-def test_skip_is_the_same_on_any_split(damaged, ranks, accumulation):
-    whole = [joined([batch]) for batch in take(build(damaged, **SKIP), 30)]
+def test_skip_is_the_same_on_any_split(corrupt, ranks, accumulation):
+    whole = [joined([batch]) for batch in take(build(corrupt, **SKIP), 30)]
     for left, right in zip(
-        whole, global_batches(damaged, ranks, accumulation, 30, **SKIP), strict=True
+        whole, global_batches(corrupt, ranks, accumulation, 30, **SKIP), strict=True
     ):
         assert_same(left, right)
     replaced = sum(batch["replaced"] for batch in whole)
     assert replaced >= len(BAD) and not BAD & {i for b in whole for i in b["sample_id"]}
-    # All else stands where it stood: only the damaged rows differ from the sound data's.
+    # All else stands where it stood: only the corrupt rows differ from the sound data's.
 
 
-def test_skip_changes_only_the_damaged_rows(damaged, tmp_path):
+def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
     sound = make_shards(tmp_path / "sound", 120, seed=7, channels=CHANNELS)
-    for (left, _), (right, _) in zip(take(build(damaged, **SKIP), 30), take(build(sound), 30)):
+    for (left, _), (right, _) in zip(take(build(corrupt, **SKIP), 30), take(build(sound), 30)):
         for row, (found, wanted) in enumerate(zip(left["sample_id"], right["sample_id"])):
             if wanted in BAD:
                 assert found not in BAD
@@ -70,38 +63,26 @@ def test_skip_changes_only_the_damaged_rows(damaged, tmp_path):
                 assert torch.equal(left["latents"][row], right["latents"][row])
 
 
-def test_skip_survives_a_resume_and_threads(damaged):
-    whole = take(build(damaged, **SKIP), 30)
-    first = build(damaged, **SKIP)
+def test_skip_survives_a_resume_and_threads(corrupt):
+    whole = take(build(corrupt, **SKIP), 30)
+    first = build(corrupt, **SKIP)
     take(first, 11)
-    rest = build(damaged, num_workers=3, **SKIP)
+    rest = build(corrupt, num_workers=3, **SKIP)
     rest.load_state_dict(first.state_dict())
     for left, right in zip(whole[11:], take(rest, 19), strict=True):
         assert_same(joined([left]), joined([right]))
 
 
-def test_each_file_is_told_once_and_too_many_end_the_run(damaged, caplog):
-    loader = build(damaged, **SKIP)
+def test_each_file_is_told_once_and_too_many_end_the_run(corrupt, caplog):
+    loader = build(corrupt, **SKIP)
     with caplog.at_level("WARNING"):
         take(loader, 60)
     assert sum("Another sample replaces it" in record.message for record in caplog.records) == 2
-    few = build(damaged, on_error="skip", max_corrupt_fraction=0.02)
+    few = build(corrupt, on_error="skip", max_corrupt_fraction=0.02)
     with pytest.raises(
         ValueError, match="3 corrupt samples among 120 .* max_corrupt_fraction = 0.02"
     ):
         take(few, 60)
-
-
-def test_damage_that_comes_late_is_not_thinned_by_earlier_passes(tmp_path):
-    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
-    loader = build(folder, on_error="skip", max_corrupt_fraction=0.05)
-    iterator = iter(loader)
-    while loader.corrupt_samples.reads < 20 * 120:
-        next(iterator)
-    flip_bits(folder / "000000.tar", range(0, 30, 3))
-    with pytest.raises(ValueError, match="max_corrupt_fraction = 0.05"):
-        for _ in range(60):
-            next(iterator)
 
 
 class TenThousandSamples:
@@ -125,7 +106,7 @@ class TenThousandSamples:
         (2000, 50, 10),  # half of the per cent was left out when the data were opened
     ],
 )
-def test_the_limit_is_a_share_of_what_was_read(reads, left_out, allowed):
+def test_the_limit_is_a_fraction_of_what_was_read(reads, left_out, allowed):
     counter, dataset = CorruptSampleCounter("skip", 0.01), TenThousandSamples(left_out)
     counter.reads = reads
     error = CorruptSampleError("a bit flipped")
