@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from tests.helpers.errors import refused
+from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer

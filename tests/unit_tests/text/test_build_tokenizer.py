@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.errors import refused
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.sentences import refused
 from tests.helpers.synthetic import make_samples
 from tests.helpers.tokens import token
 from torchtitan.models.dit_tts import model_flavors

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.helpers.errors import refused
 from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.sentences import refused
 from tests.helpers.synthetic import flip_bits, make_shards
 from tests.helpers.tokens import token
 from torchtitan.models.dit_tts.config.manager import load_config

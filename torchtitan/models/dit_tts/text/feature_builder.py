@@ -112,7 +112,7 @@ def _make_file(
             f"{dataset.tar_paths[shard]}: features of {kind.model!r} in {kind.encoder_dtype} are not "
             f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
         )
-    digest = dataset.shard_digests[shard]
+    digest = dataset.indexes[shard].digest.hex()
     # Another job may have finished meanwhile. It reads its file, and ours differs in a few bits.
     if find_feature_file(dataset, shard, kind) is not None:
         return

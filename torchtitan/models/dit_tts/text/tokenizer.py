@@ -10,7 +10,7 @@ import torch
 
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.shard import label_of
+from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.vocabulary import (
