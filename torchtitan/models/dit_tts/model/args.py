@@ -1,7 +1,9 @@
 """Sizes of the model. Shapes in this package: B batch, T latent frames, C latent channels,
 L text tokens, S speaker frames (P after patching), D decoder width, H heads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -73,12 +75,9 @@ class DiTTTSModelArgs(BaseModelArgs):
     text_n_heads: int = 4
     """Heads of the learned text encoder, all rotated"""
 
-    text_encoder: str = ""
-    """Pretrained text encoder inside the model, trained with it; empty: there is none, and without a
-    learned one the features come from outside"""
-
-    text_encoder_folder: str = ""
-    """A run's folder with a copy of that encoder's config"""
+    text_encoder: Callable[[], nn.Module] | None = None
+    """Builds the pretrained text encoder inside the model, which is trained with it; None: there is
+    none, and without a learned one the features come from outside"""
 
     text_encoder_starts: bool = True
     """Whether its weights start from the pretrained ones; false: a checkpoint of the run has them"""
@@ -140,7 +139,9 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     def _take_pretrained(self, job_config: JobConfig, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
+        # transformers is needed for such an encoder only.
         from torchtitan.models.dit_tts.text.hf_encoder import find_source
+        from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
         encoder, folder = job_config.encoder, job_config.job.dump_folder
         source = find_source(encoder.model, download=download, folder=Path(folder))
@@ -151,8 +152,7 @@ class DiTTTSModelArgs(BaseModelArgs):
             )
         self.text_vocab_size = 0
         self.text_dim = source.width
-        self.text_encoder = "" if encoder.frozen else source.model
-        self.text_encoder_folder = folder
+        self.text_encoder = None if encoder.frozen else partial(PretrainedTextEncoder, source)
         resumes = any(Path(folder).glob("*/step-*/.metadata"))
         checkpoint = job_config.checkpoint
         self.text_encoder_starts = (

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -48,15 +48,15 @@ def initialize(
     n_layers: int,
     seed: int,
     write_parameter: Callable[[nn.Parameter, torch.Tensor], None],
-    skip: nn.Module | None = None,
+    skip: Iterable[nn.Parameter] = (),
 ) -> None:
-    """Fills every parameter of the model but those of `skip`.
+    """Fills every parameter of the model but those in `skip`.
 
     Each value is drawn whole by a generator seeded with (seed, name) and then written, by
     `write_parameter`, to whatever part of it this process holds: the same seed gives the same
     weights on any mesh.
     """
-    skipped = set(skip.parameters()) if skip is not None else set()
+    skipped = set(skip)
     for name, parameter in model.named_parameters():
         if parameter in skipped:
             continue
