@@ -29,9 +29,8 @@ from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import feature_cache
-from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
+from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features, share_out
-from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
 from torchtitan.models.dit_tts.text import encode_features
 from torchtitan.models.dit_tts.text import hf_encoder as encoder_source
 from torchtitan.models.dit_tts.text.feature_builder import open_text_features
@@ -39,6 +38,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,
 )
+from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: st
         assert group is not None
         return run_on_all_ranks(action, what, group)
 
-    feature_cache.make_text_features, feature_cache.together = noted, watched
+    feature_cache.make_text_features, feature_cache.run_on_all_ranks = noted, watched
     find_kind = feature_cache.feature_kind
 
     def read_weights_for_long(*args):

@@ -1,6 +1,8 @@
 """The family's sizes, and the functions that upstream's trainer builds a run from."""
 
+import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torchtitan.models.dit_tts.benchmark.loader import (
@@ -8,9 +10,11 @@ from torchtitan.models.dit_tts.benchmark.loader import (
     build_synthetic_tokenizer,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
-from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
+from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
+from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_lr_schedulers,
     build_tts_optimizers,
@@ -56,6 +60,27 @@ def model_flavors() -> dict[str, DiTTTSModelArgs]:
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
     build = build_synthetic_tokenizer if job_config.benchmark.enable else build_tokenizer
     return build(job_config)
+
+
+def build_agreed_dataloader(
+    dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
+) -> LatentDataLoader:
+    """`build_dataloader`, with text features if [encoder] cache_features is set.
+
+    Raises:
+        InputError: on every rank, if two ranks have other data, tokens or numbers of steps.
+    """
+    find_features = None
+    if job_config.encoder.cache_features:
+        find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
+    loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config, find_features)
+    parts = json.loads(loader.state_dict()["order_fingerprint"])
+    parts["tokens"] = tokenizer.vocabulary.fingerprint
+    parts["steps"] = job_config.training.steps
+    if loader.features is not None:
+        parts["text_features"] = loader.features.encoder_fingerprint
+    assert_equal_across_ranks(parts)
+    return loader
 
 
 def _build_dataloader(*, job_config: JobConfig, **kwargs: Any) -> LatentDataLoader:
