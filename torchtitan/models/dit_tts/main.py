@@ -72,7 +72,7 @@ def train(args: list[str]) -> int:
         else:
             trainer.train()
             if trainer.benchmark is not None:
-                most = trainer.metrics_processor.most_reserved_gib()
+                most = trainer.metrics_processor.max_reserved_gib()
                 trainer.benchmark.finish(folder.path, most)
         folder.set_state("completed", trainer.step)
     except (Exception, KeyboardInterrupt) as error:

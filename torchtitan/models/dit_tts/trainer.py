@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.infra.optimizer import same_optimizer_as_saved
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
@@ -165,20 +166,16 @@ class DiTTTSTrainer(Trainer):
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )
             rows = self._text_rows(batch)
-            sizes = (
-                (
-                    *batch["latents"].shape[:2],
-                    batch["text_ids"].shape[1],
-                    batch["speaker"].shape[1],
-                ),
-                batch["frames"].tolist(),
-                batch["text_mask"].sum(1).tolist(),
-                batch["speaker_mask"].sum(1).tolist(),
+            samples, frames, _ = batch["latents"].shape
+            lengths = (batch["frames"], batch["text_mask"].sum(1), batch["speaker_mask"].sum(1))
+            micro_batch = MicroBatch(
+                (samples, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
+                list(zip(*(each.tolist() for each in lengths), strict=True)),
+                rows.shapes if rows is not None else (),
             )
-            text_rows = rows.shapes if rows is not None else ()
-            self.metrics_processor.count(*sizes, batch["replaced"], text_rows)
+            self.metrics_processor.count(micro_batch, batch["replaced"])
             if self.benchmark is not None:
-                self.benchmark.count(*sizes, text_rows)
+                self.benchmark.count(micro_batch)
             batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
             # The host does not wait for the copies, which are from pinned memory.
@@ -269,10 +266,10 @@ class DiTTTSTrainer(Trainer):
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             self.optimizers.zero_grad()
             micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
-            here, everywhere = self._valid_frames(micro_batches)
+            valid_frames = self._valid_frames(micro_batches)
             losses = [
                 self.forward_backward_step(
-                    input_dict=batch, labels=labels, global_valid_tokens=everywhere
+                    input_dict=batch, labels=labels, global_valid_tokens=valid_frames
                 ).detach()
                 for batch, labels in micro_batches
             ]
@@ -283,7 +280,7 @@ class DiTTTSTrainer(Trainer):
             self.optimizers.step()
             self.lr_schedulers.step()
             if should_log:
-                self._log(torch.stack(losses).sum(), here, everywhere, grad_norm, lr)
+                self._log(torch.stack(losses).sum(), grad_norm, lr)
             if self.ema is not None:
                 self.ema.update()
         if self.job_config.data.audit:
@@ -293,39 +290,26 @@ class DiTTTSTrainer(Trainer):
 
     def _valid_frames(
         self, micro_batches: list[tuple[dict[str, Any], torch.Tensor]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Valid frames of a step's micro-batches on this rank, and on all: int64 on the device, where
-        the sum over ranks stays, since the host would have to wait for it."""
+    ) -> torch.Tensor:
+        """Valid frames of a step's micro-batches on all ranks, int64. The sum stays on the device, since
+        the host would have to wait for it."""
         count = sum(batch["valid_frames"] for batch, _ in micro_batches)
-        here = torch.full((), count, dtype=torch.int64, device=self.device)
-        everywhere = here.clone()
+        frames = torch.full((), count, dtype=torch.int64, device=self.device)
         if self.parallel_dims.dp_enabled:
             group = self.parallel_dims.get_mesh("batch").get_group()
-            torch.distributed.all_reduce(everywhere, group=group)
-        return here, everywhere
+            torch.distributed.all_reduce(frames, group=group)
+        return frames
 
     def _log(
         self,
         loss: torch.Tensor,
-        here: torch.Tensor,
-        everywhere: torch.Tensor,
         grad_norm: torch.Tensor,
         lr: float | torch.Tensor,
     ) -> None:
-        """Logs a step, for which the host waits.
-
-        Args:
-            loss: this rank's part of it.
-            here, everywhere: valid frames on this rank and on all.
-            grad_norm: before clipping.
-        """
+        """Logs a step, for which the host waits. `loss` is this rank's part of it."""
         mesh = self.parallel_dims.get_optional_mesh("loss")
-        self.metrics_processor.log(
-            self.step,
-            dist_utils.dist_sum(loss, mesh),
-            dist_utils.dist_max(loss * everywhere / here, mesh),
-            grad_norm.item(),
-            extra_metrics={"lr": lr},
+        self.metrics_processor.log_step(
+            self.step, dist_utils.dist_sum(loss, mesh), grad_norm.item(), lr
         )
 
 
