@@ -197,7 +197,7 @@ def test_without_fp8_hardware_it_must_be_emulated(monkeypatch):
         "torchtitan.models.dit_tts.infra.float8.has_cuda_capability", lambda *_: False
     )
     plain = load_config(["--model.converters=float8"])
-    with pytest.raises(InputError, match="needs a GPU with fp8.*emulate = true"):
+    with pytest.raises(InputError, match="this GPU has no fp8.*emulate = true"):
         Float8Converter(plain, DIMS)
 
 

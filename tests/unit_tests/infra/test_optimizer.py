@@ -464,7 +464,9 @@ def test_another_optimizers_checkpoint_is_one_sentence(tmp_path):
     model = initialized(small_model())
     adamw, muon = build(model, "AdamW"), build(model, "Muon")
     dcp.save({"optimizer": adamw.state_dict()}, checkpoint_id=str(tmp_path), no_dist=True)
-    with pytest.raises(InputError, match="name = 'Muon': the checkpoint was written with another"):
+    with pytest.raises(
+        InputError, match="name = 'Muon', but the checkpoint was written with another"
+    ):
         with same_optimizer_as_saved(KINDS["Muon"]):
             dcp.load({"optimizer": muon.state_dict()}, checkpoint_id=str(tmp_path), no_dist=True)
 

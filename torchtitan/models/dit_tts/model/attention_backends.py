@@ -11,7 +11,7 @@ and without a host sync; all blocks share it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +90,8 @@ class VarlenKeys(NamedTuple):
     keys: Packing
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        kernel: Callable[..., torch.Tensor] = varlen_attn if q.is_cuda else packed_attention
+        # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
+        kernel = cast(Callable[..., torch.Tensor], varlen_attn if q.is_cuda else packed_attention)
         rows = kernel(
             self.frames.pack(q),
             self.keys.pack(*keys),
