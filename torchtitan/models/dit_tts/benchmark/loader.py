@@ -64,15 +64,6 @@ class WarmUpFirst(GlobalBatchSampler):
         return GlobalBatch(number, 0, bucket, samples)
 
 
-def as_benchmark(config: JobConfig) -> JobConfig:
-    """The config of a benchmark, as its folder keeps it: no data, no checkpoints, no audit."""
-    return replace(
-        config,
-        data=replace(config.data, path="", weights=[], balance_by="", epochs=0, audit=False),
-        checkpoint=replace(config.checkpoint, enable=False, create_seed_checkpoint=False),
-    )
-
-
 def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
     """Random ids, in the place of the run's tokenizer; writes their number to
     `job_config.encoder.vocab_size`, as `build_tokenizer` does.

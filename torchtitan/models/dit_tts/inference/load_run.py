@@ -64,7 +64,7 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
 def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
     """The run's model in eval mode, its weights arbitrary."""
     args = model_flavors()[config.model.flavor]
-    args.update_from_config(replace(config, job=replace(config.job, dump_folder=str(folder))))
+    args.update_from_config(config, folder=folder)
     # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):
