@@ -100,6 +100,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
+        self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
         self.counts = Counts()
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
@@ -134,7 +135,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Every step that is saved is logged too, so that no checkpoint has weights that are not finite."""
         checkpoint = self.job_config.checkpoint
         saved = checkpoint.enable and step % checkpoint.interval == 0
-        return super().should_log(step) or saved or step == self.job_config.training.steps
+        return super().should_log(step) or saved or step == self.total_steps
 
     def count(self, batch: MicroBatch, replaced: int = 0) -> None:
         """Adds a micro-batch.
@@ -189,7 +190,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         devices = self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
         self._max_reserved_gib = max(self._max_reserved_gib, memory.max_reserved_gib)
-        total = self.job_config.training.steps
+        total = self.total_steps
         remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
         audio_seconds = counts.valid_frames / self.job_config.data.frames_per_second
         executed = counts.executed_flops / seconds / devices

@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
@@ -32,7 +32,6 @@ from torchtitan.models.dit_tts.model.flops import (
     useful_flops,
 )
 from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
@@ -192,13 +191,13 @@ class BenchmarkRecorder:
         ranks = gather_from_ranks(mine)
         if dist.is_initialized() and dist.get_rank() != 0:
             return None
-        report = self._report(ranks, folder)
+        report = self._report(ranks)
         write_atomic(folder / FILE_NAME, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         for line in summary(report):
             logger.info(line)
         return report
 
-    def _report(self, ranks: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    def _report(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         # A step takes as long as its slowest rank.
         seconds = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
         total = sum(seconds)
@@ -210,8 +209,6 @@ class BenchmarkRecorder:
         rows = convention_table(flops, total, len(ranks), self.peak)
         config, encoder = self.job_config, self.job_config.encoder
         audio_seconds = over_ranks("valid_frames") / config.data.frames_per_second
-        # The config as it was given: dump_folder is the folder of runs, not the run's own.
-        given = replace(config, job=replace(config.job, dump_folder=str(folder.parent)))
         return {
             "seconds_per_step": spread(seconds),
             "steps": len(seconds),
@@ -238,7 +235,7 @@ class BenchmarkRecorder:
             "text_encoder": _text_encoder_note(encoder.model, encoder.cache_features),
             "step_seconds": seconds,
             "environment": environment(),
-            "config": asdict(given),
+            "config": asdict(config),
         }
 
     def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:

@@ -20,9 +20,6 @@ from torchtitan.models.dit_tts.infra.compat import (
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.tools.logging import logger
 
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Values of [compile] mode that replay kernels from CUDA graphs"""
-
 _MAX_READS = 5
 """Maximum number of reads up to which Inductor recomputes a value for each reader instead of storing it
 in float32. The gradient of a rotated and normed query has one more than Inductor's default of 4; this

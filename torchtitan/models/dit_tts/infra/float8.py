@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compat import inductor_config
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
@@ -23,9 +23,6 @@ from torchtitan.tools.utils import has_cuda_capability
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
-
-CONVERTER = "float8"
-"""Name of the converter in [model] converters"""
 
 _MULTIPLE = 16
 """Matrix sizes must be multiples of it on fp8 tensor cores"""
@@ -97,4 +94,4 @@ class Float8Converter(ModelConverter):
         """Nothing to do: the scales are computed in each matmul."""
 
 
-register_model_converter(Float8Converter, CONVERTER)
+register_model_converter(Float8Converter, FLOAT8_CONVERTER)

@@ -1,13 +1,11 @@
 """Builds the optimizers and learning rate schedules of a run, and saves and loads their state."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -22,7 +20,6 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.infra.muon import Muon
@@ -61,24 +58,6 @@ class TTSOptimizers(OptimizersContainer):
             optim_state_dict={**settings, **states},
             options=_OPTIONS,
         )
-
-
-@contextmanager
-def same_optimizer_as_saved(config: OptimizerConfig) -> Iterator[None]:
-    """Wraps loading a checkpoint.
-
-    Raises:
-        InputError: the checkpoint lacks state that this run's optimizer needs.
-    """
-    try:
-        yield
-    except (CheckpointException, RuntimeError) as error:
-        if "Missing key in checkpoint state_dict: optimizer." not in str(error):
-            raise
-        raise InputError(
-            f"[optimizer] name = {config.name!r}, but the checkpoint was written with another optimizer; "
-            f"set the former name, or start a new run from its weights by [checkpoint] initial_load_path"
-        ) from error
 
 
 def _is_state(name: str) -> bool:
