@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.model_config import model_flavors
 FLAVORS = list(model_flavors())
 GRAPHS = "compile.enable = true\ncompile.mode = 'reduce-overhead'\n"
 TWO_STEPS = "training.global_batch_size = 16\ntraining.local_batch_size = 8\n"
+FLOAT8 = "model.converters = ['float8']\nquantize.linear.float8.emulate = true\n"
 TIMED = "benchmark.enable = true\nbenchmark.steps = 4\n"
 
 
@@ -200,6 +201,39 @@ def refused(toml: str, *words: str, world_size: int = 1) -> None:
             "training.enable_cpu_offload = true\nparallelism.data_parallel_replicate_degree = 2",
             2,
             ["enable_cpu_offload = true is not supported"],
+        ),
+        (GRAPHS, 2, ["gathered weights of 2 data-parallel ranks"]),
+        (
+            GRAPHS + "parallelism.data_parallel_replicate_degree = 2",
+            2,
+            ["'default' or 'max-autotune-no-cudagraphs'"],
+        ),
+        (GRAPHS + "compile.backend = 'eager'", 1, ["only the backend 'inductor'"]),
+        ("optimizer.name = 'Lion'", 1, ["allowed are Adam, AdamW and Muon"]),
+        ("optimizer.name = 'Muon'\noptimizer.state_dtype = '8bit'", 1, ["only with AdamW"]),
+        (
+            "optimizer.name = 'Muon'\ntraining.enable_cpu_offload = true",
+            2,
+            ["enable_cpu_offload"],
+        ),
+        (
+            "optimizer.state_dtype = '8bit'\n"
+            "checkpoint.enable = true\ncheckpoint.async_mode = 'async'",
+            1,
+            ["set async_mode to 'disabled'"],
+        ),
+        ("optimizer.muon_lr = -1", 1, ["must not be negative"]),
+        ("model.converters = ['float9']", 1, ["allowed is 'float8'"]),
+        (
+            "model.converters = ['float8']\ntraining.mixed_precision_param = 'float32'",
+            1,
+            ["mixed_precision_param = 'float32'"],
+        ),
+        (FLOAT8 + "compile.enable = true", 1, ["emulate = true does not compile"]),
+        (
+            FLOAT8 + "quantize.linear.float8.enable_fsdp_float8_all_gather = true",
+            1,
+            ["is not supported"],
         ),
     ],
 )

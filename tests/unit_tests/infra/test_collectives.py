@@ -3,7 +3,6 @@
 import pytest
 import torch.distributed as dist
 
-from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import CHANNELS, config
 from tests.helpers.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
@@ -13,31 +12,6 @@ from torchtitan.models.dit_tts.infra.collectives import (
 )
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
-
-
-def start(rank: int, folders: list[str], rendezvous: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-
-    def build(folder: str, epochs: int):
-        job = config(folder, local=4, total=8, epochs=epochs)
-        return build_agreed_dataloader(2, rank, byte_tokenizer(), job)
-
-    try:
-        assert build(folders[0], 2).consumed == 0
-        for folder, epochs in ((folders[rank], 2), (folders[0], 2 + rank)):
-            with pytest.raises(InputError, match="rank 1 would train on other data than rank 0"):
-                build(folder, epochs)
-    finally:
-        dist.destroy_process_group()
-
-
-def test_both_ranks_refuse_what_differs(tmp_path):
-    one = str(make_shards(tmp_path / "one", 60, seed=1, channels=CHANNELS))
-    two = str(make_shards(tmp_path / "two", 60, seed=2, channels=CHANNELS))
-    run_ranks(start, 2, [one, two], str(tmp_path / "rendezvous"))
-
-
-# Both ranks in one process
 
 
 @pytest.fixture
