@@ -65,7 +65,7 @@ def get_train_spec() -> TrainSpec:
         parallelize_fn=parallelize_dit_tts,
         pipelining_fn=None,
         build_optimizers_fn=build_tts_optimizers,
-        build_lr_schedulers_fn=build_tts_lr_schedulers,
+        build_lr_schedulers_fn=build_tts_lr_schedulers,  # type: ignore[arg-type]
         build_dataloader_fn=_build_dataloader,
         build_tokenizer_fn=_build_tokenizer,
         build_loss_fn=build_flow_loss,

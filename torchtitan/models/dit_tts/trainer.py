@@ -11,7 +11,7 @@ import torch
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
+from torchtitan.models.dit_tts.benchmark.loader import WarmUpFirst, build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.config.checks import data_parallel_degree
@@ -102,6 +102,7 @@ class DiTTTSTrainer(Trainer):
 
     def _build_benchmark(self) -> BenchmarkRecorder:
         parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+        assert isinstance(self.dataloader.order, WarmUpFirst)
         return BenchmarkRecorder(
             self.config,
             self.model_args,
@@ -124,7 +125,9 @@ class DiTTTSTrainer(Trainer):
         """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
         it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
         on_padding = self.job_config.objective.loss_on_padding
-        for batch, labels in super().batch_generator(data_iterable):
+        batches: Iterator[tuple[dict[str, Any], torch.Tensor]]
+        batches = super().batch_generator(data_iterable)
+        for batch, labels in batches:
             batch["valid_frames"] = (
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )

@@ -213,8 +213,9 @@ def resolve(
     if os.path.exists(os.path.expanduser(config.sampling.codec)):
         config.sampling.codec = local_path(config.sampling.codec)
     if config.benchmark.enable:  # no data, no checkpoints, no audit
-        no_data = {"path": "", "weights": [], "balance_by": "", "epochs": 0, "audit": False}
-        config.data = dataclasses.replace(config.data, **no_data)
+        config.data = dataclasses.replace(
+            config.data, path="", weights=[], balance_by="", epochs=0, audit=False
+        )
         config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = False
     if vocab_size is not None:
         config.encoder.vocab_size = vocab_size
