@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan.models.dit_tts.model.attention import JointAttention, SelfAttention
+from torchtitan.models.dit_tts.model.attention import GatedAttention, JointAttention
 from torchtitan.models.dit_tts.model.layers import GatedMLP
 from torchtitan.models.dit_tts.model.model import DiTTTSModel, LowRankAdaLN
 
@@ -50,7 +50,7 @@ class SeparateAdaLN(nn.Module):
         return torch.stack(parts, 1).unflatten(1, (3, 2))
 
 
-def _split_heads(self: SelfAttention, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _split_heads(self: GatedAttention, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     q, k, v, gate = (part(x).unflatten(-1, (-1, self.head_dim)) for part in self.parts)
     return self.q_norm(q), self.k_norm(k), v, gate
 
@@ -71,7 +71,7 @@ def unfused(model: DiTTTSModel) -> DiTTTSModel:
     """A copy of the model with separate products and the same values."""
     model = deepcopy(model)
     for module in list(model.modules()):
-        if isinstance(module, SelfAttention):
+        if isinstance(module, GatedAttention):
             module.parts = _by_head(module.qkv_gate, 4, module.head_dim)
             del module.qkv_gate
             module.split_heads = MethodType(_split_heads, module)

@@ -95,7 +95,7 @@ def figures(report: dict[str, Any]) -> Values:
         "tflops": report["tflops_per_device"],
         "peak_allocated_gib": report["peak_allocated_gib"],
         "peak_reserved_gib": report["peak_memory_gib"],
-        "useful_frames_share": report["useful_frames_share"],
+        "useful_frames_fraction": report["useful_frames_fraction"],
         "compiles_while_timed": report["compiles_while_timed"],
     }
     for row in report["conventions"]:

@@ -1,45 +1,17 @@
-"""What ranks learn of each other: that they would train on different data, that one has failed."""
+"""Ranks that would train on different data, or of which one failed, stop together."""
 
 import pytest
 import torch.distributed as dist
 
-from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import CHANNELS, config
 from tests.helpers.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.agreement import (
+from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,
-    build_agreed_dataloader,
+    run_on_all_ranks,
 )
-from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
-
-
-def start(rank: int, folders: list[str], rendezvous: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-
-    def build(folder: str, epochs: int):
-        job = config(folder, local=4, total=8, epochs=epochs)
-        return build_agreed_dataloader(2, rank, byte_tokenizer(), job)
-
-    try:
-        assert build(folders[0], 2).consumed == 0
-        for folder, epochs in ((folders[rank], 2), (folders[0], 2 + rank)):
-            with pytest.raises(
-                InputError, match="rank 1 is about to train on other data than rank 0"
-            ):
-                build(folder, epochs)
-    finally:
-        dist.destroy_process_group()
-
-
-def test_both_ranks_refuse_what_differs(tmp_path):
-    one = str(make_shards(tmp_path / "one", 60, seed=1, channels=CHANNELS))
-    two = str(make_shards(tmp_path / "two", 60, seed=2, channels=CHANNELS))
-    run_ranks(start, 2, [one, two], str(tmp_path / "rendezvous"))
-
-
-# Both ranks in one process
+from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 
 @pytest.fixture
@@ -88,7 +60,7 @@ def test_data_tokens_and_steps_are_compared(beside, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_mistake_of_one_rank_is_one_of_all(beside, rank):
+def test_an_error_of_one_rank_is_raised_on_all(beside, rank):
     def fail(rank):
         raise ValueError("no disk")
 
@@ -104,6 +76,6 @@ def test_a_mistake_of_one_rank_is_one_of_all(beside, rank):
         run_on_all_ranks(lambda number: number, "read")
 
 
-def test_a_process_alone_does_it_itself():
+def test_one_process_needs_no_group():
     assert run_on_all_ranks(lambda rank: f"rank {rank}", "read") == ["rank 0"]
     assert_equal_across_ranks({"steps": 1})

@@ -29,15 +29,15 @@ from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import feature_cache, text_encoder
-from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
+from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features, split_missing
-from torchtitan.models.dit_tts.infra.together import run_on_all_ranks
 from torchtitan.models.dit_tts.text import feature_builder
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,
 )
+from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_the_loader_skips_corrupt_features_by_the_rules(shards, gemma, tmp_path)
     names = [name for inputs in taken for name in inputs["sample_id"]]
     assert made.dataset.sample_id(corrupt) not in names and len(set(names)) == 29
     assert sum(inputs["replaced"] for inputs in taken) > 0
-    with pytest.raises(InputError, match="more than data.max_corrupt_fraction"):
+    with pytest.raises(InputError, match="max_corrupt_fraction = 0.01"):
         batches(on_error="skip", max_corrupt_fraction=0.01)
 
 

@@ -1,22 +1,18 @@
 """fp8 products: which layers, that training follows bfloat16's, and that weights stay loadable."""
 
-import re
-
 import pytest
 import torch
 import torch.distributed as dist
-from torchao.float8 import float8_scaling_utils
 from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.distributed import ParallelDims
 
 from tests.helpers.forked import run_ranks
-from torchtitan.models.dit_tts.config.checks import validate_config
+from tests.helpers.small_models import initialized_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 DIMS = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
@@ -29,28 +25,7 @@ def config(*arguments: str):
 
 
 def small_model(dim: int = 64) -> DiTTTSModel:
-    args = DiTTTSModelArgs(
-        dim=dim,
-        n_layers=2,
-        n_heads=2,
-        mlp_dim=96,
-        speaker_dim=32,
-        speaker_n_layers=1,
-        speaker_n_heads=2,
-        speaker_mlp_dim=48,
-        text_dim=32,
-        text_vocab_size=20,
-        text_n_layers=1,
-        text_n_heads=2,
-        adaln_rank=16,
-        timestep_dim=16,
-        latent_channels=16,
-    )
-    torch.manual_seed(0)
-    model = DiTTTSModel(args)
-    with torch.no_grad():
-        model.init_weights()
-    return model
+    return initialized_model(small_args(dim=dim, mlp_dim=96, text_vocab_size=20, adaln_rank=16))
 
 
 def converted(*arguments: str) -> DiTTTSModel:
@@ -97,7 +72,7 @@ def losses(model: DiTTTSModel, steps: int = 40) -> torch.Tensor:
 
 
 @pytest.mark.long
-def test_the_blocks_products_and_nothing_else():
+def test_only_the_matmuls_of_the_blocks_are_converted():
     names = {
         name for name, module in converted().named_modules() if isinstance(module, Float8Linear)
     }
@@ -139,23 +114,13 @@ def test_the_recipe_is_that_of_the_config():
         assert made.pad_inner_dim and made.emulate
 
 
-def test_weights_go_both_ways():
-    plain, float8 = small_model(), converted()
-    assert plain.state_dict().keys() == float8.state_dict().keys()
-    with torch.no_grad():
-        for parameter in float8.parameters():
-            parameter.add_(0.25)
-    plain.load_state_dict(float8.state_dict())
-    assert torch.equal(plain.layers[1].mlp.down.weight, float8.layers[1].mlp.down.weight)
-
-
 @pytest.fixture(scope="module")
 def bfloat16_losses():
     return losses(small_model())
 
 
 BOUND = 0.02
-"""Most by which the mean loss of the last 10 of 40 steps may be above bfloat16's, as a share of what
+"""Maximum difference of the mean loss of the last 10 of 40 steps from bfloat16's, as a fraction of what
 bfloat16 has learned by then"""
 
 
@@ -174,18 +139,6 @@ def test_training_follows_bfloat16(recipe, bfloat16_losses):
 
 
 @pytest.mark.long
-def test_without_scales_it_would_not(bfloat16_losses, monkeypatch):
-    """Gradients below fp8's smallest number vanish: the gate sees it."""
-
-    def no_scale(tensor, *args, **kwargs):
-        return torch.ones((), dtype=torch.float32)
-
-    monkeypatch.setattr(float8_scaling_utils, "tensor_to_scale", no_scale)
-    found = losses(converted())
-    assert regret(found, bfloat16_losses) > 2 * BOUND
-
-
-@pytest.mark.long
 def test_a_width_that_fp8_cannot_take():
     model = small_model(dim=72)
     with pytest.raises(InputError, match=r"layers.0.attention.qkv_gate has the shape \(288, 72\)"):
@@ -197,7 +150,7 @@ def test_without_fp8_hardware_it_must_be_emulated(monkeypatch):
         "torchtitan.models.dit_tts.infra.float8.has_cuda_capability", lambda *_: False
     )
     plain = load_config(["--model.converters=float8"])
-    with pytest.raises(InputError, match="needs a GPU with fp8.*emulate = true"):
+    with pytest.raises(InputError, match="this GPU has no fp8.*emulate = true"):
         Float8Converter(plain, DIMS)
 
 
@@ -238,20 +191,3 @@ def test_sharded_it_trains_as_whole(tmp_path):
     seen, state = torch.load(tmp_path / "found.pt")
     assert torch.allclose(seen, losses(converted(), steps=3), rtol=0.01)
     small_model().load_state_dict(state)  # a bfloat16 run takes an fp8 run's weights
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--model.converters=float9"], "allowed is 'float8'"),
-        (
-            ["--model.converters=float8", "--training.mixed_precision_param=float32"],
-            "mixed_precision_param = 'float32'",
-        ),
-        ([*FLOAT8, "--compile.enable"], "emulate = true does not compile"),
-        ([*FLOAT8, "--quantize.linear.float8.enable_fsdp_float8_all_gather"], "is not supported"),
-    ],
-)
-def test_settings_that_cannot_work(arguments, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        validate_config(load_config(arguments), 1, ["debug"])

@@ -7,56 +7,28 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.helpers.small_models import full_inputs, random_model, small_args
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
-ARGS = DiTTTSModelArgs(
-    dim=32,
-    n_layers=2,
-    n_heads=2,
-    mlp_dim=48,
-    speaker_dim=32,
-    speaker_n_layers=1,
-    speaker_n_heads=2,
-    speaker_mlp_dim=48,
-    text_dim=32,
-    adaln_rank=8,
-    timestep_dim=16,
-    latent_channels=8,
-    text_vocab_size=8,
-    text_n_layers=1,
-    text_n_heads=2,
-)
+ARGS = small_args(text_vocab_size=8, latent_channels=8)
 
 
 def model_on(layout: DataParallelLayout, dims, *arguments: str) -> DiTTTSModel:
-    torch.manual_seed(0)
-    model = DiTTTSModel(ARGS)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+    model = random_model(ARGS)
     config = load_config(["--activation_checkpoint.mode=none", *arguments])
     return parallelize_dit_tts(model, dims, config) if layout.gpus > 1 else model
 
 
 def backward(model: DiTTTSModel) -> None:
     torch.manual_seed(1)
-    out = model(
-        torch.randn(2, 6, 8),
-        torch.rand(2),
-        torch.ones(2, 6, dtype=torch.bool),
-        torch.zeros(2, 3, dtype=torch.int64),
-        torch.ones(2, 3, dtype=torch.bool),
-        torch.randn(2, 8, 8),
-        torch.ones(2, 8, dtype=torch.bool),
-    )
-    out.square().sum().backward()
+    inputs = full_inputs(ARGS, rows=2, frames=6, text=3, speaker=8)
+    model(inputs.pop("latents"), inputs.pop("t"), **inputs).square().sum().backward()
 
 
 def test_replicas_sum_their_gradients():

@@ -9,8 +9,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.protocols.train_spec import get_train_spec
 
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
+from tests.helpers.small_models import initialized_model, random_model, small_args, until
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
@@ -26,53 +25,19 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 VOCABULARY = 40
 
-SMALL = DiTTTSModelArgs(
-    dim=32,
-    n_layers=2,
+SMALL = small_args(
     n_heads=4,
-    mlp_dim=48,
     speaker_dim=16,
     speaker_n_layers=2,
-    speaker_n_heads=2,
     speaker_mlp_dim=24,
-    speaker_patch_size=4,
     latent_channels=8,
     text_dim=16,
     text_vocab_size=VOCABULARY,
     text_n_layers=2,
-    text_n_heads=2,
     adaln_rank=6,
-    timestep_dim=16,
 )
 
 COUNTS = {"800M": 780_973_696, "3B": 3_507_659_904, "8B": 8_238_706_816}
-
-
-@torch.no_grad()
-def initialized(args: DiTTTSModelArgs = SMALL, seed: int = 3) -> DiTTTSModel:
-    torch.manual_seed(seed)
-    model = DiTTTSModel(args)
-    model.init_weights()
-    return model
-
-
-def build(args: DiTTTSModelArgs = SMALL, seed: int = 0) -> DiTTTSModel:
-    """A model with every parameter random: `output` and `adaln.up` start at zero and hide the rest."""
-    model = initialized(args, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            scale = 1.0 / math.sqrt(parameter.shape[-1]) if parameter.dim() > 1 else 0.5
-            parameter.add_(scale * torch.randn_like(parameter))
-    return model
-
-
-@pytest.fixture(scope="module")
-def model():
-    return build()
-
-
-def until(lengths: list[int], padded: int) -> torch.Tensor:
-    return torch.arange(padded) < torch.tensor(lengths)[:, None]
 
 
 def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tensor]:
@@ -158,22 +123,9 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("vocabulary", [0, 259])
-@pytest.mark.parametrize("flavor", ["debug", *COUNTS])
-def test_flops_equal_the_counter(flavor, vocabulary):
-    args = get_train_spec("dit_tts").model_args[flavor]
-    # Two blocks of each stack: a pass over all of them would only take longer.
-    args = replace(args, text_vocab_size=vocabulary, n_layers=2, speaker_n_layers=2)
-    lengths = Lengths(frames=101, text_tokens=37, speaker_frames=50)
-    forward, training = counted_flops(args, 2, lengths)
-    assert forward == 2 * forward_flops(args, lengths)
-    assert training == 2 * training_flops(args, lengths)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("vocabulary, condition_ids", [(0, 0), (0, 3), (259, 0)])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 2, 4), (13, 7, 5), (8, 16, 31)])
-def test_flops_equal_the_counter_at_odd_lengths(lengths, vocabulary, condition_ids):
+def test_flops_equal_the_counter(lengths, vocabulary, condition_ids):
     args = replace(SMALL, text_vocab_size=vocabulary, condition_ids=condition_ids)
     forward, training = counted_flops(args, 3, Lengths(*lengths))
     assert forward == 3 * forward_flops(args, Lengths(*lengths))
@@ -183,104 +135,23 @@ def test_flops_equal_the_counter_at_odd_lengths(lengths, vocabulary, condition_i
 # What the output does not depend on
 
 
-def with_garbage(padded: torch.Tensor, mask: torch.Tensor, longer: int, seed: int) -> torch.Tensor:
-    """Lengthened by `longer`, large numbers wherever `mask` is false."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (padded.shape[0], padded.shape[1] + longer, *padded.shape[2:])
-    if padded.dtype == torch.long:
-        garbage = torch.randint(VOCABULARY, shape, generator=generator)
-    else:
-        garbage = 1e3 * torch.randn(shape, generator=generator)
-    valid = torch.nn.functional.pad(mask, (0, longer))
-    garbage[valid] = padded[mask]
-    return garbage
-
-
-STREAMS = {"latents": ["latents"], "text": ["text_ids", "text_features"], "speaker": ["speaker"]}
-
-
-@pytest.mark.parametrize("longer", [0, 1, 5])
-@pytest.mark.parametrize("vocabulary", [0, VOCABULARY])
-@pytest.mark.parametrize("stream", ["latents", "text", "speaker"])
-def test_padding_changes_nothing(stream, vocabulary, longer):
-    args = replace(SMALL, text_vocab_size=vocabulary)
-    model, batch = build(args), inputs(args=args)
-    mask_name = {"latents": "frame_mask"}.get(stream, f"{stream}_mask")
-    mask = batch[mask_name]
-    changes = {mask_name: torch.nn.functional.pad(mask, (0, longer))}
-    for name in STREAMS[stream]:
-        if name in batch:
-            changes[name] = with_garbage(batch[name], mask, longer, seed=5)
-            assert not torch.equal(changes[name][:, : mask.shape[1]], batch[name])
-    changed = output(model, batch, **changes)[:, :11]
-    valid = batch["frame_mask"]
-    assert_close(changed[valid], output(model, batch)[valid])
-
-
-@pytest.mark.parametrize("condition", ["text", "speaker"])
-def test_masking_a_condition_equals_its_absence(model, condition):
-    batch = inputs()
-    hidden = output(model, batch, **{f"keep_{condition}": torch.tensor([False, False])})
-    [name] = [name for name in STREAMS[condition] if name in batch]
-    other = torch.roll(batch[name], 3, dims=1).repeat(1, 2, *[1] * (batch[name].dim() - 2))
-    absent = output(
-        model,
-        batch,
-        **{name: other, f"{condition}_mask": torch.zeros(other.shape[:2], dtype=torch.bool)},
-    )
-    valid = batch["frame_mask"]
-    assert_close(hidden[valid], absent[valid])
-    assert (hidden - output(model, batch))[valid].abs().max() > 1e-2
-
-
-def test_hiding_is_row_by_row(model):
-    batch = inputs()
-    kept = output(model, batch, keep_text=torch.tensor([True, True]))
-    mixed = output(model, batch, keep_text=torch.tensor([True, False]))
-    dropped = output(model, batch, keep_text=torch.tensor([False, False]))
-    assert_close(kept, output(model, batch))
-    assert_close(mixed[:1], kept[:1])
-    assert_close(mixed[1:], dropped[1:])
-    assert (mixed[1] - kept[1]).abs().max() > 1e-2
-
-
-def test_rows_do_not_see_each_other(model):
-    batch = inputs()
-    together = output(model, batch)
-    for row in range(2):
-        alone = output(model, {name: value[row : row + 1] for name, value in batch.items()})
-        assert_close(alone, together[row : row + 1])
-
-
 @torch.no_grad()
-def test_kept_key_values_give_the_same_output(model):
-    batch = inputs()
+def test_cached_key_values_give_the_same_output():
+    model, batch = random_model(SMALL), inputs()
     conditions = model.encode_conditions(
         batch["text_ids"], batch["text_mask"], batch["speaker"], batch["speaker_mask"]
     )
     key_values = model.condition_key_values(conditions)
     for t in (torch.tensor([1.0, 1.0]), batch["t"]):
         arguments = (batch["latents"], t, batch["frame_mask"], conditions)
-        kept = model.denoise(*arguments, key_values=key_values)
-        assert_close(kept, model.denoise(*arguments))
-        assert_close(kept, output(model, batch, t=t))
-
-
-@torch.no_grad()
-def test_speaker_encoder_is_causal(model):
-    batch = inputs()
-    later = batch["speaker"].clone()
-    later[:, 8:] += 1.0
-    keys, mask = model.speaker_encoder(batch["speaker"], batch["speaker_mask"])
-    changed, _ = model.speaker_encoder(later, batch["speaker_mask"])
-    assert mask.tolist() == [[True, True, True], [True, True, False]]
-    assert torch.equal(changed[0, :2], keys[0, :2])
-    assert (changed[0, 2] - keys[0, 2]).abs().max() > 1e-2
+        cached = model.denoise(*arguments, key_values=key_values)
+        assert_close(cached, model.denoise(*arguments))
+        assert_close(cached, output(model, batch, t=t))
 
 
 @pytest.mark.parametrize("empty", ["conditions", "everything"])
 def test_a_row_without_keys_is_finite(empty):
-    model, batch = build(), inputs()
+    model, batch = random_model(SMALL), inputs()
     for name in ("text_mask", "speaker_mask"):
         batch[name] = batch[name].clone()
         batch[name][0] = False
@@ -300,7 +171,7 @@ def test_a_row_without_keys_is_finite(empty):
 
 
 def test_starts_by_predicting_zero():
-    model = initialized()
+    model = initialized_model(SMALL, 3)
     assert output(model, inputs()).abs().max() == 0
     for layer in model.layers:
         assert not layer.adaln.up.weight.any() and not layer.adaln.up.bias.any()
@@ -309,7 +180,7 @@ def test_starts_by_predicting_zero():
 
 @torch.no_grad()
 def test_weights_depend_on_seed_and_name_only():
-    reference = dict(initialized().named_parameters())
+    reference = dict(initialized_model(SMALL, 3).named_parameters())
     torch.manual_seed(3)
     torch.rand(100)  # a moved generator changes nothing, the seed alone counts
     model = DiTTTSModel(SMALL)
@@ -318,8 +189,8 @@ def test_weights_depend_on_seed_and_name_only():
         assert torch.equal(parameter, reference[name]), name
 
     # Other parameters before and between them: no byte encoder, and a third layer.
-    fewer = dict(initialized(replace(SMALL, text_vocab_size=0)).named_parameters())
-    more = dict(initialized(replace(SMALL, n_layers=3)).named_parameters())
+    fewer = dict(initialized_model(replace(SMALL, text_vocab_size=0), 3).named_parameters())
+    more = dict(initialized_model(replace(SMALL, n_layers=3), 3).named_parameters())
     assert fewer.keys() < reference.keys() < more.keys()
     for name in fewer:
         assert torch.equal(fewer[name], reference[name]), name
@@ -328,14 +199,14 @@ def test_weights_depend_on_seed_and_name_only():
         scale = math.sqrt(2 / 3) if residual and "adaln" not in name else 1.0
         torch.testing.assert_close(more[name], scale * reference[name], rtol=1e-5, atol=0)
 
-    other = dict(initialized(seed=4).named_parameters())
+    other = dict(initialized_model(SMALL, 4).named_parameters())
     for name, parameter in reference.items():
         if parameter.unique().numel() > 1:
             assert (other[name] != parameter).float().mean() > 0.99, name
 
 
 def test_equal_shapes_get_different_weights():
-    layers = initialized().layers
+    layers = initialized_model(SMALL, 3).layers
     for name, parameter in layers[0].named_parameters():
         if parameter.unique().numel() > 1:
             assert not torch.equal(parameter, layers[1].get_parameter(name)), name
@@ -343,7 +214,7 @@ def test_equal_shapes_get_different_weights():
 
 @torch.no_grad()
 def test_wrapped_blocks_get_the_same_weights():
-    reference = dict(initialized().named_parameters())
+    reference = dict(initialized_model(SMALL, 3).named_parameters())
     torch.manual_seed(3)
     model = DiTTTSModel(SMALL)
     for number, layer in enumerate(model.layers):
@@ -358,7 +229,7 @@ def test_wrapped_blocks_get_the_same_weights():
 
 def test_initial_scale():
     sizes = {"dim": 160, "mlp_dim": 300, "speaker_dim": 128, "n_layers": 3}
-    model = initialized(replace(SMALL, **sizes, text_vocab_size=1000))
+    model = initialized_model(replace(SMALL, **sizes, text_vocab_size=1000), 3)
     layer = model.layers[0]
     for weight, fan_in, scale in (
         (layer.attention.qkv_gate.weight, 160, 1.0),
@@ -416,27 +287,10 @@ def test_norms_and_rotation_are_computed_in_float32():
 
 def test_weights_in_bfloat16_leave_time_and_output_in_float32():
     """t in bfloat16 would turn the fastest angle, 1000·t, by up to 2 radians."""
-    model, batch = build(), inputs()
+    model, batch = random_model(SMALL), inputs()
     batch["t"] = torch.tensor([0.3037, 0.8063])
     low = output(model.bfloat16(), batch)
     assert low.dtype == torch.float32
     valid = batch["frame_mask"]
     exact = output(model.float(), batch)[valid]
     assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
-
-
-# From the config
-
-
-def test_the_data_section_sets_the_models_input():
-    config = load_config(["--data.latent_channels=24", "--data.speaker_patch_size=2"])
-    args = replace(SMALL)
-    args.update_from_config(config)
-    assert (args.latent_channels, args.speaker_patch_size) == (24, 2)
-    assert args.text_vocab_size == 259
-
-
-@pytest.mark.parametrize("heads", ["0", "3", "32"])
-def test_heads_that_do_not_fit(heads):
-    with pytest.raises(InputError, match=rf"text encoder.* {heads} heads"):
-        replace(SMALL).update_from_config(load_config([f"--encoder.n_heads={heads}"]))

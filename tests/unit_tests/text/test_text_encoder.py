@@ -10,9 +10,10 @@ from tests.helpers.pretrained_checkpoints import WRITERS
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
+from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import text_encoder_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
@@ -176,7 +177,7 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
 
 def model_args(path, folder, *arguments):
     """Sizes of a model whose tokenizer has 3 ids more than the encoder."""
-    args = DiTTTSModelArgs(
+    args = DiTTTSModelConfig(
         dim=16,
         n_layers=1,
         n_heads=2,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.tokens import token
+from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS as FIELDS
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.tokenizer import (
@@ -17,7 +18,6 @@ from torchtitan.models.dit_tts.text.tokenizer import (
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     BYTE_VOCAB_SIZE,
-    FIELDS,
     Vocabulary,
     check_covers,
     from_json,

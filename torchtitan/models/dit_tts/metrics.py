@@ -1,16 +1,14 @@
-"""Metrics of a training run: loss, exact FLOPs and MFU, goodput, waste, memory, progress.
+"""Metrics of a training run: loss, throughput, MFU and goodput MFU, padding, memory, progress.
 
-MFU is exact-FLOPs MFU: training FLOPs of the executed (padded) shapes without recomputation, as
-`torch.utils.flop_counter` counts them, over the device's dense bf16 peak. Goodput MFU counts the
-real lengths only.
+MFU is the training FLOPs of the padded shapes without recomputation, as `torch.utils.flop_counter`
+counts them, over the device's dense bf16 peak. Goodput MFU counts the real lengths only.
 """
 
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,15 +20,11 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.flops import (
-    Lengths,
-    text_encoder_flops,
-    training_flops,
-)
+from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
-_PEAK_TFLOPS = {  # dense bf16, from the vendors' datasheets; the first name found in the device's wins
+_PEAK_TFLOPS = {  # dense bf16, from the vendors' datasheets; the first name that the device's contains wins
     "A100": 312.0,
     "H100 NVL": 835.0,
     "H100 PCIe": 756.0,
@@ -44,7 +38,7 @@ _PEAK_TFLOPS = {  # dense bf16, from the vendors' datasheets; the first name fou
 
 
 def peak_flops(device_name: str, peak_tflops: float) -> float | None:
-    """Dense bf16 peak of one device in FLOP/s; None where it is not known."""
+    """Dense bf16 peak of one device in FLOP/s; None if it is not known."""
     if peak_tflops > 0:
         return peak_tflops * 1e12
     for name, tflops in _PEAK_TFLOPS.items():
@@ -54,7 +48,7 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
 
 
 class _TensorBoard(BaseLogger):
-    """One folder a run; a resume hides the steps that it trains again."""
+    """One folder per run; a resume hides the steps that it repeats."""
 
     def __init__(self, folder: str, resumed_step: int):
         self.writer = SummaryWriter(folder, purge_step=resumed_step + 1)
@@ -75,11 +69,26 @@ def eta(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}"
 
 
-class TTSMetricsProcessor(MetricsProcessor):
-    """Upstream's processor with figures for padded batches of speech.
+@dataclass
+class Counts:
+    """Sums over micro-batches since the last logged step."""
 
-    `count` is called for each micro-batch; `log` sums over ranks what was counted since the last.
+    executed_flops: float = 0
+    useful_flops: float = 0
+    samples: float = 0
+    valid_frames: float = 0
+    padded_frames: float = 0
+    replaced_samples: float = 0
+
+
+class TTSMetricsProcessor(MetricsProcessor):
+    """Upstream's processor with metrics for padded batches of speech.
+
+    `count` is called for each micro-batch; `log_step` sums over ranks what was counted since the last
+    logged step.
     """
+
+    job_config: JobConfig
 
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
@@ -91,22 +100,14 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
+        self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
+        self.counts = Counts()
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
         self.metrics_file: JsonLines | None = None
-        self.first_step = 0
+        self.first_step = self.last_logged_step = 0
         self.start_time = time.perf_counter()
-        self._most_reserved_gib = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
-        self.executed_flops = 0
-        self.useful_flops = 0
-        self.samples = 0
-        self.valid_frames = 0
-        self.padded_frames = 0
-        self.replaced_samples = 0
-        self.last_logged_step = getattr(self, "last_logged_step", 0)
+        self._max_reserved_gib = 0.0
 
     def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: JsonLines) -> None:
         """Called once the checkpoint is loaded, on every rank."""
@@ -114,7 +115,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.start_time = self.time_last_log = time.perf_counter()
         if self.peak is None:
             logger.info(
-                "No MFU: the peak of this device is not known; [metrics] peak_tflops would give it"
+                "No MFU: the peak of this device is not known; set [metrics] peak_tflops to get it"
             )
         else:
             logger.info(
@@ -131,114 +132,90 @@ class TTSMetricsProcessor(MetricsProcessor):
             self.logger = loggers
 
     def should_log(self, step: int) -> bool:
-        """Also at every step that is saved: a checkpoint is made of finite weights only."""
+        """Every step that is saved is logged too, so that no checkpoint has weights that are not finite."""
         checkpoint = self.job_config.checkpoint
         saved = checkpoint.enable and step % checkpoint.interval == 0
-        return super().should_log(step) or saved or step == self.job_config.training.steps
+        return super().should_log(step) or saved or step == self.total_steps
 
-    def count(
-        self,
-        shape: tuple[int, int, int, int],
-        frames: list[int],
-        text_tokens: list[int],
-        speaker_frames: list[int],
-        replaced: int = 0,
-        text_rows: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        """Takes note of a micro-batch.
+    def count(self, batch: MicroBatch, replaced: int = 0) -> None:
+        """Adds a micro-batch.
 
         Args:
-            shape: padded (samples, frames, text tokens, speaker frames).
-            frames, text_tokens, speaker_frames: real lengths of each sample.
-            replaced: damaged samples that another one stands for.
-            text_rows: (rows, tokens) of each pass through a pretrained text encoder.
+            replaced: corrupt samples that another sample stands in for.
         """
-        batch, padded, text, speaker = shape
-        self.shapes[shape] += 1
-        self.executed_flops += batch * training_flops(
-            self.model_args, Lengths(padded, text, speaker)
-        )
-        self.useful_flops += sum(
-            training_flops(self.model_args, Lengths(*lengths))
-            for lengths in zip(frames, text_tokens, speaker_frames)
-        )
-        encoder = self.model_args.text_encoder_sizes
-        if encoder is not None:
-            self.executed_flops += sum(text_encoder_flops(encoder, *rows) for rows in text_rows)
-            # Conditioning tokens have no part in it; they are too few to tell them apart here.
-            self.useful_flops += sum(text_encoder_flops(encoder, 1, n) for n in text_tokens)
-        self.samples += batch
-        self.valid_frames += sum(frames)
-        self.padded_frames += batch * padded
-        self.replaced_samples += replaced
+        samples, padded, _, _ = batch.shape
+        self.shapes[batch.shape] += 1
+        self.counts.executed_flops += executed_flops(self.model_args, batch)
+        self.counts.useful_flops += useful_flops(self.model_args, batch)
+        self.counts.samples += samples
+        self.counts.valid_frames += sum(frames for frames, _, _ in batch.lengths)
+        self.counts.padded_frames += samples * padded
+        self.counts.replaced_samples += replaced
 
-    def most_reserved_gib(self) -> float:
-        """Most device memory that this rank has reserved in its life, in GiB."""
+    def max_reserved_gib(self) -> float:
+        """Maximum device memory that this rank has reserved since the process started, in GiB."""
         now = self.device_memory_monitor.get_peak_stats().max_reserved_gib
-        return max(self._most_reserved_gib, now)
+        return max(self._max_reserved_gib, now)
 
-    def _global_sums(self) -> list[float]:
+    def _counts_of_all_ranks(self) -> Counts:
         sums = torch.tensor(
-            [
-                self.executed_flops,
-                self.useful_flops,
-                self.samples,
-                self.valid_frames,
-                self.padded_frames,
-                self.replaced_samples,
-            ],
-            dtype=torch.float64,
-            device=device_type,
+            list(asdict(self.counts).values()), dtype=torch.float64, device=device_type
         )
         mesh = self.parallel_dims.get_optional_mesh("batch")
         if mesh is not None:
             torch.distributed.all_reduce(sums, group=mesh.get_group())
-        return sums.tolist()
+        return Counts(*sums.tolist())
 
-    def log(
-        self,
-        step: int,
-        global_avg_loss: float,
-        global_max_loss: float,
-        grad_norm: float,
-        extra_metrics: dict[str, Any] | None = None,
+    def log_step(
+        self, step: int, loss: float, grad_norm: float, lr: float | torch.Tensor | None = None
     ) -> None:
-        if not (math.isfinite(global_avg_loss) and math.isfinite(grad_norm)):
+        """Logs a step, in the place of upstream's `log`.
+
+        Args:
+            loss: mean over the valid frames of the global batch.
+            grad_norm: before clipping.
+            lr: of the first optimizer; torchao's is a tensor.
+
+        Raises:
+            InputError: loss or gradient norm is not finite.
+        """
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise InputError(
-                f"step {step}: loss {global_avg_loss}, gradient norm {grad_norm}; the run ends before a "
-                f"checkpoint is made of it: lower [optimizer] lr or look at the data"
+                f"step {step}: loss {loss}, gradient norm {grad_norm}; the run stops before it saves a "
+                f"checkpoint of it: lower [optimizer] lr or look at the data"
             )
         now = time.perf_counter()
         seconds = now - self.time_last_log
-        executed, useful, samples, valid, padded, replaced = self._global_sums()
+        counts = self._counts_of_all_ranks()
         devices = self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
-        self._most_reserved_gib = max(self._most_reserved_gib, memory.max_reserved_gib)
-        steps = step - self.last_logged_step
-        total = self.job_config.training.steps
-        lr = (extra_metrics or {}).get("lr")
+        self._max_reserved_gib = max(self._max_reserved_gib, memory.max_reserved_gib)
+        total = self.total_steps
         remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
+        audio_seconds = counts.valid_frames / self.job_config.data.frames_per_second
+        executed = counts.executed_flops / seconds / devices
+        useful = counts.useful_flops / seconds / devices
         metrics: dict[str, Any] = {
-            "loss": global_avg_loss,
+            "loss": loss,
             "grad_norm": grad_norm,
-            "samples_per_second": samples / seconds,
-            "audio_seconds_per_second": valid / self.job_config.data.frames_per_second / seconds,
-            "padded_frames_per_second": padded / seconds,
-            "tflops_per_device": executed / seconds / devices / 1e12,
-            "padding_fraction": 1.0 - valid / padded,
-            "replaced_samples": int(replaced),
+            "samples_per_second": counts.samples / seconds,
+            "audio_seconds_per_second": audio_seconds / seconds,
+            "padded_frames_per_second": counts.padded_frames / seconds,
+            "tflops_per_device": executed / 1e12,
+            "padding_fraction": 1.0 - counts.valid_frames / counts.padded_frames,
+            "replaced_samples": int(counts.replaced_samples),
             "compiled_shapes": len(self.shapes),
             "compiles": self.compiles,
-            "seconds_per_step": seconds / steps,
+            "seconds_per_step": seconds / (step - self.last_logged_step),
             "data_loading_fraction": sum(self.data_loading_times) / seconds,
             "peak_memory_gib": memory.max_reserved_gib,
             "peak_allocated_gib": memory.max_active_gib,
             "progress": step / total,
             "eta_seconds": remaining,
-            # None on a device whose peak is not known: an MFU against a guessed peak is no figure.
-            "mfu": self.peak and executed / seconds / devices / self.peak,
-            "goodput_mfu": self.peak and useful / seconds / devices / self.peak,
-            "lr": None if lr is None else float(lr),  # torchao's is a tensor
+            # None without a known peak: an MFU against a guessed peak means nothing.
+            "mfu": self.peak and executed / self.peak,
+            "goodput_mfu": self.peak and useful / self.peak,
+            "lr": None if lr is None else float(lr),
         }
         self.logger.log(metrics, step)
         if self.metrics_file is not None:
@@ -252,16 +229,15 @@ class TTSMetricsProcessor(MetricsProcessor):
         color = self.color
         logger.info(
             f"{color.red}step: {step}/{total} ({step / total:.0%})  "
-            f"{color.green}loss: {global_avg_loss:.5f}  "
+            f"{color.green}loss: {loss:.5f}  "
             f"{color.orange}grad_norm: {grad_norm:.4f}  "
             f"{color.turquoise}memory: {memory.max_reserved_gib:.2f}GiB  "
             f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
-            f"{color.cyan}waste: {metrics['padding_fraction']:.0%}  "
+            f"{color.cyan}padding: {metrics['padding_fraction']:.0%}  "
             f"{color.magenta}{mfu}{color.reset}  ETA {eta(remaining)}"
         )
         self.last_logged_step = step
-        self._reset()
-        self.ntokens_since_last_log = 0
+        self.counts = Counts()
         self.data_loading_times.clear()
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()

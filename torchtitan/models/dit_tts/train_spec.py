@@ -1,6 +1,7 @@
-"""The family's sizes, and the functions that upstream's trainer builds a run from."""
+"""The functions that upstream's trainer builds a run from."""
 
-from dataclasses import replace
+import json
+from functools import partial
 from typing import Any
 
 from torchtitan.models.dit_tts.benchmark.loader import (
@@ -8,54 +9,47 @@ from torchtitan.models.dit_tts.benchmark.loader import (
     build_synthetic_tokenizer,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
-from torchtitan.models.dit_tts.infra.agreement import build_agreed_dataloader
+from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
+from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_lr_schedulers,
     build_tts_optimizers,
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
-
-_WIDE_SPEAKER = {"speaker_dim": 1024, "speaker_n_heads": 8, "speaker_mlp_dim": 2816}
-
-_FLAVORS = {
-    "debug": DiTTTSModelArgs(
-        dim=192,
-        n_layers=4,
-        n_heads=4,
-        mlp_dim=528,
-        speaker_dim=128,
-        speaker_n_layers=2,
-        speaker_n_heads=2,
-        speaker_mlp_dim=352,
-        text_dim=128,
-        adaln_rank=32,
-        timestep_dim=128,
-    ),
-    "800M": DiTTTSModelArgs(),
-    "3B": DiTTTSModelArgs(
-        dim=2560, n_layers=32, n_heads=20, mlp_dim=7040, text_dim=1152, **_WIDE_SPEAKER
-    ),
-    "8B": DiTTTSModelArgs(
-        dim=4096, n_layers=32, n_heads=32, mlp_dim=11264, text_dim=2560, **_WIDE_SPEAKER
-    ),
-}
-
-
-def model_flavors() -> dict[str, DiTTTSModelArgs]:
-    """Fresh copies of the sizes: a job's config changes its own."""
-    return {name: replace(args) for name, args in _FLAVORS.items()}
 
 
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
     build = build_synthetic_tokenizer if job_config.benchmark.enable else build_tokenizer
     return build(job_config)
+
+
+def build_agreed_dataloader(
+    dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
+) -> LatentDataLoader:
+    """`build_dataloader`, with text features if [encoder] cache_features is set.
+
+    Raises:
+        InputError: on every rank, if two ranks have other data, tokens or numbers of steps.
+    """
+    find_features = None
+    if job_config.encoder.cache_features:
+        find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
+    loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config, find_features)
+    parts = json.loads(loader.state_dict()["order_fingerprint"])
+    parts["tokens"] = tokenizer.vocabulary.fingerprint
+    parts["steps"] = job_config.training.steps
+    if loader.features is not None:
+        parts["text_features"] = loader.features.encoder_fingerprint
+    assert_equal_across_ranks(parts)
+    return loader
 
 
 def _build_dataloader(*, job_config: JobConfig, **kwargs: Any) -> LatentDataLoader:
@@ -71,7 +65,7 @@ def get_train_spec() -> TrainSpec:
         parallelize_fn=parallelize_dit_tts,
         pipelining_fn=None,
         build_optimizers_fn=build_tts_optimizers,
-        build_lr_schedulers_fn=build_tts_lr_schedulers,
+        build_lr_schedulers_fn=build_tts_lr_schedulers,  # type: ignore[arg-type]
         build_dataloader_fn=_build_dataloader,
         build_tokenizer_fn=_build_tokenizer,
         build_loss_fn=build_flow_loss,

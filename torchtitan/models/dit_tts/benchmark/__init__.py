@@ -1,1 +1,1 @@
-"""Benchmark mode: the real trainer on synthetic data, timed, with every figure's convention beside it."""
+"""Benchmark mode: the real trainer on synthetic data, timed step by step."""

@@ -1,4 +1,4 @@
-"""What the trainer builds instead of data, tokenizer and text encoder when [benchmark] is on."""
+"""Data loader, tokenizer and text encoder that replace the real ones when [benchmark] is enabled."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,18 +17,16 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     RandomTokens,
     SyntheticDataset,
 )
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
-from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
+from torchtitan.models.dit_tts.data.build import batch_policy, describe
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.text.encoder_record import write_record
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    find_source,
-    is_pretrained,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.tools.logging import logger
@@ -36,13 +34,13 @@ from torchtitan.tools.logging import logger
 _BEGIN_AND_END = 2
 _WEIGHT_STD = 0.05
 _OPEN_END = 10**6
-"""steps of a run whose end is a duration, until its speed is known"""
+"""Steps of a run that ends by duration_seconds, until its speed is known"""
 
 
 class WarmUpFirst(GlobalBatchSampler):
-    """The usual order, behind a few batches of every bucket in turn, longest first.
+    """The usual order after a warm-up: a few batches of every bucket in turn, longest first.
 
-    Each shape is then compiled, and the most memory asked for, before timing starts.
+    Each shape is then compiled, and the maximum of memory allocated, before timing starts.
     """
 
     def __init__(
@@ -50,12 +48,12 @@ class WarmUpFirst(GlobalBatchSampler):
         bucket_samples: Sequence[np.ndarray],
         batch_sizes: Sequence[int],
         seed: int,
-        steps_a_bucket: int,
+        warmup_steps: int,
     ):
         super().__init__(bucket_samples, batch_sizes, seed)
         self._bucket_samples = bucket_samples
         filled = [bucket for bucket, samples in enumerate(bucket_samples) if len(samples)]
-        self.warm_up = tuple(bucket for bucket in reversed(filled) for _ in range(steps_a_bucket))
+        self.warm_up = tuple(bucket for bucket in reversed(filled) for _ in range(warmup_steps))
         """bucket of each batch of the warm-up"""
 
     def batch(self, number: int) -> GlobalBatch:
@@ -66,24 +64,14 @@ class WarmUpFirst(GlobalBatchSampler):
         return GlobalBatch(number, 0, bucket, samples)
 
 
-def as_benchmark(config: JobConfig) -> JobConfig:
-    """The config of a benchmark, as its folder keeps it: no data, no checkpoints, no audit."""
-    return replace(
-        config,
-        data=replace(config.data, path="", weights=[], balance_by="", epochs=0, audit=False),
-        checkpoint=replace(config.checkpoint, enable=False, create_seed_checkpoint=False),
-    )
-
-
 def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
-    """Random ids, in the place of the run's tokenizer; writes their number to
-    `job_config.encoder.vocab_size`, as `build_tokenizer` does.
+    """A tokenizer of random ids; sets `job_config.encoder.vocab_size` as `build_tokenizer` does.
 
-    A pretrained encoder's config is put into the run's folder, where the model's sizes are taken from:
-    the hub is not asked.
+    Writes a pretrained encoder's config to the run folder, from which the model takes its sizes, so
+    nothing is downloaded.
 
     Raises:
-        InputError: a pretrained encoder whose config is neither here nor known.
+        InputError: the config of a pretrained encoder is neither on this machine nor built in.
     """
     encoder, data = job_config.encoder, job_config.data
     fields = data.conditioning
@@ -95,7 +83,7 @@ def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
         if dist.is_initialized():
             dist.barrier()
     else:
-        # The ids of characters come from data, which there is none of.
+        # There are no texts to collect the characters from.
         text_ids = encoder.vocab_size - len(fields) if encoder.vocab_size else BYTE_VOCAB_SIZE
     tokenizer = RandomTokens(text_ids, fields, data.max_text_tokens, data.seed)
     encoder.vocab_size = tokenizer.vocab_size
@@ -105,12 +93,10 @@ def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
 def build_synthetic_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: RandomTokens, job_config: JobConfig
 ) -> LatentDataLoader:
-    """The loader of synthetic samples, with the buckets and the order that data of these lengths would
-    have; sets [training] steps, as [data] epochs does."""
+    """The loader of synthetic samples, with the buckets and the order that real data of these lengths
+    would have. Sets [training] steps, as [data] epochs does."""
     benchmark, data, training = job_config.benchmark, job_config.data, job_config.training
-    global_batch_size, accumulation_steps = batch_split(
-        training.global_batch_size, training.local_batch_size, dp_world_size
-    )
+    global_batch_size, accumulation_steps = batch_split(training, dp_world_size)
     pretrained = is_pretrained(job_config.encoder.model)
     dataset = SyntheticDataset(
         benchmark,
@@ -159,7 +145,7 @@ def build_synthetic_dataloader(
 def _features(
     job_config: JobConfig, dataset: SyntheticDataset, n_conditions: int
 ) -> RandomFeatures | None:
-    """Random features where the run would read a frozen encoder's from files."""
+    """Random features for a run that would read those of a frozen encoder from files."""
     encoder, data = job_config.encoder, job_config.data
     if not encoder.cache_features:
         return None
@@ -172,9 +158,9 @@ def _features(
 def build_random_encoder(
     job_config: JobConfig, parallel_dims: ParallelDims, device: torch.device
 ) -> PretrainedTextEncoder | None:
-    """The frozen text encoder with random weights, which cost as much time as its own would.
+    """The frozen text encoder with random weights, which take as much time as its own.
 
-    None where the features are those of [encoder] cache_features or the model has a learned encoder.
+    None if [encoder] cache_features is set or the model has a learned encoder.
     """
     encoder = job_config.encoder
     if not is_pretrained(encoder.model) or encoder.cache_features:

@@ -1,11 +1,14 @@
-"""Times the trainer's steps and writes what was found, with all that repeats it, to benchmark.json."""
+"""Times the trainer's steps and writes benchmark.json: the results and everything needed to repeat them.
+
+FLOPs are counted by several conventions, so that no MFU is reported without the one it was computed by.
+"""
 
 import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +17,82 @@ import torch
 import torch.distributed as dist
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.dit_tts.benchmark.convention import (
-    Convention,
-    MicroBatch,
-    attention_note,
-    conventions,
-    table,
-)
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention_backends import choose_backend
+from torchtitan.models.dit_tts.model.flops import (
+    Lengths,
+    MicroBatch,
+    executed_flops,
+    language_model_flops,
+    speaker_keys,
+    useful_flops,
+)
 from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 FILE_NAME = "benchmark.json"
 
+# T, Lt and Ls are a sample's latent frames, text tokens and speaker keys (reference frames after
+# patching), N the trained parameters, L the decoder's blocks, D its width.
+CONVENTIONS = {
+    "exact": "padded shapes, as PyTorch's counter",
+    "exact goodput": "real lengths only",
+    "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
+    "6N (T+Lt+Ls)": ("6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes"),
+}
+"""What each convention counts. The first is that of `mfu`, the second of `goodput_mfu`. The 6N rules are
+those of language models: they take every parameter to work on all positions, whereas here the speaker
+encoder and the projections of text and speaker work on other, fewer positions, and AdaLN once per
+sample. "exact" and "exact goodput" include a pretrained text encoder that runs."""
+
+_NOT_EXECUTED = {
+    "varlen": "padded keys and frames",
+    "flex": "blocks of 128 keys without a valid one",
+}
+"""Part of the padded shapes that an attention backend does not compute"""
+
+
+def flops_by_convention(
+    args: DiTTTSModelArgs, parameters: int, batches: Sequence[MicroBatch]
+) -> list[int]:
+    """Total FLOPs of the micro-batches by each of CONVENTIONS."""
+    frames_only = all_keys = 0
+    for batch in batches:
+        samples, *padded = batch.shape
+        lengths = Lengths(*padded)
+        keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)
+        frames_only += samples * language_model_flops(args, parameters, lengths.frames)
+        all_keys += samples * language_model_flops(args, parameters, keys)
+    executed = sum(executed_flops(args, batch) for batch in batches)
+    useful = sum(useful_flops(args, batch) for batch in batches)
+    return [executed, useful, frames_only, all_keys]
+
+
+def convention_table(
+    flops: Sequence[int], seconds: float, devices: int, peak: float | None
+) -> list[dict[str, Any]]:
+    """For each of CONVENTIONS TFLOP/s per device, MFU (None without a known peak, in FLOP/s) and the
+    ratio to the exact FLOPs."""
+    return [
+        {
+            "convention": name,
+            "counts": counts,
+            "flops": total,
+            "tflops_per_device": total / seconds / devices / 1e12,
+            "mfu": peak and total / seconds / devices / peak,
+            "times_exact": total / flops[0],
+        }
+        for (name, counts), total in zip(CONVENTIONS.items(), flops, strict=True)
+    ]
+
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile, least and most."""
+    """Median, 10th and 90th percentile, minimum and maximum."""
     p10, median, p90 = np.percentile(values, [10, 50, 90])
     return {
         "median": float(median),
@@ -47,12 +104,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 class BenchmarkRecorder:
-    """Seconds and sizes of each step of one rank; the first `warm_up_steps` are left out.
+    """Records seconds and sizes of each step of one rank, except for the first `warm_up_steps`.
 
     Args:
-        job_config: the run's, with [benchmark].
         model_args: the model's sizes.
-        parameters: trained ones, of the whole model.
+        parameters: number of trained parameters of the whole model.
         peak: dense bf16 peak of a device in FLOP/s, or None.
     """
 
@@ -81,21 +137,13 @@ class BenchmarkRecorder:
         self._graphs_after_warm_up = 0
         self._began = 0.0
 
-    def count(
-        self,
-        shape: tuple[int, int, int, int],
-        frames: list[int],
-        text_tokens: list[int],
-        speaker_frames: list[int],
-        text_rows: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        """Takes note of a micro-batch of the step; arguments as of `TTSMetricsProcessor.count`."""
-        lengths = list(zip(frames, text_tokens, speaker_frames, strict=True))
-        self._batches.append(MicroBatch(shape, lengths, text_rows))
+    def count(self, batch: MicroBatch) -> None:
+        """Adds a micro-batch of the current step."""
+        self._batches.append(batch)
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around step `number` (from 1): its wall time between two moments when the device is idle."""
+        """Times step `number` (from 1) between two moments at which the device is idle."""
         self._batches = []
         utils.device_module.synchronize()
         began = time.perf_counter()
@@ -110,8 +158,8 @@ class BenchmarkRecorder:
             self._began = time.perf_counter()
 
     def remaining_steps(self, step: int) -> int:
-        """Steps that are still to come after `step`: those asked for, or as many as the time that is
-        left holds at the median speed; rank 0 decides for all."""
+        """Number of steps after `step`: those of [benchmark] steps, or as many as fit into what is left
+        of duration_seconds at the median speed. Rank 0 decides for all."""
         benchmark = self.job_config.benchmark
         left = self._last_step - step
         if not benchmark.duration_seconds or step <= self.warm_up_steps:
@@ -119,81 +167,64 @@ class BenchmarkRecorder:
         time_left = benchmark.duration_seconds - (time.perf_counter() - self._began)
         if self.seconds:
             left = min(left, max(0, int(np.ceil(time_left / np.median(self.seconds)))))
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            decided = torch.tensor([left], device=utils.device_type)
-            dist.broadcast(decided, 0)
-            left = int(decided)
-        return left
+        return gather_from_ranks(left)[0]
 
     def finish(self, folder: Path, peak_memory_gib: float) -> dict[str, Any] | None:
-        """Gathers all ranks' figures and writes benchmark.json; None on all ranks but 0.
+        """Gathers the results of all ranks and writes benchmark.json to the run's folder.
 
         Args:
-            folder: the run's.
-            peak_memory_gib: most that this rank's device had reserved.
+            peak_memory_gib: maximum memory that this rank's device has reserved.
+
+        Returns:
+            The report on rank 0, None on the others.
         """
-        counted = conventions(self.model_args, self.parameters, self._all_batches())
+        batches = [batch for step in self.steps for batch in step]
         mine = {
             "seconds": self.seconds,
-            "flops": [each.flops for each in counted],
-            "samples": sum(batch.shape[0] for batch in self._all_batches()),
-            "valid_frames": sum(n for batch in self._all_batches() for n, _, _ in batch.lengths),
-            "padded_frames": sum(batch.shape[0] * batch.shape[1] for batch in self._all_batches()),
+            "flops": flops_by_convention(self.model_args, self.parameters, batches),
+            "samples": sum(batch.shape[0] for batch in batches),
+            "valid_frames": sum(n for batch in batches for n, _, _ in batch.lengths),
+            "padded_frames": sum(batch.shape[0] * batch.shape[1] for batch in batches),
             "peak_memory_gib": peak_memory_gib,
             "compiles": compiled_graphs() - self._graphs_after_warm_up,
         }
-        ranks = [mine]
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            ranks = [None] * dist.get_world_size()
-            dist.all_gather_object(ranks, mine)
-            if dist.get_rank() != 0:
-                return None
-        report = self._report(counted, ranks, folder)
+        ranks = gather_from_ranks(mine)
+        if dist.is_initialized() and dist.get_rank() != 0:
+            return None
+        report = self._report(ranks)
         write_atomic(folder / FILE_NAME, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         for line in summary(report):
             logger.info(line)
         return report
 
-    def _all_batches(self) -> Iterator[MicroBatch]:
-        for batches in self.steps:
-            yield from batches
-
-    def _report(
-        self, counted: list[Convention], ranks: list[dict[str, Any]], folder: Path
-    ) -> dict[str, Any]:
-        # A step is as long as its slowest rank's.
+    def _report(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+        # A step takes as long as its slowest rank.
         seconds = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
         total = sum(seconds)
 
         def over_ranks(name: str) -> int:
             return sum(rank[name] for rank in ranks)
 
-        summed = [
-            Convention(each.name, each.counts, sum(rank["flops"][i] for rank in ranks))
-            for i, each in enumerate(counted)
-        ]
-        rows = table(summed, total, len(ranks), self.peak)
+        flops = [sum(each) for each in zip(*(rank["flops"] for rank in ranks), strict=True)]
+        rows = convention_table(flops, total, len(ranks), self.peak)
         config, encoder = self.job_config, self.job_config.encoder
-        # As it was given: with the run's folder in dump_folder a repeat would nest its own in there.
-        given = replace(config, job=replace(config.job, dump_folder=str(folder.parent)))
+        audio_seconds = over_ranks("valid_frames") / config.data.frames_per_second
         return {
             "seconds_per_step": spread(seconds),
             "steps": len(seconds),
             "warm_up_steps": self.warm_up_steps,
             "timed_seconds": total,
             "samples_per_second": over_ranks("samples") / total,
-            "audio_seconds_per_second": over_ranks("valid_frames")
-            / self.job_config.data.frames_per_second
-            / total,
-            "useful_frames_share": over_ranks("valid_frames") / over_ranks("padded_frames"),
+            "audio_seconds_per_second": audio_seconds / total,
+            "useful_frames_fraction": over_ranks("valid_frames") / over_ranks("padded_frames"),
             "mfu": rows[0]["mfu"],
             "goodput_mfu": rows[1]["mfu"],
             "tflops_per_device": rows[0]["tflops_per_device"],
             "conventions": rows,
             "conventions_note": "recomputation by activation checkpointing is not counted; mfu is over "
-            "the dense bf16 peak, null where the device's is not known",
+            "the dense bf16 peak, null if the device's is not known",
             "attention": self.attention,
-            "attention_note": attention_note(self.attention),
+            "attention_note": _attention_note(self.attention),
             "peak_tflops": self.peak and self.peak / 1e12,
             "peak_memory_gib": max(rank["peak_memory_gib"] for rank in ranks),
             "compiles_while_timed": max(rank["compiles"] for rank in ranks),
@@ -201,14 +232,14 @@ class BenchmarkRecorder:
             "gpus_per_node": gpus_per_node(),
             "parameters": self.parameters,
             "shapes": self._shapes(seconds),
-            "text_encoder": _text_encoder_said(encoder.model, encoder.cache_features),
+            "text_encoder": _text_encoder_note(encoder.model, encoder.cache_features),
             "step_seconds": seconds,
             "environment": environment(),
-            "config": asdict(given),
+            "config": asdict(config),
         }
 
     def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:
-        """Each step's micro-batches are of one shape, the same on every rank."""
+        """Each step's micro-batches have one shape, the same on every rank."""
         by_shape: dict[tuple[int, ...], list[float]] = defaultdict(list)
         batches: Counter[tuple[int, ...]] = Counter()
         for step_seconds, step in zip(seconds, self.steps, strict=True):
@@ -228,10 +259,19 @@ class BenchmarkRecorder:
         ]
 
 
-def _text_encoder_said(model: str, cache: bool) -> str:
+def _attention_note(backend: str) -> str:
+    if backend not in _NOT_EXECUTED:
+        return f"attention {backend}: the padded shapes are what was executed"
+    return (
+        f"attention {backend}: {_NOT_EXECUTED[backend]} are not computed, so less was executed than the "
+        f"padded shapes that mfu counts"
+    )
+
+
+def _text_encoder_note(model: str, cached: bool) -> str:
     if not is_pretrained(model):
         return f"{model}: learned, inside the model, trained"
-    if cache:
+    if cached:
         return f"{model}: not run; random features stand in for those of [encoder] cache_features"
     return f"{model}: run, frozen, with random weights"
 
@@ -240,8 +280,8 @@ def summary(report: dict[str, Any]) -> list[str]:
     """The report as lines for the log."""
     step = report["seconds_per_step"]
     lines = [
-        f"benchmark: {report['steps']} steps, {step['median']:.4f} s a step (p10 {step['p10']:.4f}, p90 "
-        f"{step['p90']:.4f}, {step['min']:.4f} to {step['max']:.4f}); "
+        f"benchmark: {report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, "
+        f"p90 {step['p90']:.4f}, {step['min']:.4f} to {step['max']:.4f}); "
         f"{report['samples_per_second']:.1f} samples/s, "
         f"{report['audio_seconds_per_second']:.0f} audio-s/s; peak memory "
         f"{report['peak_memory_gib']:.2f} GiB; text encoder {report['text_encoder']}",

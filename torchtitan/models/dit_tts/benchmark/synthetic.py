@@ -1,8 +1,8 @@
 """A dataset without files: random latents, references, token ids and text features of chosen lengths.
 
-It stands in for the archive behind the real loader, so batches have the real keys, shapes, masks and
-order. Values are drawn once into a pool and each sample is a slice of it, copied into the batch as a
-stored one would be. Nothing is zero: zeros draw less power, and a GPU then runs faster than in training.
+The real loader reads it, so batches have the real keys, shapes, masks and order. Values are drawn once
+into a pool; each sample is a slice of it that is copied into the batch as a stored one would be. No
+value is zero: zeros need less power, and a GPU then runs faster than in training.
 """
 
 import math
@@ -13,35 +13,35 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data
-from torchtitan.models.dit_tts.data.dataset import LoadedSample
+from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 UTTERANCES = 20_000
-"""samples of the synthetic dataset"""
+"""Samples of the synthetic dataset"""
 
 LATENT_STD = 0.8
-"""standard deviation of a latent's values, between those of DAC-VAE's channels"""
+"""Standard deviation of the latents, about that of DAC-VAE's"""
 
 BYTES_PER_SECOND = 14.0
 SUBWORDS_PER_SECOND = 3.3
-"""text tokens a second of speech, of a learned encoder and of a pretrained one"""
+"""Text tokens per second of speech of a learned and of a pretrained encoder"""
 
 _RATE_SPREAD = 0.15
 _SHORTEST_SECONDS = 1.0
 _SHORTEST_REFERENCE_SECONDS = 3.0
-# A bucket needs samples: below this share of the distribution there would be hardly any.
-_SMALLEST_SHARE = 1e-4
+# With a smaller fraction of the distribution within the limits, a bucket would have hardly any sample.
+_MIN_FRACTION = 1e-4
 
 
 def utterance_frames(
     benchmark: Benchmark, data: Data, generator: np.random.Generator
 ) -> np.ndarray:
-    """(n,) int64 latent frames: all of [data] max_frames, or log-normal seconds cut at 1 s and there.
+    """(n,) int64 latent frames: [data] max_frames for all, or log-normal between 1 s and max_frames.
 
     Raises:
-        InputError: next to nothing of the distribution lies within the limits.
+        InputError: hardly any of the distribution lies within the limits.
     """
     if benchmark.lengths == "longest":
         return np.full(UTTERANCES, data.max_frames, np.int64)
@@ -53,29 +53,26 @@ def utterance_frames(
     low, high = (
         float(normal.cdf(torch.tensor(x, dtype=torch.float64).log())) for x in (shortest, longest)
     )
-    if high - low < _SMALLEST_SHARE:
+    if high - low < _MIN_FRACTION:
         raise InputError(
-            f"[benchmark] mean_seconds = {benchmark.mean_seconds} with sigma = {benchmark.sigma} has "
-            f"{high - low:.1e} of its utterances between {shortest:g} s and [data] max_frames = "
-            f"{data.max_frames} ({longest:g} s); choose a mean within these"
+            f"[benchmark] mean_seconds = {benchmark.mean_seconds}, but with sigma = {benchmark.sigma} "
+            f"only {high - low:.1e} of the utterances are between {shortest:g} s and [data] max_frames "
+            f"= {data.max_frames} ({longest:g} s); choose a mean within these"
         )
-    # The inverse of the distribution function: no draw lies outside.
-    shares = torch.from_numpy(generator.uniform(low, high, UTTERANCES))
-    seconds = normal.icdf(shares).exp().numpy()
+    # Inverse transform sampling: no draw lies outside the limits.
+    quantiles = torch.from_numpy(generator.uniform(low, high, UTTERANCES))
+    seconds = normal.icdf(quantiles).exp().numpy()
     frames = np.ceil(seconds * data.frames_per_second).astype(np.int64)
     return frames.clip(1, data.max_frames)
 
 
-class SyntheticDataset:
-    """What the loader asks of a `Dataset`, without files.
+class SyntheticDataset(Dataset):
+    """The part of a `Dataset` that the loader uses, without files.
 
     Args:
-        tokens_per_second: of text, its conditioning tokens and begin and end left out.
-        extra_tokens: those, in each row.
+        tokens_per_second: of text, without conditioning tokens, begin and end.
+        extra_tokens: conditioning tokens, begin and end of each row.
     """
-
-    tar_paths: Sequence[str] = ()
-    problems: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -85,7 +82,10 @@ class SyntheticDataset:
         tokens_per_second: float,
         extra_tokens: int,
     ):
+        # Dataset's own __init__ reads indexes, of which there are none.
         generator = np.random.default_rng(seed)
+        self.tar_paths = []
+        self.problems = []
         self.latent_channels = data.latent_channels
         self.frames = utterance_frames(benchmark, data, generator)
         n = len(self.frames)
@@ -99,7 +99,7 @@ class SyntheticDataset:
             rate = tokens_per_second * generator.lognormal(0.0, _RATE_SPREAD, n)
             tokens = extra_tokens + np.ceil(self.frames / data.frames_per_second * rate)
             self.tokens = tokens.clip(extra_tokens + 1, data.max_text_tokens).astype(np.int32)
-        # Twice the longest slice: each sample begins at a place of its own.
+        # Twice the longest slice: samples begin at different places.
         longest = max(data.max_frames, data.max_speaker_frames)
         self._pool = LATENT_STD * generator.standard_normal(
             (2 * longest, self.latent_channels), np.float32
@@ -114,7 +114,7 @@ class SyntheticDataset:
         return f"synthetic:{sample:07d}"
 
     def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
-        """Nothing lies behind URLs."""
+        """There is nothing to download."""
         return {}
 
     def load(
@@ -137,10 +137,10 @@ class SyntheticDataset:
 
 
 class RandomTokens(ConditionedTokenizer):
-    """Token ids drawn uniformly from the ids of text.
+    """Token ids drawn uniformly from those of text.
 
     Args:
-        text_ids: number of ids of text; conditioning tokens come behind them.
+        text_ids: number of ids of text, which precede those of conditioning tokens.
     """
 
     def __init__(self, text_ids: int, fields: Sequence[str], longest: int, seed: int):
@@ -153,14 +153,15 @@ class RandomTokens(ConditionedTokenizer):
         self._conditions_ids = np.arange(text_ids, self.vocab_size)
         self._longest = longest
 
-    def max_tokens(self, dataset: SyntheticDataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+    def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
+        assert isinstance(dataset, SyntheticDataset)
         return dataset.tokens
 
     def encode_into(
         self,
         row: np.ndarray,
         text: str,
-        metadata: Mapping[str, Any],
+        metadata: Mapping[str, Any] = {},
         drop: Sequence[bool] = (),
     ) -> int:
         """Writes a synthetic sample's ids to the start of row (L,); `text` is empty."""
@@ -173,20 +174,20 @@ class RandomTokens(ConditionedTokenizer):
     def encode(
         self, text: str, metadata: Mapping[str, Any] = {}, drop: Sequence[bool] = ()
     ) -> list[int]:
-        raise NotImplementedError("random tokens stand for no text")
+        raise NotImplementedError("random ids have no text")
 
     def decode(self, ids: Sequence[int]) -> str:
-        raise NotImplementedError("random tokens stand for no text")
+        raise NotImplementedError("random ids have no text")
 
     def unknown_characters(self, text: str) -> list[str]:
         return []
 
 
 class RandomFeatures:
-    """Text features in the place of those that [encoder] cache_features keeps in files.
+    """Random text features, which replace the stored ones of [encoder] cache_features.
 
     Args:
-        tokens: (n,) of each sample's text, without its conditioning.
+        tokens: (n,) of each sample's text, without conditioning tokens.
     """
 
     encoder_fingerprint = "synthetic"
@@ -201,7 +202,7 @@ class RandomFeatures:
         self._pool = pool.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
 
     def read(self, sample: int, out: np.ndarray) -> int:
-        """Fills the first rows of out (L, h), which gets their bits; see `Features.read`."""
+        """Writes the bits of a sample's features to the first rows of out (L, h); see `Features.read`."""
         tokens = int(self.tokens[sample])
         start = sample % self._longest
         out[:tokens] = self._pool[start : start + tokens]

@@ -1,1 +1,1 @@
-"""The flow-matching objective, its times and its randomness, and the solvers that sample from it."""
+"""Flow matching: the objective with its random draws, guidance and the solver for sampling."""

@@ -1,8 +1,8 @@
 """Random numbers keyed by (seed, position in the stream), computed with tensor operations.
 
 The noise of a sample must not depend on how the global batch is split over ranks, accumulation
-steps or restarts, so no generator with a running state can draw it, and one `torch.Generator` a
-sample would cost a kernel launch a sample and differ between CPU and GPU. SplitMix64 (Steele, Lea
+steps or restarts, so a generator with a running state cannot draw it. One `torch.Generator` per
+sample would need a kernel launch per sample and differ between CPU and GPU. SplitMix64 (Steele, Lea
 and Flood 2014) is counter-based: number i of a stream is a hash of key + i·γ. It runs on any
 device, vectorised over samples, without a host sync, and needs no state in the checkpoint.
 """
@@ -18,12 +18,12 @@ _LOW_32 = 0xFFFFFFFF
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift; torch's on signed integers is arithmetic."""
+    """Logical right shift; `>>` of signed integers is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser: a bijection on int64 in which every input bit moves every output bit."""
+    """Finaliser of SplitMix64: a bijection on int64 in which every input bit affects every output bit."""
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
@@ -32,13 +32,13 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 def stream_keys(
     seed: int, global_batch: torch.Tensor, row: torch.Tensor, stream: int
 ) -> torch.Tensor:
-    """Keys (B,) int64 of one use of randomness (`stream`) for each sample of a global batch.
+    """Keys (B,) int64 for each sample of a global batch and one use of randomness (`stream`).
 
     Args:
         seed: the run's seed.
-        global_batch: scalar int64, the global batch's place in the stream.
-        row: (B,) int64, the samples' rows in the global batch.
-        stream: which use, so that noise, time and dropout are independent.
+        global_batch: scalar int64, number of the global batch.
+        row: (B,) int64, rows of the samples in the global batch.
+        stream: number of the use, so that noise, time and dropout are independent.
     """
     key = torch.full_like(row, seed)
     for part in (torch.full_like(row, stream), global_batch.expand_as(row), row):
@@ -47,26 +47,26 @@ def stream_keys(
 
 
 def _bits(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """(B, count) int64 of random bits."""
+    """Random bits, (B, count) int64."""
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device)
     return mix(keys[:, None] + counter * _GAMMA)
 
 
 def uniform(keys: torch.Tensor) -> torch.Tensor:
-    """One number a key, (B,) float64 in (0, 1)."""
-    # 52 bits: with the half, float64 holds them exactly, and 1 cannot occur.
+    """One number per key, (B,) float64 in (0, 1)."""
+    # 52 bits plus a half are exact in float64, and neither 0 nor 1 can occur.
     return (_shift_right(_bits(keys, 1)[:, 0], 12).double() + 0.5) * 2.0**-52
 
 
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Standard normal numbers, (B, *shape) float32, by the Box-Muller transform.
 
-    Numbers come in pairs along the last dimension of the flattened shape; a longer first dimension
-    (more frames) leaves the earlier frames' numbers as they are, so padding changes nothing.
+    Pairs are consecutive in the flattened shape, so a longer first dimension (more frames) leaves the
+    numbers of earlier frames unchanged: padding has no effect.
     """
     count = math.prod(shape)
     bits = _bits(keys, (count + 1) // 2)
-    # 24 bits each; the half makes log(0) impossible, and a first that rounds to 1 gives radius 0.
+    # 24 bits each. The half excludes log(0); if `first` rounds to 1, the radius is 0.
     first = (_shift_right(bits, 40).float() + 0.5) * 2.0**-24
     second = ((bits & _LOW_32) >> 8).float() * 2.0**-24
     radius = torch.sqrt(-2.0 * torch.log(first))

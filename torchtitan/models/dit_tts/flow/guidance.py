@@ -13,7 +13,7 @@ Branches = Callable[[torch.Tensor, float, torch.Tensor, torch.Tensor], torch.Ten
 class Guidance:
     """v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker) for times in [min_t, 1], else v.
 
-    A scale of zero costs no branch; the branches that are needed run as one batch.
+    A branch with scale 0 is not computed; the others run as one batch.
     """
 
     text_scale: float = 3.0

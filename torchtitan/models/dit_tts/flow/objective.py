@@ -18,7 +18,7 @@ _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT = range(4)
 
 @dataclass(frozen=True)
 class NoisyBatch:
-    """What the network sees of a batch of clean latents, and what it should answer."""
+    """Noisy latents and the target of the network for a batch of clean latents."""
 
     latents: torch.Tensor
     """(B, T, C) noisy latents x_t"""
@@ -51,8 +51,8 @@ class FlowMatching:
     def sample_times(
         self, global_batch: torch.Tensor, row: torch.Tensor, global_batch_size: int | torch.Tensor
     ) -> torch.Tensor:
-        """Times (B,) float32. Row j of a global batch of n takes its time from the j-th of n equal
-        strata of the distribution, so each global batch covers it evenly."""
+        """Times (B,) float32. Row j of a global batch of n draws its time from the j-th of n equal strata
+        of the distribution, so each global batch covers it evenly."""
         keys = stream_keys(self.seed, global_batch, row, _TIME)
         u = (row + uniform(keys)) / global_batch_size
         if self.time_distribution == "logit_normal":
@@ -66,13 +66,13 @@ class FlowMatching:
         row: torch.Tensor,
         global_batch_size: int | torch.Tensor,
     ) -> NoisyBatch:
-        """Draws the training problem of a micro-batch.
+        """Draws time, noise and condition dropout of a micro-batch.
 
         Args:
             latents: (B, T, C) float32 clean latents, zero at padding.
-            global_batch: scalar int64, the global batch's number in the stream.
+            global_batch: scalar int64, number of the global batch.
             row: (B,) int64, rows in the global batch.
-            global_batch_size: rows of the global batch.
+            global_batch_size: number of rows of the global batch.
         """
 
         def keys(stream: int) -> torch.Tensor:
@@ -98,10 +98,10 @@ class FlowMatching:
         t: torch.Tensor,
         smallest_step: float = 1e-3,
     ) -> torch.Tensor:
-        """Velocity from the network's output at (latents, t): v = (ε - x_t) / (1 - t) for noise.
+        """Velocity from the network's output at (latents, t); v = (ε - x_t) / (1 - t) for noise.
 
-        Noise prediction cannot tell the velocity at t = 1. There 1 - t is bounded by the solver's
-        step, so that an error of the prediction moves the sample by no more than itself.
+        At t = 1 a noise prediction does not determine the velocity. There 1 - t is bounded by the
+        solver's step, so that a prediction error moves the sample by at most that error.
         """
         if self.prediction == "velocity":
             return output
@@ -113,15 +113,15 @@ def squared_error_sum(
 ) -> torch.Tensor:
     """Sum over valid frames of the mean squared error over channels, in float32.
 
-    prediction and target (B, T, C), frame_mask (B, T). Divided by the global number of valid
-    frames it is the loss, however the batch is split.
+    prediction and target (B, T, C), frame_mask (B, T). Divided by the number of valid frames of the
+    global batch it is the loss, however the batch is split.
     """
     error = (prediction.float() - target.float()).square().mean(-1)
     return torch.where(frame_mask, error, 0.0).sum()
 
 
 def build_objective(job_config: JobConfig) -> FlowMatching:
-    """The objective that the config's [objective] section describes."""
+    """The objective of the config's [objective] section."""
     o = job_config.objective
     return FlowMatching(
         prediction=o.prediction,

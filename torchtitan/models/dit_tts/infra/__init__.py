@@ -1,1 +1,1 @@
-"""What is applied to the plain model from outside: parallelism, compile, checkpointing, EMA."""
+"""Parallelism, compilation, optimizers and EMA, applied to the plain model from outside."""

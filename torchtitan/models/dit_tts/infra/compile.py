@@ -1,43 +1,43 @@
-"""Compiles blocks in place and the objective's functions, and watches that this happens once a static
-shape.
+"""Compiles blocks in place, and the objective's functions, and checks for recompilation.
 
-Of the model only blocks are compiled, the decoder's and the learned encoders': those of one stack are
-alike, so one graph a shape serves all of them.
+Only blocks of the model are compiled, those of the decoder and of the learned encoders. The blocks of a
+stack are alike, so all of them share one graph per static shape.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 
 from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.infra.compat import (
+    dynamo_config,
+    dynamo_counters,
+    list_mode_options,
+)
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.tools.logging import logger
 
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Values of [compile] mode that replay kernels from CUDA graphs"""
+_MAX_READS = 5
+"""Maximum number of reads up to which Inductor recomputes a value for each reader instead of storing it
+in float32. The gradient of a rotated and normed query has one more than Inductor's default of 4; this
+saves 7 % of a block's pointwise traffic."""
 
-_MOST_READS = 5
-"""Reads up to which Inductor computes a value again for each reader instead of storing it in float32.
-The gradient of a rotated and normed query has one more than its default of 4; 7 % of a block's
-pointwise traffic."""
-
-_FUNCTIONS = 2
-"""of the objective, that the component "loss" compiles: the corruption and the loss itself"""
+_OBJECTIVE_FUNCTIONS = 2
+"""Functions that the component "loss" compiles: `add_noise` and the loss itself"""
 
 
 def static_shapes(data: Data) -> int:
-    """Shapes of batches that [data] leads to, at most: one for each bucket."""
+    """Maximum number of batch shapes with these [data] settings: one per bucket."""
     return len(data.bucket_frames) or data.num_buckets
 
 
 def stacks(model: nn.Module, components: Sequence[str]) -> list[nn.ModuleList]:
-    """The stacks of like blocks that [compile] components name. A pretrained text encoder has none:
-    its blocks are another package's code."""
-    found = [model.layers] if "model" in components else []
+    """The stacks of blocks named by [compile] components. A pretrained text encoder has none, since its
+    blocks are the code of another library."""
+    found = [cast(nn.ModuleList, model.layers)] if "model" in components else []
     if "encoders" in components:
         for encoder in (model.speaker_encoder, model.text_encoder):
             if isinstance(encoder, (SpeakerEncoder, ByteEncoder)):
@@ -52,18 +52,18 @@ def apply_compile(
     mode: str = "default",
     components: Sequence[str] = ("model",),
 ) -> None:
-    """Compiles each block in place: a wrapper around it would step past FSDP's hooks.
+    """Compiles each block in place, since a wrapper around it would bypass FSDP's hooks.
 
     Args:
-        model: its blocks may be wrapped by activation checkpointing, not yet sharded.
+        model: its blocks may be wrapped by activation checkpointing, but not sharded yet.
         backend: of torch.compile.
-        shapes: static shapes of the data, at most.
+        shapes: maximum number of static shapes of the data.
         mode: of torch.compile; only the backend "inductor" has modes.
         components: "model" for the decoder's blocks, "encoders" for those of the learned encoders.
     """
     compiled = stacks(model, components)
-    # In training and in evaluation mode; the block with and without checkpointing is other code, but
-    # both encoders' blocks are one.
+    # Times 2 for training and evaluation mode. Blocks with and without checkpointing are separate
+    # code objects with limits of their own; the blocks of both encoders share one.
     _allow_graphs(2 * shapes * len(compiled))
     options = compile_options(mode) if backend == "inductor" else None
     for layers in compiled:
@@ -76,44 +76,43 @@ def apply_compile(
 
 def compile_options(mode: str) -> dict[str, Any]:
     """Inductor's options for a mode of torch.compile, and ours for the blocks."""
-    return {**torch._inductor.list_mode_options(mode), "realize_reads_threshold": _MOST_READS}
+    return {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
 
 
 def compile_function(function: Callable, backend: str | Callable, shapes: int) -> Callable:
-    """One of the objective's functions, compiled for each of at most `shapes` static shapes. They are
-    pointwise: there are no products to choose kernels for, so [compile] mode is not theirs."""
+    """Compiles one of the objective's functions for at most `shapes` static shapes. [compile] mode does
+    not apply: they are pointwise, without matmuls to choose kernels for."""
     _allow_graphs(shapes)
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
 
 
 def _allow_graphs(count: int) -> None:
-    """Of one code. Under fullgraph a graph over Dynamo's limit is an error."""
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, count)
+    """Raises Dynamo's limit of graphs per code object, beyond which fullgraph is an error."""
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, count)
 
 
 def compiled_graphs() -> int:
-    """Graphs that Dynamo has compiled in this process so far, of whatever function."""
-    return counters["stats"]["unique_graphs"]
+    """Number of graphs that Dynamo has compiled in this process so far."""
+    return dynamo_counters["stats"]["unique_graphs"]
 
 
 class CompileWatch:
-    """Counts the graphs that a model's forward passes make Dynamo compile.
+    """Counts the graphs that Dynamo compiles in a model's forward passes, and warns of too many.
 
-    Each static shape needs one graph for each kind of block, and each function of the objective that
-    is compiled; a graph beyond that is a compilation that costs its minute again and again.
+    Each static shape needs one graph per kind of block and per compiled function of the objective. More
+    graphs mean recompilation, which takes a minute each time.
     """
 
     def __init__(self, model: nn.Module, components: Sequence[str] = ("model",)):
-        # "Every Nth block" of activation checkpointing wraps some blocks and not others.
+        # Activation checkpointing of every n-th block wraps some blocks and not others.
         kinds = (len({type(layer) for layer in layers}) for layers in stacks(model, components))
-        self.kinds = sum(kinds) + _FUNCTIONS * ("loss" in components)
+        self.kinds = sum(kinds) + _OBJECTIVE_FUNCTIONS * ("loss" in components)
         self.graphs = 0
         self._warned = False
 
     @contextmanager
     def forward_pass(self, shapes: int) -> Iterator[None]:
-        """Around a forward pass; `shapes` is the number of static shapes seen so far, with it."""
+        """Wraps a forward pass. `shapes` is the number of static shapes seen so far, with this one."""
         before = compiled_graphs()
         yield
         self.graphs += compiled_graphs() - before
@@ -121,6 +120,6 @@ class CompileWatch:
             self._warned = True
             logger.warning(
                 f"{self.graphs} graphs were compiled for {shapes} static shapes and {self.kinds} kinds "
-                f"of graph: something beside the data's shapes changes from step to step, and each "
-                f"compilation holds the run up; TORCH_LOGS=recompiles says what"
+                f"of graph: something other than the data's shapes changes from step to step, and each "
+                f"recompilation slows the run down; set TORCH_LOGS=recompiles to see what"
             )

@@ -17,9 +17,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 class EMA(Stateful):
     """Average of a model's weights with decay min(decay, n / (9 + n)) after n earlier updates.
 
-    The first update copies the weights, and the average follows a young model closely. Kept in
-    float32, whatever the weights' dtype: a decay of 0.9999 adds less than bfloat16 resolves. Laid
-    out like the weights, so the checkpointer saves and reshards it like the model.
+    The first update copies the weights, and early averages follow them closely. Averages are float32,
+    whatever the dtype of the weights, because one update with a decay of 0.9999 changes less than
+    bfloat16 resolves. They are sharded like the weights, so a checkpoint reshards them like the model.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -32,7 +32,7 @@ class EMA(Stateful):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes in the weights after an optimizer step."""
+        """Averages in the weights, after an optimizer step."""
         decay = min(self.decay, self.num_updates / (9.0 + self.num_updates))
         self.num_updates += 1
         torch._foreach_lerp_(

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.collectives import patient_group, run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import fetch_together
-from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
 from torchtitan.models.dit_tts.text.feature_builder import (
     feature_kind,
     longest_text,

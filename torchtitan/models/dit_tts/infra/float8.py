@@ -1,21 +1,21 @@
-"""fp8 training of the decoder's large products, by torchao: [model] converters = ["float8"].
+"""fp8 training of the decoder's large matmuls, by torchao: [model] converters = ["float8"].
 
-Weights stay what they are, in the model and in its checkpoints; each product casts its operands to
-fp8 with a scale of their own, in the forward and the backward pass (Micikevicius et al. 2022).
+Weights keep their dtype in the model and in checkpoints. Each matmul casts its operands to fp8 with
+separate scales, in the forward and the backward pass (Micikevicius et al. 2022).
 
-Upstream's converter is not used: it converts every Linear whose name is not given, emulates only one
-of the recipes, and its module needs triton.
+Upstream's converter is not used: it converts every Linear that is not excluded by name, emulates only
+one of the recipes, and its module needs triton.
 """
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.compat import inductor_config
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.protocols.model_converter import ModelConverter, register_model_converter
 from torchtitan.tools.logging import logger
@@ -24,11 +24,8 @@ from torchtitan.tools.utils import has_cuda_capability
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
-CONVERTER = "float8"
-"""Its name in [model] converters"""
-
 _MULTIPLE = 16
-"""Sizes of matrices that fp8's tensor cores take"""
+"""Matrix sizes must be multiples of it on fp8 tensor cores"""
 
 
 class Float8Converter(ModelConverter):
@@ -42,8 +39,8 @@ class Float8Converter(ModelConverter):
         options = job_config.quantize.linear.float8
         if not options.emulate and not has_cuda_capability(8, 9):
             raise InputError(
-                "[model] converters = ['float8'] needs a GPU with fp8 (Ada, Hopper or later); take it "
-                "out, or set [quantize.linear.float8] emulate = true to try the numerics, slowly"
+                "[model] converters = ['float8'], but this GPU has no fp8 (Ada, Hopper and later have); "
+                "remove it, or set [quantize.linear.float8] emulate = true to test the numerics, slowly"
             )
         self.options = options
 
@@ -52,19 +49,21 @@ class Float8Converter(ModelConverter):
 
         skipped = self.options.filter_fqns
         large = matmul_weights(model)
-        products = {
+        linears = {
             name: module
             for name, module in model.named_modules()
-            if module in large and not any(part in name for part in skipped)
+            if isinstance(module, nn.Linear)
+            and module in large
+            and not any(part in name for part in skipped)
         }
-        for name, linear in products.items():
+        for name, linear in linears.items():
             if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
                 raise InputError(
-                    f"[model] converters = ['float8']: layer {name} has the shape "
-                    f"{tuple(linear.weight.shape)}, and fp8 needs multiples of {_MULTIPLE}; skip it by "
+                    f"[model] converters = ['float8'], but layer {name} has the shape "
+                    f"{tuple(linear.weight.shape)} and fp8 needs multiples of {_MULTIPLE}; exclude it by "
                     f"[quantize.linear.float8] filter_fqns"
                 )
-        wanted = set(products.values())
+        wanted = set(linears.values())
         convert_to_float8_training(
             model,
             module_filter_fn=lambda module, name: module in wanted,
@@ -72,27 +71,27 @@ class Float8Converter(ModelConverter):
         )
         recipe = self.options.recipe_name or "tensorwise"
         logger.info(
-            f"fp8, recipe {recipe}{', emulated' if self.options.emulate else ''}: {len(products)} "
-            f"products of the blocks"
+            f"fp8, recipe {recipe}{', emulated' if self.options.emulate else ''}: {len(linears)} "
+            f"matmuls of the blocks"
         )
 
     def _recipe(self) -> "Float8LinearConfig":
         from torchao.float8 import Float8LinearConfig
 
         if self.options.recipe_name == "rowwise":
-            # Inductor otherwise keeps in float32 what eager rounds to bfloat16, and the scale of a
-            # row is then not that of the values it scales (pytorch issue 150859).
-            torch._inductor.config.emulate_precision_casts = True
+            # Inductor otherwise keeps float32 values that eager rounds to bfloat16, and the scale of a
+            # row then does not fit the values (pytorch issue 150859).
+            inductor_config.emulate_precision_casts = True
         return replace(
             Float8LinearConfig.from_recipe_name(self.options.recipe_name or "tensorwise"),
             emulate=self.options.emulate,
-            # Samples times frames or tokens are an inner dimension in the backward pass, and need
-            # not be a multiple of 16; where they are, nothing is padded.
+            # In the backward pass samples · frames (or tokens) is an inner dimension, which need not
+            # be a multiple of 16; if it is, nothing is padded.
             pad_inner_dim=True,
         )
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Scales are made anew in each product: nothing to do after a step."""
+        """Nothing to do: the scales are computed in each matmul."""
 
 
-register_model_converter(Float8Converter, CONVERTER)
+register_model_converter(Float8Converter, FLOAT8_CONVERTER)

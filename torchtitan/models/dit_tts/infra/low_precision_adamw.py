@@ -1,6 +1,6 @@
-"""AdamW whose moments take less memory: in bfloat16, or in 8 bits by torchao."""
+"""AdamW with moments in bfloat16, or in 8 bits by torchao, to save memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -11,35 +11,32 @@ from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
 _CHUNK = 2**26
-"""Parameters whose moments are in float32 at a time"""
+"""Maximum number of parameters whose moments are in float32 at a time"""
 
 _TILE = 2**16
-"""As many places as there are numbers of 16 bits: each has one of its own to round with"""
+"""Number of values of 16 bits: each element of a tile is rounded with a different one"""
 
-_ALIGNED = 64
-"""Numbers, of whose multiples the parameters' parts of a buffer start, for the kernels' wide loads"""
+_ALIGNMENT = 64
+"""Elements to which each parameter's part of a buffer is aligned, for vectorised loads"""
 
 _ODD = 40503
-"""2^16 over the golden ratio: multiples of it fill the 16 bits evenly, however many are taken"""
-
-MOST_BETA2_BFLOAT16 = 0.999
-"""Highest beta2 with moments in bfloat16, which has 8 significant bits: rounding leaves a second moment
-right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
+"""2^16 over the golden ratio: any number of its multiples fills the 16 bits evenly"""
 
 
 def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
-    """Rounds in place to what bfloat16 holds, up or down so that over the steps the mean is kept.
+    """Rounds in place to bfloat16 values, up or down so that the mean over the steps is kept.
 
-    To the nearest, a second moment that moves by less than half of its last bit a step stands still.
-    What decides is added to the 16 bits that bfloat16 lacks: a multiple of the golden ratio, by place
-    and step alone, so a resumed run and another replica round alike, without a generator's state.
+    With rounding to nearest, a second moment that changes by less than half of its last bit per step
+    never changes. Here a multiple of the golden ratio, which depends on position and step alone, is added
+    to the 16 bits that bfloat16 lacks. So a resumed run and another replica round alike, without the
+    state of a random generator.
 
     Args:
         numbers: (n · _TILE,) float32, not negative.
-        step: () the step's number, on the device of `numbers` or on the CPU.
+        step: () number of the step, on the device of `numbers` or on the CPU.
     """
-    places = torch.arange(_TILE, device=numbers.device)
-    added = ((places + step.long()) * _ODD) & 0xFFFF
+    positions = torch.arange(_TILE, device=numbers.device)
+    added = ((positions + step.long()) * _ODD) & 0xFFFF
     numbers.view(torch.int32).view(-1, _TILE).add_(added.int()).bitwise_and_(-(1 << 16))
 
 
@@ -48,32 +45,27 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class BFloat16AdamW(AdamW):
-    """torch's AdamW (fused, foreach or plain) with both moments kept in bfloat16.
+    """torch's AdamW (fused, foreach or plain) with both moments stored in bfloat16.
 
-    A step reads them into float32, a part of the parameters at a time, calls torch's own update, and
-    rounds them: the first to the nearest, the second by `round_to_bfloat16_`. The weights are updated
+    A step converts the moments of some parameters at a time to float32, calls torch's own update, and
+    rounds them: the first moment to nearest, the second by `round_to_bfloat16_`. The weights are updated
     from the unrounded moments. Everything is elementwise, so shards are updated as plain tensors.
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here
         for group in self.param_groups:
             for parameters in _chunks([p for p in group["params"] if p.grad is not None]):
                 self._update(parameters, group)
-        return loss
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         states = [self._state(parameter, group) for parameter in parameters]
-        kept = [[_local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq")]
-        first = [moment.float() for moment in kept[0]]
-        buffer, second = _in_one_buffer(kept[1])
+        stored = [[_local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq")]
+        first = [moment.float() for moment in stored[0]]
+        buffer, second = _in_one_buffer(stored[1])
         adamw(
             [_local(parameter) for parameter in parameters],
-            [_local(parameter.grad) for parameter in parameters],
+            [_local(parameter.grad) for parameter in parameters if parameter.grad is not None],
             first,
             second,
             [],
@@ -89,13 +81,13 @@ class BFloat16AdamW(AdamW):
             maximize=False,
         )
         round_to_bfloat16_(buffer, states[0]["step"])
-        torch._foreach_copy_(kept[0], first)
-        torch._foreach_copy_(kept[1], second)
+        torch._foreach_copy_(stored[0], first)
+        torch._foreach_copy_(stored[1], second)
 
     def _state(self, parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, torch.Tensor]:
         state = self.state[parameter]
         if not state:
-            # The fused kernel counts on the device.
+            # The fused kernel counts the steps on the device.
             device = parameter.device if group["fused"] else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for name in ("exp_avg", "exp_avg_sq"):
@@ -104,14 +96,16 @@ class BFloat16AdamW(AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        for state in self.state.values():  # torch gives them the weights' dtype
+        for state in self.state.values():  # torch casts them to the dtype of the weights
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = state[name].to(torch.bfloat16)
 
 
 def _in_one_buffer(moments: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(the buffer, (n · _TILE,) float32; each moment as a part of it)."""
-    starts = list(accumulate((-(-m.numel() // _ALIGNED) * _ALIGNED for m in moments), initial=0))
+    """A float32 buffer (n · _TILE,), and each moment as a view of a part of it."""
+    starts = list(
+        accumulate((-(-m.numel() // _ALIGNMENT) * _ALIGNMENT for m in moments), initial=0)
+    )
     buffer = moments[0].new_empty(-(-starts[-1] // _TILE) * _TILE, dtype=torch.float32)
     parts = [buffer[at : at + m.numel()].view(m.shape) for at, m in zip(starts, moments)]
     torch._foreach_copy_(parts, moments)
@@ -119,7 +113,7 @@ def _in_one_buffer(moments: list[torch.Tensor]) -> tuple[torch.Tensor, list[torc
 
 
 def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbours with together at most `_CHUNK` numbers on this rank, or a single one with more."""
+    """Groups of neighbours with at most `_CHUNK` elements on this rank; a larger one is alone."""
     chunk: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
@@ -134,17 +128,17 @@ def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def build_8bit_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """torchao's AdamW with moments in 8 bits, quantised in blocks of 256 numbers (Dettmers et al.
-    2022); tensors of fewer than 4096 numbers a rank keep float32. It compiles its update once for each
-    shape of a parameter."""
+    """torchao's AdamW with moments in 8 bits, quantised in blocks of 256 elements (Dettmers et al.
+    2022). Tensors of fewer than 4096 elements per rank keep float32. Its update is compiled once per
+    parameter shape."""
     from torchao.optim import AdamW8bit
 
     class EagerOnCPU(AdamW8bit):
-        """Without an accelerator: compiling takes seconds a shape, and the update does not last."""
+        """Without compilation, which takes seconds per shape and saves little on a CPU."""
 
-        def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
             with torch.compiler.set_stance("force_eager"):
-                return super().step(closure)
+                super().step(closure)
 
     on_cpu = all(p.device.type in ("cpu", "meta") for group in groups for p in group["params"])
     return (EagerOnCPU if on_cpu else AdamW8bit)(groups, **options)

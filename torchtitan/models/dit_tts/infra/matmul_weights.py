@@ -1,4 +1,6 @@
-"""The large matrix products of the decoder: what Muon updates and fp8 computes."""
+"""The large matmuls of the decoder, whose weights Muon updates and which fp8 computes."""
+
+from typing import cast
 
 from torch import nn
 
@@ -7,13 +9,13 @@ from torchtitan.models.dit_tts.model.layers import GatedMLP
 
 
 def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
-    """Attention's and the MLP's projections of every block, not the low-rank AdaLN.
+    """The projections of attention and MLP in every block, without the low-rank AdaLN.
 
     Returns:
-        For each how matrices share its rows: (parts, rows), `rows` of each part in turn.
+        For each the layout of the fused matrices in its rows: (parts, rows), `rows` of each part in turn.
     """
     products: dict[nn.Linear, tuple[int, int]] = {}
-    for module in model.layers.modules():
+    for module in cast(nn.ModuleList, model.layers).modules():
         if isinstance(module, JointAttention):
             head = module.head_dim
             products[module.qkv_gate] = (4, head)

@@ -1,22 +1,22 @@
-"""Muon (Jordan et al. 2024) for the decoder's large matrices, also where they are sharded or fused."""
+"""Muon (Jordan et al. 2024) for the decoder's large matrices, sharded and fused ones included."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-# Quintic Newton-Schulz: steep at zero, so that five iterations bring every singular value to
-# about 0.7 to 1.2.
+# Quintic Newton-Schulz iteration: steep at zero, so that five iterations bring every singular value
+# into about 0.7 to 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _EPSILON = 1e-7
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
-    """U Vᵀ, nearly, of each matrix U S Vᵀ. (N, rows, columns) to the same in bfloat16."""
+    """Approximately U Vᵀ of each matrix U S Vᵀ. (N, rows, columns) to the same shape in bfloat16."""
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -29,7 +29,7 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def split_fused(weight: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
-    """The matrices of a fused projection, whose rows come `rows` of each in turn.
+    """Separates the matrices of a fused projection, which has `rows` rows of each in turn.
 
     (groups · parts · rows, columns) to (parts, groups · rows, columns).
     """
@@ -42,17 +42,17 @@ def join_fused(matrices: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 class Muon(Optimizer):
-    """Momentum with Nesterov's look ahead, orthogonalised; decoupled weight decay.
+    """Orthogonalised Nesterov momentum with decoupled weight decay.
 
-    torch.optim.Muon takes a parameter for one matrix. Here q, k, v, gate and the others that share
-    a product are orthogonalised each by itself, as if they were parameters of their own, and a
-    sharded one is gathered first: its shards' own singular vectors are not the matrix's. The update
-    of a matrix (m, n) is scaled by 0.2·√max(m, n), which gives it the root mean square of AdamW's,
-    so learning rate and weight decay mean the same (Liu et al. 2025).
+    torch.optim.Muon treats a parameter as one matrix. Here q, k, v, gate and other matrices fused into
+    one parameter are orthogonalised separately, and a sharded parameter is gathered first, since the
+    singular vectors of a shard are not those of the matrix. The update of a matrix (m, n) is scaled by
+    0.2·√max(m, n), which gives it the root mean square of AdamW's, so learning rate and weight decay
+    mean the same (Liu et al. 2025).
 
     Args:
-        params: groups or parameters, matrices all of them.
-        fused: for a parameter, (parts, rows) of `split_fused`.
+        params: groups or parameters, all of them matrices.
+        fused: (parts, rows) of `split_fused` for each fused parameter.
     """
 
     def __init__(
@@ -67,11 +67,7 @@ class Muon(Optimizer):
         self.fused = fused
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here
         for group in self.param_groups:
             momentum = group["momentum"]
             for parameter in group["params"]:
@@ -85,19 +81,17 @@ class Muon(Optimizer):
                 update = self._orthogonal(parameter, parameter.grad.lerp(buffer, momentum))
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-group["lr"])
-        return loss
 
     def _orthogonal(self, parameter: nn.Parameter, update: torch.Tensor) -> torch.Tensor:
-        """The scaled update, laid out like the parameter."""
-        sharded = isinstance(update, DTensor)
-        # Half the bytes on the wire, and the iteration is in bfloat16 anyway.
-        whole = update.bfloat16().full_tensor() if sharded else update
-        parts, rows = self.fused.get(parameter, (1, whole.shape[0]))
-        matrices = orthogonalize(split_fused(whole, parts, rows))
+        """The scaled update, with the parameter's layout over ranks."""
+        # bfloat16 halves the bytes sent, and the iteration uses it anyway.
+        full = update
+        if isinstance(update, DTensor):
+            full = cast(DTensor, update.bfloat16()).full_tensor()
+        parts, rows = self.fused.get(parameter, (1, full.shape[0]))
+        matrices = orthogonalize(split_fused(full, parts, rows))
         matrices = matrices * (0.2 * max(matrices.shape[-2:]) ** 0.5)
-        whole = join_fused(matrices, rows).to(parameter.dtype)
-        if not sharded:
-            return whole
-        return distribute_tensor(
-            whole, parameter.device_mesh, parameter.placements, src_data_rank=None
-        )
+        full = join_fused(matrices, rows).to(parameter.dtype)
+        if not isinstance(update, DTensor):
+            return full
+        return distribute_tensor(full, update.device_mesh, update.placements, src_data_rank=None)

@@ -1,19 +1,18 @@
-"""Optimizers of a run: which parameters decay, which learning rate they have, and who updates them."""
+"""Builds the optimizers and learning rate schedules of a run, and saves and loads their state."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from torchtitan.components.ft import FTManager
 from torchtitan.components.lr_scheduler import LRSchedulersContainer, build_lr_schedulers
@@ -21,7 +20,6 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.infra.muon import Muon
@@ -32,11 +30,11 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class TTSOptimizers(OptimizersContainer):
-    """One or more optimizers that share a model's parameters, as one checkpointed state.
+    """One or more optimizers of one model, with one state in the checkpoint.
 
-    A checkpoint has the state of each parameter, by the parameter's name: groups may be others than
-    when it was saved. The groups' settings (weight decay, betas ...) are the config's, and learning
-    rates the schedule's.
+    A checkpoint has the state of each parameter under the parameter's name, so parameter groups may
+    change between saving and loading. The groups' settings (weight decay, betas ...) come from the
+    config, and learning rates from the schedule.
     """
 
     def __init__(self, model: nn.Module, optimizers: list[Optimizer]):
@@ -62,46 +60,25 @@ class TTSOptimizers(OptimizersContainer):
         )
 
 
-@contextmanager
-def same_optimizer_as_saved(config: OptimizerConfig) -> Iterator[None]:
-    """Around the loading of a checkpoint, for one sentence where another optimizer wrote it.
-
-    Raises:
-        InputError: this run's optimizer keeps what the checkpoint has not.
-    """
-    try:
-        yield
-    except (CheckpointException, RuntimeError) as error:
-        if "Missing key in checkpoint state_dict: optimizer." not in str(error):
-            raise
-        raise InputError(
-            f"[optimizer] name = {config.name!r}: the checkpoint was written with another optimizer, "
-            f"whose state this one cannot take; set name as it was, or start anew from its weights by "
-            f"[checkpoint] initial_load_path"
-        ) from error
-
-
 def _is_state(name: str) -> bool:
-    """Of a flattened optimizer's names: state.PARAMETER.KEY, or param_groups.PARAMETER.KEY."""
+    """Flattened names are state.PARAMETER.KEY or param_groups.PARAMETER.KEY."""
     return name.startswith("state.")
 
 
 def embeddings(model: nn.Module) -> set[nn.Parameter]:
-    """Tables of which a step uses some rows. In 8 bits the second moment of a row that is not used
-    falls to 0 before the first one does, and its update is then no longer limited; Dettmers et al.
-    2022 keep them in float32."""
+    """Weights of the embedding tables."""
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
     return {parameter for table in tables for parameter in table.parameters(recurse=False)}
 
 
 def without_decay(model: nn.Module) -> set[nn.Parameter]:
-    """Norms, biases and embeddings: everything but the matrices of products."""
-    kept = embeddings(model)
+    """Norms, biases and embeddings: everything but the weights of matmuls."""
+    found = embeddings(model)
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.ndim < 2 or isinstance(module, HeadRMSNorm):
-                kept.add(parameter)
-    return kept
+                found.add(parameter)
+    return found
 
 
 def _groups(
@@ -110,7 +87,7 @@ def _groups(
     slow: set[nn.Parameter],
     config: OptimizerConfig,
 ) -> list[dict[str, Any]]:
-    """At most four groups: with and without decay, at the model's and the encoder's learning rate."""
+    """Up to four groups: with and without decay, at the model's and at the encoder's learning rate."""
     kinds: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault((parameter in slow, parameter in undecayed), []).append(parameter)
@@ -139,7 +116,10 @@ def build_tts_optimizers(
     slow = set(encoder.parameters()) if isinstance(encoder, PretrainedTextEncoder) else set()
     optimizers: list[Optimizer] = []
     if config.name == "Muon":
-        fused = {linear.weight: parts for linear, parts in matmul_weights(model).items()}
+        fused = {
+            cast(nn.Parameter, linear.weight): parts
+            for linear, parts in matmul_weights(model).items()
+        }
         parameters = [parameter for parameter in parameters if parameter not in fused]
         lr = config.muon_lr or config.lr
         optimizers.append(Muon(fused, lr=lr, weight_decay=config.weight_decay, fused=fused))
@@ -149,13 +129,15 @@ def build_tts_optimizers(
         return kind(groups, betas=(config.beta1, config.beta2), eps=config.eps)
 
     if config.state_dtype == "8bit":
+        # A step uses some rows of an embedding only. In 8 bits the second moment of an unused row becomes
+        # 0 before the first moment does, and its update explodes; Dettmers et al. 2022 keep float32.
         tables = embeddings(model).intersection(parameters)
         if tables:
             optimizers.append(adam([p for p in parameters if p in tables], _adam(config)))
         first = adam([p for p in parameters if p not in tables], build_8bit_adamw)
     else:
         first = adam(parameters, _adam(config))
-    # First, since its first group's learning rate is what is logged.
+    # AdamW comes first, since the learning rate of its first group is logged.
     return TTSOptimizers(model, [first, *optimizers])
 
 
@@ -168,10 +150,10 @@ def _adam(config: OptimizerConfig) -> Callable[..., Optimizer]:
 
 
 class TTSLRSchedulers(LRSchedulersContainer):
-    """Upstream's schedules, of which a checkpoint brings the position alone.
+    """Upstream's schedules, of which a checkpoint holds the position alone.
 
-    Upstream stores the first optimizer's base learning rates and gives them to all: wrong for two
-    optimizers, and for groups that are others than when it was saved.
+    Upstream saves the base learning rates of the first optimizer and loads them into all. That is wrong
+    for two optimizers, and if parameter groups have changed.
     """
 
     def __init__(self, schedulers: LRSchedulersContainer):
@@ -184,6 +166,7 @@ class TTSLRSchedulers(LRSchedulersContainer):
         for scheduler in self.schedulers:
             epoch = scheduler.last_epoch = state_dict["last_epoch"]
             groups = scheduler.optimizer.param_groups
+            assert isinstance(scheduler, LambdaLR)  # upstream's annotation is wider
             for group, base, factor in zip(
                 groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
             ):

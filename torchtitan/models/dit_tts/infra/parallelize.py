@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import torch.nn.attention.varlen  # registers torch_attn._varlen_attn
 from torch import nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -20,15 +19,17 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.compat import flex_attention_op, replicate
 from torchtitan.models.dit_tts.infra.compile import apply_compile, static_shapes
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
-# What per-op checkpointing keeps: of the products, which cost most to compute again, upstream's policy
-# takes every second one; fp8's, the maxima that these scale by, and attention by every backend.
-SAVED_OPERATIONS = {
+# Results that per-op checkpointing saves: matmuls, of which upstream's policy saves every second one;
+# fp8 matmuls and the maxima for their scales; attention of every backend.
+SAVED_OPERATIONS: set[Any] = {
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten.max.default,
@@ -37,12 +38,12 @@ SAVED_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.torch_attn._varlen_attn.default,
-    torch._higher_order_ops.flex_attention,
+    flex_attention_op,
 }
 
 
 def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """Writes this rank's part of a whole initial value."""
+    """Writes this rank's shard of a full initial value."""
     if isinstance(parameter, DTensor):
         value = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
@@ -57,18 +58,19 @@ def _sum_gradients(model: nn.Module) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             if device_type == "cpu":
-                # gloo has no PREMUL_SUM, which a divide factor otherwise uses
+                # gloo has no PREMUL_SUM, which FSDP otherwise uses for a divide factor.
                 module.set_force_sum_reduction_for_comms(True)
 
 
 def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -> None:
-    """Says whether the coming backward pass ends an accumulation (`now`).
+    """Turns the all-reduce over replicas in the next backward pass on or off.
 
-    Replicas then exchange gradients once a step, not once a micro-batch. Shards are reduced each time:
-    whole gradients kept between would undo the sharding.
+    Replicas exchange gradients once per step, with the last micro-batch (`now`). Shards reduce-scatter
+    for every micro-batch, since unsharded gradients would take the memory that sharding saves.
     """
     if not parallel_dims.dp_replicate_enabled:
         return
+    assert isinstance(model, FSDPModule)
     if parallel_dims.fsdp_enabled:
         model.set_requires_all_reduce(now)
     else:
@@ -76,29 +78,29 @@ def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -
 
 
 def _blocks_of_encoder(unit: nn.Module) -> list[nn.Module]:
-    """Blocks of a pretrained encoder, each large enough for a unit of its own; else none."""
+    """Blocks of a pretrained encoder, each large enough for an FSDP unit; none of another encoder."""
     return list(blocks_of(unit.core)) if isinstance(unit, PretrainedTextEncoder) else []
 
 
+def _encoders(model: DiTTTSModel) -> list[nn.Module]:
+    return [m for m in (model.text_encoder, model.speaker_encoder) if isinstance(m, nn.Module)]
+
+
 def apply_fsdp(
-    model: nn.Module,
+    model: DiTTTSModel,
     mesh: DeviceMesh,
     mixed_precision: MixedPrecisionPolicy,
     reshard_after_forward: bool,
     cpu_offload: bool,
 ) -> None:
-    """FSDP2 on a one-dimensional mesh, HSDP on a (replicate, shard) mesh; one unit a block."""
+    """FSDP2 on a one-dimensional mesh, HSDP on a (replicate, shard) mesh; one unit per block."""
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision}
     if cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    for encoder in (model.text_encoder, model.speaker_encoder):
-        if encoder is not None:
-            for block in _blocks_of_encoder(encoder):
-                fully_shard(block, **options, reshard_after_forward=reshard_after_forward)
-            fully_shard(encoder, **options, reshard_after_forward=reshard_after_forward)
-    for layer in model.layers:
-        fully_shard(layer, **options, reshard_after_forward=reshard_after_forward)
-    # The last unit is needed again at once by the backward pass.
+    for unit in (*_encoders(model), *model.layers):
+        for part in (*_blocks_of_encoder(unit), unit):
+            fully_shard(part, **options, reshard_after_forward=reshard_after_forward)
+    # The backward pass needs the last unit again at once.
     fully_shard([model.norm, model.output], **options, reshard_after_forward=False)
     fully_shard(model, **options)
     for method in ("encode_conditions", "denoise"):
@@ -106,8 +108,8 @@ def apply_fsdp(
 
 
 def parallelize_dit_tts(
-    model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig
-) -> nn.Module:
+    model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
+) -> DiTTTSModel:
     """Applies activation checkpointing, then compile, then FSDP2, HSDP or DDP."""
     components = job_config.compile.components if job_config.compile.enable else []
     if job_config.activation_checkpoint.mode != "none":
@@ -128,7 +130,7 @@ def parallelize_dit_tts(
         apply_fsdp(
             model,
             parallel_dims.get_mesh(names),
-            # Inputs stay as they are: time in bfloat16 would be a different time. The model casts.
+            # Inputs are not cast: t in bfloat16 would be a different time. The model casts the rest.
             MixedPrecisionPolicy(
                 param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
                 reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
@@ -139,14 +141,12 @@ def parallelize_dit_tts(
         )
         logger.info(f"Applied {'HSDP' if parallel_dims.dp_replicate_enabled else 'FSDP2'}")
     elif parallel_dims.dp_replicate_enabled:
-        # Mixed precision under DDP is autocast's, as on a single device.
+        # Mixed precision under DDP is done by autocast, as on a single device.
         mesh = parallel_dims.get_mesh("dp_replicate")
-        for unit in (model.text_encoder, model.speaker_encoder, *model.layers):
-            if unit is not None:
-                # One all-reduce a unit, beside the backward pass of the units before it.
-                for block in _blocks_of_encoder(unit):
-                    replicate(block, mesh=mesh)
-                replicate(unit, mesh=mesh)
+        # One all-reduce per unit overlaps with the backward pass of earlier units.
+        for unit in (*_encoders(model), *model.layers):
+            for part in (*_blocks_of_encoder(unit), unit):
+                replicate(part, mesh=mesh)
         replicate(model, mesh=mesh)
         logger.info("Applied DDP")
     _sum_gradients(model)

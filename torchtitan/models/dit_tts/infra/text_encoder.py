@@ -8,22 +8,17 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.dataloader import Features
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
+from torchtitan.models.dit_tts.infra.collectives import patient_group, run_on_all_ranks
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import (
     check_fingerprint,
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    HFEncoderSpec,
-    blocks_of,
-    find_source,
-    is_pretrained,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, blocks_of, find_source
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,

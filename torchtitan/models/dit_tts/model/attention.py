@@ -10,11 +10,11 @@ KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""
 
 
-class SelfAttention(nn.Module):
-    """Gated self-attention of the encoders: all heads rotated. (B, L, D) to (B, L, D).
+class GatedAttention(nn.Module):
+    """Projections shared by the two kinds of attention.
 
-    Q, K, V and the output's gate are one product, laid out head by head (q, k, v, gate), so that
-    a cut of its rows by tensor parallelism falls between heads.
+    Q, K, V and the gate of the output are one matmul, laid out head by head (q, k, v, gate), so that
+    tensor parallelism splits its rows between heads.
     """
 
     def __init__(self, dim: int, n_heads: int, eps: float):
@@ -34,6 +34,10 @@ class SelfAttention(nn.Module):
     def project_out(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return self.out((attended * torch.sigmoid(gate)).flatten(-2))
 
+
+class SelfAttention(GatedAttention):
+    """Self-attention of the encoders: all heads are rotated. (B, L, D) to (B, L, D)."""
+
     def forward(
         self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
     ) -> torch.Tensor:
@@ -43,17 +47,17 @@ class SelfAttention(nn.Module):
 
 
 def rotated_groups(n_heads: int) -> tuple[bool, ...]:
-    """Which groups of the decoder's heads rotate: the first half of the heads, rounded down, in as few
-    groups of one size as that takes."""
+    """Whether each group of the decoder's heads is rotated. The first half of the heads is (rounded
+    down); groups have equal sizes, so an odd number of heads needs one group per head."""
     half = n_heads // 2
     return (True, False) if n_heads == 2 * half else (True,) * half + (False,) * (n_heads - half)
 
 
-class JointAttention(SelfAttention):
-    """One softmax over the keys [self ‖ text ‖ speaker]; queries from the frames only.
+class JointAttention(GatedAttention):
+    """One softmax over the keys [self ‖ text ‖ speaker]; queries come from the frames only.
 
     K and V of text and speaker depend on the conditions alone, so a sampler computes them once
-    (`condition_key_values`) and hands them back at every step.
+    (`condition_key_values`) and passes them at every step.
     """
 
     def __init__(self, dim: int, n_heads: int, context_dim: int, eps: float):
@@ -78,7 +82,7 @@ class JointAttention(SelfAttention):
         keys: JointKeys,
         conditions: tuple[KeyValue, KeyValue],
     ) -> torch.Tensor:
-        """x (B, T, D); keys says which of the T + L + P keys count."""
+        """x (B, T, D) to the same shape; `keys` tells which of the T + L + P keys are valid."""
         q, k, v, gate = self.split_heads(x)
         q, k = apply_rope(q, rope), apply_rope(k, rope)
         (text_k, text_v), (speaker_k, speaker_v) = conditions

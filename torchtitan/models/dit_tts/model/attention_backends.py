@@ -1,19 +1,17 @@
-"""How the decoder's joint attention is computed: which keys count, and by which kernel.
+"""Backends of the decoder's joint attention.
 
-A batch's keys are [self ‖ text ‖ speaker], each stream padded on the right and any condition
-possibly dropped, so the keys that count have holes. Queries are the frames; nobody reads what comes
-out at padded ones, which is finite. `prepare_keys` brings the keys' validity into the form that a
-kernel wants, once a step and without a host sync; all blocks share it.
+A batch's keys are [self ‖ text ‖ speaker]. Each stream is padded on the right and a condition may be
+dropped, so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and
+never read. `prepare_keys` brings the validity mask into the form that the kernel needs, once per step
+and without a host sync; all blocks share it.
 
-- sdpa: keys in their places, an additive mask (B, 1, 1, K) over them. Any device, any dtype.
-- varlen: the frames and the keys that count, packed sample by sample, and no mask (flash attention).
-- flex: keys in their places, those blocks of 128 left out in which none counts.
+- sdpa: keys stay in their places under an additive mask (B, 1, 1, K). Any device, any dtype.
+- varlen: valid frames and keys are packed sample by sample, without a mask (flash attention).
+- flex: keys stay in their places; blocks of 128 keys without a valid one are skipped.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +22,10 @@ BACKENDS = ("auto", "sdpa", "varlen", "flex")
 """Values of [attention] backend"""
 
 AUTO = {"cuda": "sdpa"}
-"""What "auto" is on a device; sdpa where none is named. Not measured yet: it becomes whatever
-scripts/gpu_check.sh finds fastest."""
+"""Backend that "auto" selects on each device type, sdpa on others. Not measured yet: it is to become the
+one that scripts/gpu_check.sh finds fastest."""
 
-Streams = Sequence[torch.Tensor]
+Streams = tuple[torch.Tensor, ...] | list[torch.Tensor]
 """Keys, or values, of self, text and speaker, each (B, L, H, K)."""
 
 
@@ -38,8 +36,8 @@ def attend(
     mask: torch.Tensor | None = None,
     causal: bool = False,
 ) -> torch.Tensor:
-    """softmax(q kᵀ / √K) v for tensors (B, L, H, K). The mask, boolean or to be added to the scores,
-    broadcasts to (B, H, Lq, Lk)."""
+    """softmax(q kᵀ / √K) v for tensors (B, L, H, K). The mask, boolean or additive, broadcasts to
+    (B, H, Lq, Lk)."""
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -54,34 +52,34 @@ class SdpaKeys(NamedTuple):
     """Backend "sdpa"."""
 
     mask: torch.Tensor
-    """(B, 1, 1, K), zero at keys that count and -inf elsewhere, in the dtype of the queries: a
-    boolean one would be turned into this in every block"""
+    """(B, 1, 1, K), zero at valid keys and -inf elsewhere, in the dtype of the queries: SDPA would
+    convert a boolean mask to this in every block"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         return attend(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
 
 
 class Packing(NamedTuple):
-    """Rows (B, N) in a buffer of B·N rows: first those that count, sample by sample, then the others.
+    """Rows (B, N) in a buffer of B·N rows: the valid ones first, sample by sample, then the others.
 
-    A permutation, so that no row of the buffer is left unwritten.
+    It is a permutation, so every row of the buffer is written.
     """
 
     place: torch.Tensor
-    """(B, N) int64, each row's place in the buffer"""
+    """(B, N) int64, index of each row in the buffer"""
 
     valid: torch.Tensor
-    """(B, N) bool, the rows that count"""
+    """(B, N) bool"""
 
     starts: torch.Tensor
-    """(B + 1,) int32, where each sample starts in the buffer, and where the last one ends"""
+    """(B + 1,) int32, index at which each sample starts in the buffer, and at which the last one ends"""
 
     def pack(self, *streams: torch.Tensor) -> torch.Tensor:
         """Streams (B, L, H, K) whose lengths L add up to N, to the buffer (B·N, H, K)."""
         return _Pack.apply(self.place, self.valid, *streams)
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
-        """The buffer (B·N, H, K) to (B, N, H, K), zero at rows that do not count."""
+        """The buffer (B·N, H, K) to (B, N, H, K), zero at rows that are not valid."""
         return _Unpack.apply(self.place, self.valid, rows)
 
 
@@ -92,7 +90,8 @@ class VarlenKeys(NamedTuple):
     keys: Packing
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        kernel = varlen_attn if q.is_cuda else packed_attention
+        # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
+        kernel = cast(Callable[..., torch.Tensor], varlen_attn if q.is_cuda else packed_attention)
         rows = kernel(
             self.frames.pack(q),
             self.keys.pack(*keys),
@@ -105,9 +104,9 @@ class VarlenKeys(NamedTuple):
         return self.frames.unpack(rows)
 
 
-# Flash attention leaves rows that belong to no sample, of its output and of its gradients, as it
-# found the memory. So whatever it gives back is read at the rows that count, and is zero elsewhere.
-# Each row is written and read once: no atomic additions, the same bits every time.
+# Flash attention does not write the rows of its output and gradients that belong to no sample. So its
+# results are read at valid rows only, and zero elsewhere. Each row is written and read once: there are
+# no atomic additions, and the result is deterministic.
 
 
 def _put(place: torch.Tensor, streams: Streams) -> torch.Tensor:
@@ -144,7 +143,8 @@ class _Unpack(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
         # The kernel does not read the other rows' gradients.
-        return None, None, _put(*ctx.saved_tensors, [gradient])
+        (place,) = ctx.saved_tensors
+        return None, None, _put(place, [gradient])
 
 
 def packed_attention(
@@ -153,11 +153,11 @@ def packed_attention(
     v: torch.Tensor,
     q_starts: torch.Tensor,
     k_starts: torch.Tensor,
-    q_most: int,
-    k_most: int,
+    q_max: int,
+    k_max: int,
 ) -> torch.Tensor:
-    """`varlen_attn` where there is no flash attention: the same result for the same arguments, from
-    a mask of all queries by all keys. For tests; it is slow and large."""
+    """`varlen_attn` for devices without flash attention: the same result for the same arguments, by a
+    mask of all queries by all keys. It is for tests: slow, and it needs much memory."""
 
     def sample_of(rows: int, starts: torch.Tensor) -> torch.Tensor:
         row = torch.arange(rows, device=starts.device, dtype=starts.dtype)
@@ -176,7 +176,7 @@ class FlexKeys(NamedTuple):
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         k, v = torch.cat(keys, dim=1), torch.cat(values, dim=1)
-        if not q.is_cuda:  # PyTorch's flex attention goes backward on accelerators only
+        if not q.is_cuda:  # flex attention has a backward pass on accelerators only
             return attend(q, k, v, self.valid[:, None, None])
         out = flex_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=self.blocks
@@ -185,8 +185,8 @@ class FlexKeys(NamedTuple):
 
 
 JointKeys = SdpaKeys | VarlenKeys | FlexKeys
-"""What a block needs to know of the batch's keys; `attend(q, keys, values)` is the attention, from
-q (B, T, H, K) and the streams' keys and values to (B, T, H, K)."""
+"""The batch's keys as a backend needs them. `attend(q, keys, values)` computes the attention of
+q (B, T, H, K) over the keys and values of the streams, (B, T, H, K)."""
 
 
 def _packing(valid: torch.Tensor) -> Packing:
@@ -197,16 +197,16 @@ def _packing(valid: torch.Tensor) -> Packing:
 
 
 def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
-    """From each block's count of keys; the mask of all frames by all keys is never made."""
+    """Built from the valid keys of each block; the mask of all frames by all keys is never made."""
     keys = valid.shape[1]
     counts = F.pad(valid, (0, -keys % size)).unflatten(1, (-1, size))
-    # As `create_block_mask` has it, a block that ends behind the last frame is not a full one.
+    # As in `create_block_mask`, a block that ends behind the last frame is not a full one.
     whole = torch.arange(size, frames + size, size, device=valid.device) <= frames
     full = counts.all(dim=2)[:, None] & whole[:, None]  # (B, blocks of frames, blocks of keys)
     partial = counts.any(dim=2)[:, None] & ~full
 
     def listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each block of frames: how many blocks of keys, and their indices before the others'."""
+        """For each block of frames: the number of chosen blocks of keys, and their indices first."""
         order = chosen.int().argsort(dim=2, descending=True, stable=True)
         return chosen.sum(dim=2).int()[:, None], order.int()[:, None]
 
@@ -220,7 +220,7 @@ def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend that runs: "auto" resolved, and sdpa where flash attention has no such dtype."""
+    """Resolves "auto", and replaces varlen by sdpa where flash attention does not take the dtype."""
     if backend == "auto":
         backend = AUTO.get(device.type, "sdpa")
     flash = dtype in (torch.bfloat16, torch.float16)
@@ -230,12 +230,12 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> st
 
 
 def prepare_keys(backend: str, valid: torch.Tensor, frames: int, dtype: torch.dtype) -> JointKeys:
-    """What all blocks need of a batch's keys.
+    """A batch's keys in the form that the backend needs.
 
     Args:
         backend: one of BACKENDS.
-        valid: (B, K) bool, true at keys that count; at least one in each row. The first T are the
-            frames, and those that count as keys count as queries.
+        valid: (B, K) bool, true at valid keys; at least one in each row. The first T are the frames,
+            and those valid as keys are valid as queries.
         frames: T.
         dtype: of queries, keys and values.
     """

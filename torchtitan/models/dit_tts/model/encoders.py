@@ -1,4 +1,4 @@
-"""The learned encoders: speaker latents and, for a model that needs no other text encoder, text."""
+"""The learned encoders of speaker latents and, where no pretrained encoder is used, of text."""
 
 import torch
 from torch import nn
@@ -69,7 +69,7 @@ class SpeakerEncoder(nn.Module):
 class ByteEncoder(nn.Module):
     """Learned text encoder: ids (B, L) and mask (B, L) to features (B, L, D).
 
-    Features at padded positions are not defined; they are masked as decoder keys.
+    Features at padded positions are undefined; the decoder masks them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ByteEncoder(nn.Module):
     def forward(self, text_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.embedding(text_ids)
         rope = rope_table(x.shape[1], self.head_dim, self.rope_theta, x.device)
-        # Position 0 is a key for everyone: an empty text would otherwise be an empty softmax row.
+        # Position 0 is always a valid key: an empty text would otherwise give an empty softmax.
         keys = mask.clone()
         keys[:, 0] = True
         for layer in self.layers:

@@ -1,22 +1,21 @@
 """Exact FLOPs of the model, as `torch.utils.flop_counter` counts them on the meta device.
 
-A multiply and an add are two operations; only matrix products and attention count. Attention over
-K keys costs 4·T·K·D and is never halved: the decoder's is not causal, and the speaker encoder's
-causal one is counted whole, as the counter does.
+A multiply and an add are two operations; only matmuls and attention count. Attention over K keys costs
+4·T·K·D and is never halved: the decoder's is not causal, and the speaker encoder's causal one is counted
+in full, as the counter does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-if TYPE_CHECKING:  # the sizes' own hook calls the functions here
-    from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of one sample, padded ones for executed FLOPs and real ones for useful FLOPs."""
+    """Lengths of one sample: padded ones for executed FLOPs, real ones for useful FLOPs."""
 
     frames: int
     """latent frames"""
@@ -28,53 +27,133 @@ class Lengths:
     """reference frames, before patching"""
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sizes of one rank's micro-batch."""
+
+    shape: tuple[int, int, int, int]
+    """padded (samples, frames, text tokens, speaker frames)"""
+
+    lengths: Sequence[tuple[int, int, int]]
+    """real frames, text tokens and speaker frames of each sample"""
+
+    text_rows: Sequence[tuple[int, int]] = ()
+    """(rows, tokens) of each pass through a pretrained text encoder"""
+
+
+@dataclass(frozen=True)
+class FlopsByPart:
+    """FLOPs of the model, without a pretrained text encoder."""
+
+    linear: int
+    """matmuls on latent frames: projections, MLP, input and output of the decoder"""
+
+    attention: int
+    """attention of the decoder over self, text and speaker keys"""
+
+    modulation: int
+    """low-rank AdaLN, once per sample and block"""
+
+    conditioning: int
+    """timestep, speaker encoder, text projection, learned text encoder, and K and V of text and speaker"""
+
+    @property
+    def total(self) -> int:
+        return self.linear + self.attention + self.modulation + self.conditioning
+
+    def __add__(self, other: FlopsByPart) -> FlopsByPart:
+        parts = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return FlopsByPart(*(mine + others for mine, others in parts))
+
+    def __mul__(self, times: int) -> FlopsByPart:
+        return FlopsByPart(*(times * getattr(self, f.name) for f in fields(self)))
+
+
 def _encoder_blocks(n_layers: int, length: int, dim: int, mlp_dim: int) -> int:
     return n_layers * (10 * length * dim**2 + 4 * length**2 * dim + 6 * length * dim * mlp_dim)
 
 
+def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """Reference frames after patching; a partial patch is a key too."""
+    return -(-lengths.speaker_frames // args.speaker_patch_size)
+
+
+def forward_by_part(args: DiTTTSModelArgs, lengths: Lengths) -> FlopsByPart:
+    """FLOPs of one sample's forward pass."""
+    T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
+    D, c = args.dim, args.speaker_dim
+    conditioning = args.n_layers * 4 * D * c * (text + speaker)  # K and V
+    conditioning += 2 * args.timestep_dim * D + 8 * D**2
+    conditioning += 2 * text * args.text_dim * c
+    conditioning += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
+    conditioning += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
+    if args.text_vocab_size:
+        width = args.text_dim
+        conditioning += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
+    return FlopsByPart(
+        linear=args.n_layers * (10 * T * D**2 + 6 * T * D * args.mlp_dim)
+        + 4 * T * args.latent_channels * D,  # input and output
+        attention=args.n_layers * 4 * T * (T + text + speaker) * D,
+        modulation=args.n_layers * 24 * D * args.adaln_rank,
+        conditioning=conditioning,
+    )
+
+
+def training_by_part(args: DiTTTSModelArgs, lengths: Lengths) -> FlopsByPart:
+    """FLOPs of one sample's forward and backward pass, without recomputation.
+
+    The backward pass costs twice the forward, less the gradients of inputs that need none: latents,
+    timestep embedding, reference latents and, unless something trained computes them, text features.
+    """
+    D, c = args.dim, args.speaker_dim
+    of_latents = 2 * lengths.frames * args.latent_channels * D
+    of_conditions = 2 * args.timestep_dim * D
+    of_conditions += (
+        2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
+    )
+    if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
+        of_conditions += 2 * lengths.text_tokens * args.text_dim * c
+    return forward_by_part(args, lengths) * 3 + FlopsByPart(-of_latents, 0, 0, -of_conditions)
+
+
 def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample's forward pass."""
-    T, text = lengths.frames, lengths.text_tokens
-    speaker = -(-lengths.speaker_frames // args.speaker_patch_size)
-    keys = T + text + speaker
-    D, c = args.dim, args.speaker_dim
-    block = (
-        10 * T * D**2
-        + 6 * T * D * args.mlp_dim
-        + 4 * T * keys * D
-        + 4 * D * c * (text + speaker)
-        + 24 * D * args.adaln_rank
-    )
-    total = args.n_layers * block
-    total += 4 * T * args.latent_channels * D  # input and output
-    total += 2 * args.timestep_dim * D + 8 * D**2  # timestep conditioning
-    total += 2 * text * args.text_dim * c
-    total += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
-    total += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
-    if args.text_vocab_size:
-        total += _encoder_blocks(args.text_n_layers, text, args.text_dim, (11 * args.text_dim) // 4)
-    return total
+    return forward_by_part(args, lengths).total
 
 
 def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample's forward and backward pass, without recomputation.
-
-    The backward costs twice the forward, less the gradients of inputs that need none: latents,
-    timestep embedding, reference latents and, unless something trained makes them, text features.
-    """
-    D, c = args.dim, args.speaker_dim
-    speaker = -(-lengths.speaker_frames // args.speaker_patch_size)
-    no_gradient = 2 * lengths.frames * args.latent_channels * D
-    no_gradient += 2 * args.timestep_dim * D
-    no_gradient += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
-    if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
-        no_gradient += 2 * lengths.text_tokens * args.text_dim * c
-    return 3 * forward_flops(args, lengths) - no_gradient
+    """FLOPs of one sample's forward and backward pass; see `training_by_part`."""
+    return training_by_part(args, lengths).total
 
 
 def text_encoder_flops(sizes: TextEncoderSizes, rows: int, tokens: int) -> int:
-    """FLOPs of a pretrained text encoder for `rows` rows of `tokens` tokens: forward, and backward
-    where it is trained. A window of attention is counted whole, as it is computed."""
+    """FLOPs of a pretrained text encoder for `rows` rows of `tokens` tokens: forward, and backward if
+    it is trained. Sliding-window attention is counted in full, as it is computed."""
     forward = 2 * sizes.matmul_parameters * tokens
     forward += 4 * sizes.n_layers * sizes.attention_dim * tokens**2
     return rows * forward * (3 if sizes.trained else 1)
+
+
+def executed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
+    """Training FLOPs of a micro-batch's padded shapes, with the pretrained text encoder."""
+    samples, *padded = batch.shape
+    flops = samples * training_flops(args, Lengths(*padded))
+    if args.text_encoder_sizes is not None:
+        flops += sum(text_encoder_flops(args.text_encoder_sizes, *rows) for rows in batch.text_rows)
+    return flops
+
+
+def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
+    """Training FLOPs of a micro-batch's real lengths, with the pretrained text encoder."""
+    flops = sum(training_flops(args, Lengths(*lengths)) for lengths in batch.lengths)
+    if args.text_encoder_sizes is not None:
+        # Conditioning tokens do not pass through it, but they are too few to be told apart here.
+        sizes = args.text_encoder_sizes
+        flops += sum(text_encoder_flops(sizes, 1, tokens) for _, tokens, _ in batch.lengths)
+    return flops
+
+
+def language_model_flops(args: DiTTTSModelArgs, parameters: int, length: int) -> int:
+    """The 6N rule for language models (Kaplan et al. 2020; Chowdhery et al. 2022): every parameter works
+    on each of `length` positions."""
+    return 6 * parameters * length + 12 * args.n_layers * args.dim * length**2

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of checkpointing and compile wrappers."""
+    """A parameter's name without the prefixes of activation checkpointing and compile wrappers."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -24,11 +24,11 @@ def copy_parameter(parameter: nn.Parameter, value: torch.Tensor) -> None:
 def initial_value(
     name: str, shape: torch.Size, n_layers: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Float32 value of one whole parameter on the generator's device.
+    """Initial float32 value of one full parameter, on the generator's device.
 
-    Norms are one, biases zero. The AdaLN's `up` and the output are zero, so that every block
-    starts with the shared modulation and the network predicts zero. Matrices are normal with
-    variance 1 / fan-in; those that write to the residual stream are divided by √(2·layers).
+    Norms are one, biases zero. The `up` matrices of AdaLN and the output are zero, so that every block
+    starts with the shared modulation and the network predicts zero. Matrices are normal with variance
+    1 / fan-in; those that write to the residual stream are divided by √(2·layers).
     """
     device = generator.device
     if name.endswith("norm.weight"):
@@ -48,15 +48,14 @@ def initialize(
     n_layers: int,
     seed: int,
     write_parameter: Callable[[nn.Parameter, torch.Tensor], None],
-    skip: nn.Module | None = None,
+    skip: Iterable[nn.Parameter] = (),
 ) -> None:
-    """Fills every parameter of the model but those of `skip`.
+    """Fills every parameter of the model but those in `skip`.
 
-    Each value is drawn whole by a generator seeded with (seed, name) and then written, by
-    `write_parameter`, to whatever part of it this process holds: the same seed gives the same
-    weights on any mesh.
+    Each full value is drawn by a generator seeded with (seed, name); `write_parameter` then writes the
+    part of it that this process holds. So the same seed gives the same weights on any mesh.
     """
-    skipped = set(skip.parameters()) if skip is not None else set()
+    skipped = set(skip)
     for name, parameter in model.named_parameters():
         if parameter in skipped:
             continue

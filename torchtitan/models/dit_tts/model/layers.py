@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadRMSNorm(nn.Module):
-    """RMSNorm over the head's channels with a weight of its own for each head (QKNorm).
+    """RMSNorm over a head's channels, with a separate weight for each head (QKNorm).
 
     (B, L, H, K) to the same shape.
     """
@@ -43,8 +43,8 @@ class HeadRMSNorm(nn.Module):
 class GatedMLP(nn.Module):
     """silu(gate) * up, then down, without biases. (..., D) to (..., D).
 
-    Gate and up are one product whose rows alternate (gate 0, up 0, gate 1, ...), so that a cut of
-    the rows into equal parts, as tensor parallelism makes, keeps each pair together.
+    Gate and up are one matmul whose rows alternate (gate 0, up 0, gate 1, ...), so that tensor
+    parallelism, which splits the rows into equal parts, keeps each pair together.
     """
 
     def __init__(self, dim: int, hidden_dim: int):
@@ -76,11 +76,11 @@ def rope_table(
     device: torch.device,
     rotated: Sequence[bool] = (True,),
 ) -> torch.Tensor:
-    """Rotary angles (Su et al. 2021) as `apply_rope` wants them, (2, length, G, 1, head_dim) float32.
+    """Rotary angles (Su et al. 2021) in the layout of `apply_rope`, (2, length, G, 1, head_dim) float32.
 
-    Channels (2i, 2i + 1) of the G groups of heads that are `rotated` turn by
-    position·theta^(-2i/head_dim), those of the others not at all. First each channel's cosine, then
-    its sine, negative at even channels.
+    Channels (2i, 2i + 1) turn by position·theta^(-2i/head_dim) in those of the G groups of heads that
+    are `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its
+    sine, negative at even channels.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device)
@@ -94,11 +94,9 @@ def rope_table(
 
 
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Rotates interleaved channel pairs. x (B, L, H, K), rope (2, L, G, 1, K); float32 inside.
-
-    Pairs are swapped rather than split and joined again, and heads that do not turn are turned by
-    nothing: the compiler then makes all of it part of one kernel, forward and backward.
-    """
+    """Rotates interleaved channel pairs in float32. x (B, L, H, K), rope (2, L, G, 1, K)."""
+    # Swapping the pairs instead of splitting them, and rotating the other heads by zero, lets the
+    # compiler fuse all of it into one kernel, forward and backward.
     cos, sin = rope.unbind(0)
     grouped = x.float().unflatten(2, (rope.shape[2], -1))
     swapped = grouped.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

@@ -1,12 +1,9 @@
-"""The diffusion transformer: noisy latents, time and conditions to a prediction a frame."""
-
-from __future__ import annotations
+"""The diffusion transformer: from noisy latents, time and conditions to a prediction per frame."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +23,10 @@ from torchtitan.models.dit_tts.model.layers import (
 )
 from torchtitan.protocols.model import ModelProtocol
 
-if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.text.packing import TextRows
-
 
 @dataclass(frozen=True)
 class Conditions:
-    """Encoded conditions of a batch: what the decoder's text and speaker keys are made from."""
+    """Encoded text and speaker of a batch, from which the decoder's keys and values are computed."""
 
     text: torch.Tensor
     """(B, L, c)"""
@@ -45,6 +39,21 @@ class Conditions:
 
     speaker_mask: torch.Tensor
     """(B, P) bool"""
+
+
+class PretrainedEncoder(Protocol):
+    """What the model asks of a pretrained text encoder: a module that is built outside of it."""
+
+    def __call__(self, text_ids: torch.Tensor, mask: torch.Tensor, rows: Any) -> torch.Tensor:
+        """Features (B, L, text_dim) of the tokens (B, L) at which mask (B, L) is true."""
+
+    def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def reset_buffers(self) -> None: ...
+
+    def move_buffers(self, device: torch.device) -> None: ...
 
 
 class TimestepConditioning(nn.Module):
@@ -62,7 +71,8 @@ class TimestepConditioning(nn.Module):
         )
 
     def forward(self, t: torch.Tensor) -> torch.Tensor:
-        embedding = timestep_embedding(t, self.timestep_dim).to(self.layers[0].weight.dtype)
+        dtype = next(self.parameters()).dtype
+        embedding = timestep_embedding(t, self.timestep_dim).to(dtype)
         return self.layers(embedding).unflatten(-1, (3, -1))
 
 
@@ -111,22 +121,22 @@ class TransformerBlock(nn.Module):
         shared: torch.Tensor,
         rope: torch.Tensor,
         keys: JointKeys,
-        text: torch.Tensor | None,
-        speaker: torch.Tensor | None,
-        conditions: tuple[KeyValue, KeyValue] | None = None,
+        text: torch.Tensor,
+        speaker: torch.Tensor,
+        key_values: tuple[KeyValue, KeyValue] | None = None,
     ) -> torch.Tensor:
-        """text and speaker are encoded conditions; `conditions` replaces them when K, V are kept."""
-        if conditions is None:
-            conditions = self.attention.condition_key_values(text, speaker)
+        """Text and speaker are encoded conditions; `key_values`, if given, were computed from them."""
+        if key_values is None:
+            key_values = self.attention.condition_key_values(text, speaker)
         shift, scale, gate = self.adaln(shared)[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
         h = rms_norm(x, self.eps) * (1 + scale[:, 0]) + shift[:, 0]
-        x = x + gate[:, 0] * self.attention(h, rope, keys, conditions)
+        x = x + gate[:, 0] * self.attention(h, rope, keys, key_values)
         h = rms_norm(x, self.eps) * (1 + scale[:, 1]) + shift[:, 1]
         return x + gate[:, 1] * self.mlp(h)
 
 
-def _text_encoder(args: DiTTTSModelArgs) -> nn.Module | None:
+def _text_encoder(args: DiTTTSModelArgs) -> ByteEncoder | PretrainedEncoder | None:
     """The text encoder inside the model: the learned one, a pretrained one, or none."""
     if args.text_vocab_size:
         return ByteEncoder(
@@ -137,14 +147,7 @@ def _text_encoder(args: DiTTTSModelArgs) -> nn.Module | None:
             args.rope_theta,
             args.norm_eps,
         )
-    if not args.text_encoder:
-        return None
-    # transformers is needed for such an encoder only.
-    from torchtitan.models.dit_tts.text.hf_encoder import find_source
-    from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-
-    folder = Path(args.text_encoder_folder) if args.text_encoder_folder else None
-    return PretrainedTextEncoder(find_source(args.text_encoder, download=False, folder=folder))
+    return cast(PretrainedEncoder, args.text_encoder()) if args.text_encoder is not None else None
 
 
 class DiTTTSModel(ModelProtocol):
@@ -182,19 +185,19 @@ class DiTTTSModel(ModelProtocol):
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
-        """Draws every parameter from (torch's seed, its name): the same on any layout of ranks. A
-        pretrained text encoder takes its checkpoint's."""
-        pretrained = self.text_encoder if self.args.text_encoder else None
-        initialize(
-            self, self.args.n_layers, torch.initial_seed(), self.write_parameter, skip=pretrained
-        )
+        """Draws every parameter from (torch's seed, its name), the same on any layout of ranks. A
+        pretrained text encoder takes the weights of its own checkpoint."""
+        encoder = self.text_encoder
+        pretrained = None if isinstance(encoder, ByteEncoder) else encoder
+        skip = pretrained.parameters() if pretrained is not None else ()
+        initialize(self, self.args.n_layers, torch.initial_seed(), self.write_parameter, skip)
         if pretrained is None:
             return
         if self.args.text_encoder_starts:
             pretrained.load_weights(self.write_parameter)
         else:
             for parameter in pretrained.parameters():
-                parameter.fill_(math.nan)  # what a checkpoint fails to load must not go unseen
+                parameter.fill_(math.nan)  # what no checkpoint fills must show
             pretrained.reset_buffers()
         if buffer_device is not None:
             pretrained.move_buffers(buffer_device)
@@ -206,7 +209,7 @@ class DiTTTSModel(ModelProtocol):
         speaker: torch.Tensor,
         speaker_mask: torch.Tensor,
         text_features: torch.Tensor | None = None,
-        text_rows: TextRows | None = None,
+        text_rows: Any = None,
     ) -> Conditions:
         """Encodes text and speaker.
 
@@ -214,7 +217,7 @@ class DiTTTSModel(ModelProtocol):
             text_ids, text_mask: (B, L), the mask true where there is a token.
             speaker, speaker_mask: (B, S, C) and (B, S), true where there is a frame.
             text_features: (B, L, text_dim) of an encoder outside the model, which then has none.
-            text_rows: how the texts go through a pretrained encoder inside the model.
+            text_rows: packing of the texts, which a pretrained encoder inside the model gets.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows)
         text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
@@ -226,14 +229,15 @@ class DiTTTSModel(ModelProtocol):
         ids: torch.Tensor,
         mask: torch.Tensor,
         features: torch.Tensor | None,
-        rows: TextRows | None,
+        rows: Any,
     ) -> torch.Tensor:
-        """(B, L, text_dim), with the rows of the conditioning tokens in their places."""
-        if self.args.text_encoder:
+        """(B, L, text_dim): features of the text, and learned embeddings of conditioning tokens."""
+        if isinstance(self.text_encoder, ByteEncoder):
+            features = self.text_encoder(ids, mask)
+        elif self.text_encoder is not None:
             in_text = mask & (ids < self.args.condition_base)
             features = self.text_encoder(ids, in_text, rows)
-        elif self.text_encoder is not None:
-            features = self.text_encoder(ids, mask)
+        assert features is not None
         if self.condition_embedding is None:
             return features
         condition = ids - self.args.condition_base
@@ -242,9 +246,10 @@ class DiTTTSModel(ModelProtocol):
 
     def condition_key_values(self, conditions: Conditions) -> list[tuple[KeyValue, KeyValue]]:
         """K and V of text and speaker for every block, to be reused at every sampling step."""
+        attentions = (cast(TransformerBlock, layer).attention for layer in self.layers)
         return [
-            layer.attention.condition_key_values(conditions.text, conditions.speaker)
-            for layer in self.layers
+            attention.condition_key_values(conditions.text, conditions.speaker)
+            for attention in attentions
         ]
 
     def denoise(
@@ -264,8 +269,7 @@ class DiTTTSModel(ModelProtocol):
             text_mask = text_mask & keep_text[:, None]
         if keep_speaker is not None:
             speaker_mask = speaker_mask & keep_speaker[:, None]
-        # One key that always counts keeps a softmax row from being empty. Padding comes last, so
-        # the last frame of a batch row is valid or, if the row is empty, harmless.
+        # A row without any valid frame attends to all of its frames: no softmax is empty.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         args = self.args
@@ -275,8 +279,8 @@ class DiTTTSModel(ModelProtocol):
         x = self.input(latents.to(self.input.weight.dtype))
         keys = prepare_keys(args.attention, valid, frames, x.dtype)
         for index, layer in enumerate(self.layers):
-            kept = key_values[index] if key_values is not None else None
-            x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, kept)
+            cached = key_values[index] if key_values is not None else None
+            x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, cached)
         return self.output(self.norm(x)).float()
 
     def forward(
@@ -291,7 +295,7 @@ class DiTTTSModel(ModelProtocol):
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
         text_features: torch.Tensor | None = None,
-        text_rows: TextRows | None = None,
+        text_rows: Any = None,
     ) -> torch.Tensor:
         """Predicts the target of the objective for every frame.
 
@@ -306,8 +310,8 @@ class DiTTTSModel(ModelProtocol):
         Returns:
             (B, T, C) float32; not defined at frames that are masked out.
         """
-        # By the class: samplers call these methods of a sharded model by themselves, so each gathers
-        # its weights; here they are whole already.
+        # FSDP wraps these two methods of an instance, so that samplers can call them alone. Here the
+        # weights are gathered already, so the plain functions of the class are called.
         conditions = DiTTTSModel.encode_conditions(
             self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
         )

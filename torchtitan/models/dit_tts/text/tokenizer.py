@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
@@ -16,7 +17,6 @@ from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
     END_ID,
-    FIELDS,
     FIRST_BYTE_ID,
     FIRST_CHARACTER_ID,
     PAD_ID,
@@ -28,7 +28,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 # Apart from the objective's streams (from 0) and the sampler's (100). By name, so that a field is
 # dropped from the same samples whichever other fields there are.
-_DROPOUT_STREAMS = {name: 200 + number for number, name in enumerate(FIELDS)}
+_DROPOUT_STREAMS = {name: 200 + number for number, name in enumerate(CONDITIONING_FIELDS)}
 
 # Byte to id in one pass. The ids of 253 to 255 would not fit in a byte, but utf-8 has none of them.
 _BYTE_IDS = bytes((byte + FIRST_BYTE_ID) & 0xFF for byte in range(256))

@@ -20,20 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS
 from torchtitan.models.dit_tts.errors import InputError
 
 SUBWORDS = "subwords"
 """unit of every pretrained encoder; [encoder] model names the encoder instead"""
 
-LEARNED_UNITS = ("bytes", "chars")
-"""values of [encoder] model that mean the learned encoder inside the model"""
-
 UNITS = (*LEARNED_UNITS, SUBWORDS)
 
 BYTE_VOCAB_SIZE = 3 + 256
 """ids of the byte tokenizer: padding, begin, end, and the 256 bytes"""
-
-FIELDS = ("speaker", "language", "quality", "class", "duration")
 
 PAD_ID, BEGIN_ID, END_ID = 0, 1, 2
 FIRST_BYTE_ID = 3
@@ -147,7 +143,7 @@ def make_vocabulary(
     Args:
         unit: one of UNITS.
         characters: all characters of the texts; only "chars" reads them.
-        conditioning: names from FIELDS, in the order of their tokens.
+        conditioning: names from CONDITIONING_FIELDS, in the order of their tokens.
         values: the values of each field but duration.
         duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration with a bin of its own; longer ones share the last.

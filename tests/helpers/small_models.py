@@ -1,0 +1,69 @@
+"""Models that are small enough for tests, and their inputs."""
+
+import math
+from typing import Any
+
+import torch
+
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+
+
+def small_args(**sizes: Any) -> DiTTTSModelArgs:
+    defaults = dict(
+        dim=32,
+        n_layers=2,
+        n_heads=2,
+        mlp_dim=48,
+        speaker_dim=32,
+        speaker_n_layers=1,
+        speaker_n_heads=2,
+        speaker_mlp_dim=48,
+        text_dim=32,
+        text_n_layers=1,
+        text_n_heads=2,
+        adaln_rank=8,
+        timestep_dim=16,
+        latent_channels=16,
+    )
+    return DiTTTSModelArgs(**{**defaults, **sizes})
+
+
+@torch.no_grad()
+def initialized_model(args: DiTTTSModelArgs, seed: int = 0) -> DiTTTSModel:
+    torch.manual_seed(seed)
+    model = DiTTTSModel(args)
+    model.init_weights()
+    return model
+
+
+@torch.no_grad()
+def random_model(args: DiTTTSModelArgs, seed: int = 0) -> DiTTTSModel:
+    """Every parameter is random: those that start at zero or one would hide errors in others."""
+    model = DiTTTSModel(args)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        value = torch.randn(parameter.shape, generator=generator)
+        matrix = value.dim() > 1
+        parameter.copy_(value / math.sqrt(parameter.shape[-1]) if matrix else 1 + value / 2)
+    return model
+
+
+def full_inputs(
+    args: DiTTTSModelArgs, rows: int, frames: int, text: int, speaker: int
+) -> dict[str, torch.Tensor]:
+    """Arguments of the model without padding, with random latents."""
+    return {
+        "latents": torch.randn(rows, frames, args.latent_channels),
+        "t": torch.rand(rows),
+        "frame_mask": torch.ones(rows, frames, dtype=torch.bool),
+        "text_ids": torch.zeros(rows, text, dtype=torch.long),
+        "text_mask": torch.ones(rows, text, dtype=torch.bool),
+        "speaker": torch.randn(rows, speaker, args.latent_channels),
+        "speaker_mask": torch.ones(rows, speaker, dtype=torch.bool),
+    }
+
+
+def until(lengths: list[int], padded: int) -> torch.Tensor:
+    """Masks (B, padded), true at each row's first frames or tokens."""
+    return torch.arange(padded) < torch.tensor(lengths)[:, None]
