@@ -72,7 +72,7 @@ def test_an_encoder_is_not_trained_on_from_weights_that_knew_another(runs, tmp_p
         check_mode(folder / "frozen", other, replace(encoder, frozen=False), False, True)
 
 
-def test_a_damaged_record_is_one_sentence(runs):
+def test_a_corrupt_record_is_refused(runs):
     folder, _ = runs
     (folder / "frozen" / "text_encoder.json").write_text("{")
     with pytest.raises(InputError, match="restore the file that the run wrote"):

@@ -1,4 +1,4 @@
-"""Tokenizers of pretrained encoders: their ids are Hugging Face's, and a run keeps its own."""
+"""Tokenizers of pretrained encoders: their ids are those of Hugging Face."""
 
 import json
 import pickle
@@ -201,7 +201,7 @@ def test_settings_of_the_file_have_no_say():
     contents["model"]["dropout"] = 0.5
     certain = TextTokenizer(json.dumps(contents))
     assert {tuple(certain.ids("ab")) for _ in range(30)} == {(2,)}
-    # Fields that say nothing, as another version of the library may have, change nothing.
+    # Empty fields, which another version of the library may have, change nothing.
     contents["model"] |= {"dropout": None, "fuse_unk": False}
     assert TextTokenizer(json.dumps(contents)).fingerprint == certain.fingerprint
 

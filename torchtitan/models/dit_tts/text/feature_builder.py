@@ -125,7 +125,7 @@ def _make_file(
             if path is paths[-1] or error.errno not in _NOT_WRITABLE:
                 raise InputError(
                     f"{path}: text features cannot be written ({error.strerror or error}); make room "
-                    f"or repair that and start again, complete files are kept"
+                    f"or repair that and start again; complete files stay"
                 ) from error
 
 

@@ -52,7 +52,7 @@ class HFEncoderSpec:
     """hub name or absolute folder"""
 
     config: "PretrainedConfig"
-    """of the whole model"""
+    """of the full model"""
 
     built_in: bool = False
     """nothing is on this machine; the sizes are from KNOWN_SIZES"""
@@ -192,7 +192,7 @@ class HFEncoderSpec:
         if config.model_type == "t5gemma":
             config.is_encoder_decoder = False  # the class of its encoder alone asks for that
         if config.model_type == "t5gemma2_text":
-            # The whole model's config sets it; the text part alone has no default.
+            # The config of the full model sets it; the text part alone has no default.
             config.dropout_rate = getattr(self.text_config, "dropout_rate", 0.0)
         return config
 
