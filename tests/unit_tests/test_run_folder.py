@@ -40,15 +40,12 @@ SETTINGS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arguments", [[], SETTINGS], ids=["defaults", "settings"])
-def test_config_reads_back_equal(tmp_path, arguments):
-    config = load_config(["--job.experiment=x", *arguments])
+def test_config_reads_back_equal(tmp_path):
+    config = load_config(["--job.experiment=x", *SETTINGS])
     RunFolder(tmp_path / "x", 0).start(config)
     again = load_config(["--job.config_file", str(tmp_path / "x" / "config.toml")])
-    assert again.job.config_file != config.job.config_file
-    again.job.config_file = config.job.config_file
+    again.job.config_file = None
     assert again == config
-    assert (again == load_config(["--job.experiment=x"])) == (not arguments)
 
 
 @pytest.fixture

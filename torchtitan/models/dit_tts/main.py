@@ -83,6 +83,7 @@ def train(args: list[str]) -> int:
         signal.signal(signal.SIGTERM, raise_terminated)
         trainer = DiTTTSTrainer(config, folder)
         if config.checkpoint.create_seed_checkpoint:
+            folder.confirm(trainer.config)
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
             trainer.train()
