@@ -60,8 +60,8 @@ def refused(toml: str, *words: str, world_size: int = 1) -> None:
         ("data.path = ['a', 'b']\ndata.weights = [1]", 1, ["weights has 1 numbers", "2 datasets"]),
         ("data.path = ['a', 'b']\ndata.weights = [1, 0]", 1, ["weights = [1, 0]", "1e-6"]),
         ("data.path = ['a', 'b']\ndata.weights = [1, nan]", 1, ["weights = [1, nan]", "1e-6"]),
-        ("data.balance_beta = 1", 1, ["[data] balance_beta = 1", "below 1"]),
-        ("data.duration_alpha = nan", 1, ["[data] duration_alpha = nan", "from -10 to 10"]),
+        ("data.balance_beta = 1", 1, ["balance_beta = 1", "below 1"]),
+        ("data.duration_alpha = nan", 1, ["duration_alpha = nan", "from -10 to 10"]),
         ("data.duration_offset_seconds = -1", 1, ["duration_offset_seconds = -1"]),
         ("data.max_corrupt_fraction = 2", 1, ["[data] max_corrupt_fraction = 2"]),
         ("data.prefetch_batches = 0", 1, ["prefetch_batches = 0", "num_workers = 2"]),
@@ -124,16 +124,6 @@ def refused(toml: str, *words: str, world_size: int = 1) -> None:
         ("data.conditioning = ['age']", 1, ["[data] conditioning = ['age']", "language, quality"]),
         ("encoder.vocab_size = -1", 1, ["[encoder] vocab_size = -1"]),
         ("data.conditioning_dropout = nan", 1, ["[data] conditioning_dropout = nan"]),
-        (
-            "data.conditioning = ['duration']\ndata.duration_token_seconds = 0.03",
-            1,
-            ["duration_token_seconds = 0.03", "0.04 s"],
-        ),
-        (
-            "data.conditioning = ['speaker']\ndata.max_text_tokens = 3",
-            1,
-            ["max_text_tokens = 3", "1 conditioning tokens", "raise it"],
-        ),
         # Benchmarks
         ("benchmark.enable = true", 1, ["would never end"]),
         ("benchmark.warmup_steps = 0", 1, ["[benchmark] warmup_steps = 0", "greater than 0"]),
@@ -163,11 +153,6 @@ def refused(toml: str, *words: str, world_size: int = 1) -> None:
         ),
         ("validation.enable = true", 1, ["[validation] enable = true", "false"]),
         # Speed and memory
-        (
-            "activation_checkpoint.mode = 'selective'\nactivation_checkpoint.selective_ac_option = 'x'",
-            1,
-            ["selective_ac_option = 'x'", "'op' or N"],
-        ),
         (
             "activation_checkpoint.mode = 'memory_budget'",
             1,

@@ -20,6 +20,7 @@ import tomli_w
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import InputError, failure_state
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.tools import utils
@@ -28,13 +29,6 @@ _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 """Prefixes of environment variables that change what a run computes or how fast"""
 
 STATES = ("init", "running", "completed", "oom", "failed", "timeout")
-
-
-def _without_none(value: Any) -> Any:
-    """TOML has no null: a missing key stands for None."""
-    if isinstance(value, dict):
-        return {key: _without_none(v) for key, v in value.items() if v is not None}
-    return value
 
 
 def _git_commit() -> str | None:
@@ -130,7 +124,7 @@ class RunFolder:
             (self.path / "samples").mkdir(exist_ok=True)
 
     def _write_config(self, config: JobConfig) -> None:
-        content = tomli_w.dumps(_without_none(asdict(config)))
+        content = tomli_w.dumps(without_none(asdict(config)))
         write_atomic(self.path / "config.toml", content)
         write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
 

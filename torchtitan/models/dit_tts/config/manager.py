@@ -168,18 +168,19 @@ def _is_boolean(flag: str) -> bool:
     return False
 
 
+def without_none(value: Any) -> Any:
+    """A nested dictionary without its None values, for which TOML has no word."""
+    if isinstance(value, dict):
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    return value
+
+
 def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfig:
-    """A resolved config as JSON keeps it, section by section; `where` names it in messages.
+    """A config from its sections, as JSON or TOML keeps them; `where` names them in messages.
 
     Raises:
         InputError: an unknown key, a value of the wrong type.
     """
-
-    def without_none(value: Any) -> Any:  # as in TOML, a missing key stands for None
-        if not isinstance(value, dict):
-            return value
-        return {key: without_none(each) for key, each in value.items() if each is not None}
-
     return _section(JobConfig, without_none(content), where)
 
 
