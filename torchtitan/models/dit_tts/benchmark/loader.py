@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
@@ -24,6 +23,7 @@ from torchtitan.models.dit_tts.data.buckets import Selection
 from torchtitan.models.dit_tts.data.build import batch_policy, describe
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.text.encoder_record import write_record
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -78,10 +78,11 @@ def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
     if is_pretrained(encoder.model):
         source = find_source(encoder.model, download=False)
         text_ids = source.vocab_size
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            write_record(Path(job_config.job.dump_folder), source, encoder, "")
-        if dist.is_initialized():
-            dist.barrier()
+        folder = Path(job_config.job.dump_folder)
+        run_on_all_ranks(
+            lambda rank: write_record(folder, source, encoder, "") if rank == 0 else None,
+            "write the text encoder's config",
+        )
     else:
         # There are no texts to collect the characters from.
         text_ids = encoder.vocab_size - len(fields) if encoder.vocab_size else BYTE_VOCAB_SIZE

@@ -5,13 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.tensor import DTensor
 
+from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.initialization import plain_name
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class EMA(Stateful):
@@ -36,8 +32,8 @@ class EMA(Stateful):
         decay = min(self.decay, self.num_updates / (9.0 + self.num_updates))
         self.num_updates += 1
         torch._foreach_lerp_(
-            [_local(value) for value in self.shadow.values()],
-            [_local(value.detach()).float() for value in self.weights.values()],
+            [local_tensor(value) for value in self.shadow.values()],
+            [local_tensor(value.detach()).float() for value in self.weights.values()],
             1.0 - decay,
         )
 
@@ -47,4 +43,4 @@ class EMA(Stateful):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.num_updates = state_dict["num_updates"]
         for name, value in self.shadow.items():
-            _local(value).copy_(_local(state_dict[name]))
+            local_tensor(value).copy_(local_tensor(state_dict[name]))

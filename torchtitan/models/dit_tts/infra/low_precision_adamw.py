@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
+
+from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 
 _CHUNK = 2**26
 """Maximum number of parameters whose moments are in float32 at a time"""
@@ -40,10 +41,6 @@ def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
     numbers.view(torch.int32).view(-1, _TILE).add_(added.int()).bitwise_and_(-(1 << 16))
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 class BFloat16AdamW(AdamW):
     """torch's AdamW (fused, foreach or plain) with both moments stored in bfloat16.
 
@@ -60,12 +57,18 @@ class BFloat16AdamW(AdamW):
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         states = [self._state(parameter, group) for parameter in parameters]
-        stored = [[_local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq")]
+        stored = [
+            [local_tensor(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq")
+        ]
         first = [moment.float() for moment in stored[0]]
         buffer, second = _in_one_buffer(stored[1])
         adamw(
-            [_local(parameter) for parameter in parameters],
-            [_local(parameter.grad) for parameter in parameters if parameter.grad is not None],
+            [local_tensor(parameter) for parameter in parameters],
+            [
+                local_tensor(parameter.grad)
+                for parameter in parameters
+                if parameter.grad is not None
+            ],
             first,
             second,
             [],
@@ -117,7 +120,7 @@ def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     chunk: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
-        count = _local(parameter).numel()
+        count = local_tensor(parameter).numel()
         if chunk and size + count > _CHUNK:
             yield chunk
             chunk, size = [], 0

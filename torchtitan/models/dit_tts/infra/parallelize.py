@@ -42,6 +42,11 @@ SAVED_OPERATIONS: set[Any] = {
 }
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
     """Writes this rank's shard of a full initial value."""
     if isinstance(parameter, DTensor):
