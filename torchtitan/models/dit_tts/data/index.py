@@ -263,29 +263,27 @@ def _read_local(path: str) -> ShardIndex | None:
 
 
 def _remote_sidecar(source: ShardFile) -> ShardIndex | None:
+    """The index beside a remote tar, if the last sample's JSON is where and what it says."""
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
         return None  # most tars have none, and servers differ in how they refuse
     try:
-        magic = sidecar.pread(len(_MAGIC), 0)  # some servers send the tar itself for any name
-        index = _parse_sidecar(sidecar.pread(sidecar.size, 0)) if magic == _MAGIC else None
+        if sidecar.pread(len(_MAGIC), 0) != _MAGIC:
+            return None  # some servers send the tar itself for any name
+        index = _parse_sidecar(sidecar.pread(sidecar.size, 0))
     finally:
         sidecar.close()
-    if index is None or index.tar_bytes != source.size or not _is_of(index, source):
+    if not index or index.tar_bytes != source.size:
         return None
-    return replace(index, tar_version=source.version)
-
-
-def _is_of(index: ShardIndex, source: ShardFile) -> bool:
-    """Whether the last sample's JSON is where and what the index says."""
-    if not len(index):
-        return False
-    start = int(index.columns["metadata_offset"][-1])
-    stop = start + int(index.columns["metadata_bytes"][-1])
+    last = index.columns[-1]
+    start = int(last["metadata_offset"])
+    stop = start + int(last["metadata_bytes"])
     extent = Extent(source.path, source.size, source.version, start, stop)
     (data,) = RangeReader(None, 0, max_in_flight=1).fetch([extent])
-    return xxhash.xxh3_64_intdigest(data) == int(index.columns["metadata_hash"][-1])
+    if xxhash.xxh3_64_intdigest(data) != int(last["metadata_hash"]):
+        return None
+    return replace(index, tar_version=source.version)
 
 
 def _parse_sidecar(data: bytes) -> ShardIndex | None:

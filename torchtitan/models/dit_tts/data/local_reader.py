@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -119,27 +119,14 @@ class _OpenFile:
 
 
 class LocalFiles:
-    """Reads spans of tars from any thread, with a bounded number of open files.
-
-    A pickled copy opens its own files.
-    """
+    """Reads spans of tars from any thread, with a bounded number of open files."""
 
     def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
         self._tar_paths = tar_paths
         self._tar_bytes = tar_bytes
-        self._start()
-
-    def _start(self) -> None:
         self._files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._buffers = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"tar_paths": self._tar_paths, "tar_bytes": self._tar_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._tar_paths, self._tar_bytes = state["tar_paths"], state["tar_bytes"]
-        self._start()
 
     def read_spans(self, shard: int, spans: list[tuple[int, int]]) -> memoryview:
         """The joined bytes of the spans, valid until this thread's next read.
