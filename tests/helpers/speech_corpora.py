@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance, read_audio_corpus
+from torchtitan.models.dit_tts.prepare.audio_reader import Utterance, read_audio_corpus
 
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
 RATE = 16_000

@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import pipeline, work_folder
-from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
+from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
 from torchtitan.models.dit_tts.prepare.processing import REASONS
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, PrepareSettings

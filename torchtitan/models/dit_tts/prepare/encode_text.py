@@ -1,4 +1,4 @@
-"""`titan-tts prepare --encode-text`: a text encoder's features beside the archives of a finished output."""
+"""`titan-tts prepare --encode-text`: a text encoder's features beside the shards of an output."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -59,7 +59,7 @@ def encode_texts(
 
     Raises:
         InputError: nothing can be loaded or written, or a worker's encoder or disk is another than
-            this process's. Whole files are kept.
+            this process's. Complete files are kept.
     """
     from tqdm import tqdm
 

@@ -1,25 +1,28 @@
 """Run many jobs of one function: in this process, in processes of this machine, or on a Ray cluster.
 
-Jobs are tuples of plain values and results plain dicts, in any order; the function is named
-"module:function", as new processes have to lay the tree over torchtitan before they can import it.
+Jobs are tuples of plain values and results plain dicts, in any order. The function is named
+"module:function", as new processes need our overlay of torchtitan before they can import it.
 Everything a job makes is a file, so a job that is lost or done twice does no harm.
 """
 
+import importlib.util
 import json
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any, cast
 
 import titan_tts
 from torchtitan.models.dit_tts.errors import InputError
 
 Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
 
-ENGINES = ("local", "ray")
+# Of the speech extra; the samples' bytes may depend on their versions.
+LIBRARIES = ("soundfile", "soxr", "pyloudnorm", "av", "pyarrow")
 _PACKAGE = "torchtitan.models.dit_tts.prepare"
 # Starting a process takes as long as this many chunks of a light codec.
 JOBS_WORTH_A_PROCESS = 32
@@ -27,7 +30,7 @@ MAX_RAY_BLOCKS = 1000
 
 
 def default_workers(jobs: int, devices: list[str]) -> int:
-    """Processes for this many jobs: at most one a core, a device each at least."""
+    """Processes for this many jobs: at most one per core, at least one per device."""
     cores = len(os.sched_getaffinity(0))
     return max(len(devices), min(cores, jobs // JOBS_WORTH_A_PROCESS), 1)
 
@@ -55,28 +58,32 @@ def codec_devices(device: str, engine: str = "local") -> list[str]:
     return devices
 
 
+def require_libraries() -> None:
+    """Raises InputError where the libraries for audio are not installed."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"prepare needs {', '.join(missing)}, which are not installed; run "
+            "pip install 'titan-tts[speech]'"
+        )
+
+
 def library_versions() -> dict[str, str]:
     """Of the packages that the samples' bytes may depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for package in ("torch", "numpy", "soundfile", "soxr", "pyloudnorm", "scipy"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    return {name: version(name) for name in ("torch", "numpy", "scipy", *LIBRARIES)}
 
 
 @contextmanager
 def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]:
-    """What runs jobs, for several stages one after the other.
+    """A runner of jobs, for several stages one after the other.
 
     `runner("module:function", jobs)`, the module below prepare/, yields the results of
     function(*job, device) for all jobs, as they come.
 
     Args:
-        name: one of ENGINES.
+        name: local or ray.
         workers: processes; a single one of the local engine does the jobs here.
-        devices: what the processes take in turn.
+        devices: of the processes, in turn.
     """
     if name == "ray":
         with _ray(workers, devices) as runner:
@@ -89,22 +96,22 @@ def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]
 
 
 def _call(function: str, *args: Any) -> dict[str, Any]:
-    return titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args)
+    return cast(dict, titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args))
 
 
 def start_worker() -> None:
-    """What a new process does first: it ends with its parent, also where that was killed."""
+    """Called first in a new process: it ends with its parent, also where that was killed."""
     import multiprocessing
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def end_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    if parent is not None:
-        threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 @contextmanager
@@ -115,12 +122,12 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
     from concurrent.futures.process import BrokenProcessPool
 
     context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-    shares = [workers // len(devices) + (n < workers % len(devices)) for n in range(len(devices))]
+    counts = [workers // len(devices) + (n < workers % len(devices)) for n in range(len(devices))]
     pools = [
         ProcessPoolExecutor(
-            share, context, titan_tts.call_overlaid, (f"{_PACKAGE}.executors:start_worker",)
+            count, context, titan_tts.call_overlaid, (f"{_PACKAGE}.executors:start_worker",)
         )
-        for share in shares
+        for count in counts
     ]
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
@@ -135,7 +142,7 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
                 running[pools[pool].submit(titan_tts.call_overlaid, *arguments)] = pool
 
         try:
-            for _ in range(2 * max(shares)):
+            for _ in range(2 * max(counts)):
                 for pool in range(len(pools)):
                     submit(pool)
             while running:
@@ -145,8 +152,8 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
                     yield future.result()
         except BrokenProcessPool:
             raise InputError(
-                "a worker process was killed, most likely for want of memory; start again with fewer "
-                f"than --workers {workers}, what is done is kept"
+                "a worker process was killed, most likely out of memory; start again with fewer than "
+                f"--workers {workers}, finished work is kept"
             ) from None
 
     try:
@@ -164,12 +171,11 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
         import ray.data
     except ImportError:
         raise InputError(
-            "the engine ray needs the package ray, which is not installed; run pip install "
-            '"titan-tts[ray]" or take --engine local'
+            "--engine ray needs the package ray, which is not installed; run "
+            "pip install 'titan-tts[ray]' or take --engine local"
         ) from None
 
     on_gpu = devices[0] != "cpu"
-    resources = {"num_cpus": 1} | ({"num_gpus": 1} if on_gpu else {})
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
         target = f"{_PACKAGE}.{function}"
@@ -185,14 +191,18 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
         rows = [{"job": json.dumps(job)} for job in jobs]
         if rows:
             data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_RAY_BLOCKS))
-            for row in data.map(call, **resources).iter_rows():
+            for row in data.map(call, num_cpus=1, num_gpus=1 if on_gpu else None).iter_rows():
                 yield json.loads(row["result"])
 
     started = not ray.is_initialized()
     if started:
         # A cluster's address comes from RAY_ADDRESS, as for every Ray program.
-        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(workers, 1)}
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level="WARNING", **local)
+        ray.init(
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            num_cpus=None if os.environ.get("RAY_ADDRESS") else max(workers, 1),
+        )
     # It would log each stage's plan and draw bars into ours.
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False
