@@ -15,7 +15,7 @@ from tests.helpers.speech_corpora import CORPUS
 
 # Many small chunks and shards: each stage lasts for seconds and has many moments to die in.
 SETTINGS = ["--chunk-items", "8", "--samples-per-shard", "8", "--references", "2"]
-STAGES = {"encode": "chunks/*/*.chunk", "shards": "*/*.tar"}
+STAGES = {"encode": "chunks/*.json", "shards": "*/*.tar"}
 """stage -> the files that it makes in the work folder"""
 
 

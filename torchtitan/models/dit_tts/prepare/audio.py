@@ -160,12 +160,12 @@ def _libsndfile_reads_all(data: bytes | str) -> bool:
         if container.format.name != "mp3":
             return container.format.name == "flac"
         packets = [packet for packet in container.demux(audio=0) if packet.size]
-        frame_samples = container.streams.audio[0].codec_context.frame_size
+        seconds = sum(float((packet.duration or 0) * packet.time_base) for packet in packets)
     first = packets[0].pos or 0 if packets else 0
     if not any(tag in data[max(0, first - 1500) : first] for tag in _MP3_TAGS):
         return False
-    with _open(data) as file:  # without the encoder's padding of up to 3 frames
-        return frame_samples * len(packets) <= file.frames + 4 * frame_samples
+    with _open(data) as file:  # its length is without the encoder's padding of up to 3 frames
+        return seconds * file.samplerate <= file.frames + 4 * 1152
 
 
 def _decode_by_ffmpeg(data: bytes | str) -> tuple[np.ndarray, int]:
