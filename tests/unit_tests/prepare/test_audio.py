@@ -132,7 +132,9 @@ def test_lengths_that_headers_lack(samples):
         np.testing.assert_array_equal(decode(wav[:4] + header + wav[44:])[0], decode(wav)[0])
 
 
-@pytest.mark.parametrize("container, codec", [("ipod", "aac"), ("adts", "aac"), ("webm", "libopus")])
+@pytest.mark.parametrize(
+    "container, codec", [("ipod", "aac"), ("adts", "aac"), ("webm", "libopus")]
+)
 def test_what_libsndfile_cannot_read(container, codec, tmp_path):
     """m4a, bare AAC and webm."""
     left = tone(3, rate=48_000)
