@@ -156,7 +156,7 @@ def _libsndfile_reads_all(data: bytes | str) -> bool:
 
     if isinstance(data, str):
         data = Path(data).read_bytes()
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         if container.format.name != "mp3":
             return container.format.name == "flac"
         packets = [packet for packet in container.demux(audio=0) if packet.size]
@@ -172,7 +172,7 @@ def _decode_by_ffmpeg(data: bytes | str) -> tuple[np.ndarray, int]:
     import av
 
     blocks = []
-    with av.open(io.BytesIO(data) if isinstance(data, bytes) else data) as container:
+    with av.open(io.BytesIO(data) if isinstance(data, bytes) else data, "r") as container:
         if not container.streams.audio:
             raise InputError("the file has no audio in it")
         stream = container.streams.audio[0]

@@ -99,10 +99,19 @@ def _call(function: str, *args: Any) -> dict[str, Any]:
     return cast(dict, titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args))
 
 
-def start_worker() -> None:
-    """Called first in a new process: it ends with its parent, also where that was killed."""
+_device = ""  # of this worker
+
+
+def start_worker(devices: Any) -> None:
+    """Called first in a new process: it takes a device, and ends with its parent, also a killed one.
+
+    Args:
+        devices: queue with one per worker.
+    """
     import multiprocessing
 
+    global _device
+    _device = devices.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -114,42 +123,30 @@ def start_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
+def work(function: str, *job: Any) -> dict[str, Any]:
+    """One job in a worker."""
+    return _call(function, *job, _device)
+
+
 @contextmanager
 def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
-    """A pool of processes for each device, a few jobs ahead in each."""
     import multiprocessing
-    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
     context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-    counts = [workers // len(devices) + (n < workers % len(devices)) for n in range(len(devices))]
-    pools = [
-        ProcessPoolExecutor(
-            count, context, titan_tts.call_overlaid, (f"{_PACKAGE}.executors:start_worker",)
-        )
-        for count in counts
-    ]
+    queue = context.SimpleQueue()
+    for number in range(workers):
+        queue.put(devices[number % len(devices)])
+    start = (f"{_PACKAGE}.executors:start_worker", queue)
+    pool = ProcessPoolExecutor(workers, context, titan_tts.call_overlaid, start)
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
-        waiting = iter(jobs)
-        running: dict[Future, int] = {}
-
-        def submit(pool: int) -> None:
-            job = next(waiting, None)
-            if job is not None:
-                target = f"{_PACKAGE}.{function}"
-                arguments = (target, *job, devices[pool])
-                running[pools[pool].submit(titan_tts.call_overlaid, *arguments)] = pool
-
+        target = f"{_PACKAGE}.executors:work"
+        futures = {pool.submit(titan_tts.call_overlaid, target, function, *job) for job in jobs}
         try:
-            for _ in range(2 * max(counts)):
-                for pool in range(len(pools)):
-                    submit(pool)
-            while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    submit(running.pop(future))
-                    yield future.result()
+            for future in as_completed(futures):
+                yield cast(dict, future.result())
         except BrokenProcessPool:
             raise InputError(
                 "a worker process was killed, most likely out of memory; start again with fewer than "
@@ -159,8 +156,7 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
     try:
         yield runner
     finally:
-        for pool in pools:
-            pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
@@ -191,7 +187,8 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
         rows = [{"job": json.dumps(job)} for job in jobs]
         if rows:
             data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_RAY_BLOCKS))
-            for row in data.map(call, num_cpus=1, num_gpus=1 if on_gpu else None).iter_rows():
+            results = data.map(call, num_cpus=1, num_gpus=1 if on_gpu else None)
+            for row in results.iter_rows():
                 yield json.loads(row["result"])
 
     started = not ray.is_initialized()

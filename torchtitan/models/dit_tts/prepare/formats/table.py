@@ -155,23 +155,17 @@ class Table:
             except (pyarrow.ArrowException, OverflowError, ValueError, LookupError) as error:
                 raise _unreadable(self.path, error) from None
 
-    def all_null(self, column: str, field: str) -> bool:
-        """Whether a field of a struct is null in every row, as far as the file's statistics say."""
-        struct = self.columns[column]
-        if struct.get_field_index(field) < 0 or str(struct.field(field).type) == "null":
+    def names_files(self, column: str) -> bool:
+        """Whether a column has paths: strings, or structs whose bytes are null, by the first row."""
+        kind = self.columns[column]
+        if not types.is_struct(kind):
+            return types.is_string(kind) or types.is_large_string(kind)
+        if kind.get_field_index("bytes") < 0:
             return True
-        if self._parquet is None:
-            arrays = [batch.column(column) for batch in self._batches]
-            arrays = [getattr(array, "storage", array) for array in arrays]
-            return all(array.field(field).null_count == len(array) for array in arrays)
-        for number in range(self.groups):
-            group = self._parquet.metadata.row_group(number)
-            for leaf in map(group.column, range(group.num_columns)):
-                if leaf.path_in_schema == f"{column}.{field}":
-                    found = leaf.statistics
-                    if found is None or found.null_count != group.num_rows:
-                        return False
-        return True
+        for group in range(self.groups):
+            for batch in self.batches(group, [column], 1):
+                return not (batch.column(column)[0].as_py() or {}).get("bytes")
+        return False
 
 
 class TableCursor:
@@ -244,13 +238,8 @@ class _Columns:
                 f"{table.path}: has the columns {', '.join(names)}; one of {LATENTS}, "
                 f"{', '.join(AUDIO_NAMES)} is needed"
             )
-        kind = names[payload]
         self.payload = payload
-        self.payload_is_path = payload != LATENTS and (
-            types.is_string(kind)
-            or types.is_large_string(kind)
-            or (types.is_struct(kind) and table.all_null(payload, "bytes"))
-        )
+        self.payload_is_path = payload != LATENTS and table.names_files(payload)
         self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
         heavy = {self.reference} | (set() if self.payload_is_path else {payload})
         binary = {
