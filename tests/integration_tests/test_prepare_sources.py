@@ -10,11 +10,9 @@ import pytest
 from tests.helpers import kill_prepare, runs
 from tests.helpers import speech_corpora as corpora
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
-from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
 
 FORMATS = ("ljspeech", "libritts_r", "manifest", "webdataset", "table", "latents")
-SETTINGS = PrepareSettings(samples_per_shard=5, chunk_items=4)
+SETTINGS = {"samples_per_shard": 5, "chunk_items": 4}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def prepared(tmp_path_factory) -> dict[str, Path]:
     outputs = {}
     for name, source in sources.items():
         outputs[name] = folder / "out" / name
-        record = prepare_corpus(source, outputs[name], SETTINGS, RunOptions(workers=1))
+        record = corpora.prepare(source, outputs[name], **SETTINGS)
         summary = record["summary"]
         assert not summary["dropped"] and not record["reused"]
         samples = summary["train"]["samples"], summary["heldout"]["samples"]
@@ -119,9 +117,8 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
     found = []
     for name, workers in (("local", 1), (engine, 2)):
         output = tmp_path / f"{name}{workers}"
-        options = RunOptions(engine=name, workers=workers)
-        record = prepare_corpus(source, output, SETTINGS, options)
-        found.append((kill_prepare.shards(output), record["summary"], record["content_digest"]))
+        record = corpora.prepare(source, output, **SETTINGS, engine=name, workers=workers)
+        found.append((kill_prepare.shards(output), record["summary"]))
         assert record["throughput"]["engine"] == name
     assert found[0] == found[1]
 

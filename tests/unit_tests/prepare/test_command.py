@@ -10,8 +10,9 @@ import soundfile
 import tyro
 
 from tests.helpers.speech_corpora import RATE, tone
+from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import command, executors
+from torchtitan.models.dit_tts.prepare import command
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 
@@ -54,7 +55,7 @@ def test_what_the_command_says(tmp_path, capsys, monkeypatch):
     (tmp_path / "list.jsonl").write_text(json.dumps(row))
     options = Options(str(tmp_path / "list.jsonl"), str(tmp_path / "out"), workers=1, device="cpu")
     with monkeypatch.context() as patched, pytest.raises(InputError, match=r"titan-tts\[speech\]"):
-        patched.setattr(executors, "LIBRARIES", ("numpy", "no_such_package"))
+        patched.setattr(errors, "find_spec", lambda name: None if name == "av" else name)
         command.run(options)
     assert sorted(os.listdir(tmp_path)) == ["a.wav", "list.jsonl"]
     assert command.run(options) == 0

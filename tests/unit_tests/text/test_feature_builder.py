@@ -25,7 +25,6 @@ from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gem
 from tests.helpers.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.work_folder import foreign_name
 from torchtitan.models.dit_tts.text import encode_features
 from torchtitan.models.dit_tts.text import feature_store as feature_file
 from torchtitan.models.dit_tts.text.encode_features import feature_kind
@@ -360,14 +359,3 @@ def test_features_of_remote_shards_are_in_the_cache(shards, gemma):
         torch.testing.assert_close(made.read(29), expected, rtol=1e-4, atol=1e-4)
         assert len(open_text_features(Made(url, gemma).dataset, made.kind).tokens) == 30
     assert not (shards / "text_features").exists()
-
-
-def test_features_are_no_foreign_files_of_an_output(tmp_path):
-    folder = tmp_path / "train/text_features/tiny-0123456789abcdef"
-    folder.mkdir(parents=True)
-    record = {"shards": {"train/shard-000000.tar": {}}}
-    (folder / "shard-000000.safetensors").write_bytes(b"")
-    (folder / ".shard-000000.safetensors.1234.tmp").write_bytes(b"")
-    assert foreign_name(tmp_path, record) is None
-    (folder / "notes.txt").write_text("mine")
-    assert foreign_name(tmp_path, record) == "train/text_features"

@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
+from torchtitan.models.dit_tts.errors import require_modules
 from torchtitan.models.dit_tts.prepare.settings import Options
 
 __all__ = ["Options", "run"]
 
 
 def run(options: Options) -> int:
-    from torchtitan.models.dit_tts.prepare.executors import require_libraries
+    from torchtitan.models.dit_tts.prepare.executors import LIBRARIES
 
-    require_libraries()
+    require_modules(*LIBRARIES)
     from torchtitan.models.dit_tts.config.job_config import Encoder
     from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
     from torchtitan.models.dit_tts.prepare.report import lines

@@ -5,7 +5,6 @@ Jobs are tuples of plain values and results plain dicts, in any order. The funct
 Everything a job makes is a file, so a job that is lost or done twice does no harm.
 """
 
-import importlib.util
 import json
 import logging
 import os
@@ -56,16 +55,6 @@ def codec_devices(device: str, engine: str = "local") -> list[str]:
             there = ", ".join(["cpu", *gpus])
             raise InputError(f"--device names {name!r}; this machine has {there}")
     return devices
-
-
-def require_libraries() -> None:
-    """Raises InputError where the libraries for audio are not installed."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"prepare needs {', '.join(missing)}, which are not installed; run "
-            "pip install 'titan-tts[speech]'"
-        )
 
 
 def library_versions() -> dict[str, str]:
