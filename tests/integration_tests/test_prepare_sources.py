@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers import kill_prepare, runs
+from benchmarks.kill_prepare import Preparation
+from tests.helpers import forked, runs
 from tests.helpers import speech_corpora as corpora
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
@@ -118,13 +119,17 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
     for name, workers in (("local", 1), (engine, 2)):
         output = tmp_path / f"{name}{workers}"
         record = corpora.prepare(source, output, **SETTINGS, engine=name, workers=workers)
-        found.append((kill_prepare.shards(output), record["summary"]))
+        found.append((record["shards"], record["summary"]))
         assert record["throughput"]["engine"] == name
     assert found[0] == found[1]
 
 
 def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
-    kill_prepare.run(tmp_path / "unbroken")
-    kills = kill_prepare.kill_and_finish(tmp_path / "killed", ["encode", "shards"], seed=5)
+    def start(arguments, log):
+        return forked.start_titan_tts(*arguments, log=log)
+
+    expected = Preparation(tmp_path / "unbroken", start).run()
+    killed = Preparation(tmp_path / "killed", start)
+    kills, shards = killed.kill_and_finish(["encode", "shards"], seed=5)
     assert [kill.stage for kill in kills] == ["encode", "shards"]
-    assert kill_prepare.shards(tmp_path / "killed") == kill_prepare.shards(tmp_path / "unbroken")
+    assert shards == expected
