@@ -84,18 +84,13 @@ def _triplets(
 ) -> Iterator[Triplet]:
     """The triplets of a shard, one in memory at a time."""
     options = run.options
-
-    def load(sample: int, reference_frames: int = 0) -> tuple[np.ndarray, np.ndarray, dict]:
-        latents = np.empty((int(table.frames[sample]), run.channels), np.float16)
-        reference = np.empty((reference_frames, run.channels), np.float16)
-        return chunks.load(sample, latents, reference)
-
     for sample in map(int, samples):
-        # The source's own reference is cropped as the others are, but from its start on.
-        given = min(int(chunks.reference_frames[sample]), options.max_reference_frames)
-        latents, reference, metadata = load(sample, given)
-        if not given:
-            key = chunks.key(sample)
+        key, loaded = chunks.key(sample), chunks.load(sample)
+        metadata = loaded.metadata
+        if len(loaded.reference):
+            # The source's own reference is cropped as the others are, but from its start on.
+            reference = loaded.reference[: options.max_reference_frames]
+        else:
             spans = choose_references(
                 table,
                 sample,
@@ -104,9 +99,11 @@ def _triplets(
                 count=options.references,
                 max_frames=options.max_reference_frames,
             )
-            parts = [load(span.sample)[0][span.start :][: span.frames] for span in spans]
+            parts = [
+                chunks.load(span.sample).latents[span.start :][: span.frames] for span in spans
+            ]
             reference = np.concatenate(parts)
             metadata["reference_key"] = chunks.key(spans[0].sample)
             if options.references > 1:
                 metadata["reference_keys"] = [chunks.key(span.sample) for span in spans]
-        yield Triplet(chunks.key(sample), latents, reference, metadata)
+        yield Triplet(key, loaded.latents, reference, metadata)
