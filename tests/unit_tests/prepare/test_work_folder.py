@@ -69,7 +69,7 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
     again = prepare(corpus, out, **SMALL)
     assert again == first | {"reused": True} and shard.stat().st_ino == inode
 
-    shard.write_bytes(b"damaged")
+    shard.write_bytes(b"corrupt")
     with pytest.raises(InputError, match="lacks shards.*--overwrite"):
         prepare(corpus, out, **SMALL)
     assert not prepare(corpus, out, **SMALL, overwrite=True)["reused"] and shards(out) == before

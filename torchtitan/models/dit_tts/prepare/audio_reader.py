@@ -2,8 +2,8 @@
 
 A place is a small dict of plain values, paths relative to the source's folder:
 
-    {"file": path}                                a whole file
-    {"file": path, "offset": s, "seconds": s}     a part of one, in seconds
+    {"file": path}                                a file
+    {"file": path, "offset": s, "seconds": s}     a part of it, in seconds
     {"tar": path, "start": n, "bytes": n}         bytes of a member
     {"table": path, "group": g, "row": r, "column": name}                    one cell
     {"table": path, "group": g, "row": r, "latents": name, "reference": name}

@@ -57,6 +57,13 @@ class Chunk:
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
     counts: dict[str, float] = field(default_factory=dict)  # what was done to the samples
 
+    def add(self, other: "Chunk") -> None:
+        for name in ("samples", "dropped", "counts"):
+            sums = getattr(self, name)
+            for key, value in getattr(other, name).items():
+                sums[key] = sums.get(key, 0) + value
+        self.problems += other.problems
+
 
 def write_run(folder: Path, run: Run) -> None:
     write_atomic(folder / RUN_NAME, json.dumps(asdict(run)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
@@ -25,12 +25,8 @@ def shard_name(split: str, number: int) -> str:
 
 def speaker_table(chunks: Dataset) -> SpeakerTable:
     """The encoded samples by speaker."""
-    return SpeakerTable(chunks.labels("speaker")[0], is_train(chunks), chunks.frames)
-
-
-def is_train(chunks: Dataset) -> np.ndarray:
-    """(n,) bool: whether each encoded sample is a training one."""
-    return chunks.source == SPLITS.index("train")
+    train = chunks.source == SPLITS.index("train")
+    return SpeakerTable(chunks.labels("speaker")[0], train, chunks.frames)
 
 
 def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[str, Any]:
@@ -59,6 +55,8 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
             )
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except CorruptSampleError as error:
+        return {"error": f"{error}; remove {folder}/chunks and start again"}
     except InputError as error:
         return {"error": str(error)}
     except OSError as error:

@@ -20,7 +20,6 @@ import json
 import os
 import time
 import uuid
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -240,7 +239,7 @@ class _Corrupt:
         if self.options.on_error == "raise":
             raise InputError(
                 f"{source}: {key}: {sentence}; an earlier run with --on-error skip left it out: go on "
-                "with that, or start anew with --overwrite"
+                "with that, or start over with --overwrite"
             )
         if self.count > limit * self.total:
             raise InputError(
@@ -274,16 +273,12 @@ def _encode_stage(
 
 def _total(folder: Path, plan: Plan) -> Chunk:
     """What list and chunks came to together."""
-    samples, dropped = Counter[str](), Counter[str](plan.dropped)
-    counts, problems = Counter[str](), list(plan.problems)
+    total = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems))
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)
         assert chunk is not None
-        samples.update(chunk.samples)
-        dropped.update(chunk.dropped)
-        counts.update(chunk.counts)  # type: ignore[arg-type]  # seconds are floats
-        problems += chunk.problems
-    return Chunk(dict(samples), dict(dropped), problems, dict(counts))
+        total.add(chunk)
+    return total
 
 
 def _shard_stage(

@@ -47,7 +47,7 @@ class Processed:
     waveform: np.ndarray
     seconds: float
     gain_db: float | None = None  # None: the level was left alone
-    peak_limited: bool = False  # the peak forbade the whole gain
+    peak_limited: bool = False  # the peak limits the gain
     mixed_channels: bool = False
     resampled: bool = False
     silence_cut_seconds: float = 0.0
@@ -118,15 +118,15 @@ def loudness(waveform: np.ndarray, rate: int) -> float:
     """
     import pyloudnorm
 
-    # A hair shorter than the whole: rounding must not make the block longer than the waveform.
+    # A little shorter than the waveform: rounding must not make the block longer than it.
     block = min(LOUDNESS_BLOCK_SECONDS, len(waveform) / rate * (1 - 1e-9))
     step = block / 4  # the standard's overlap of 75 %
     steps = int((len(waveform) / rate - block) / step + 1e-9)
     # The standard leaves an incomplete last block out; pyloudnorm would count it as a quiet one. Of
     # its filters, DeMan's are the standard's at 48 kHz; the default's are 0.04 dB off.
-    whole = waveform[: math.ceil((block + steps * step) * rate)].astype(np.float64)
+    measured = waveform[: math.ceil((block + steps * step) * rate)].astype(np.float64)
     meter = pyloudnorm.Meter(rate, filter_class="DeMan", block_size=block)
-    value = meter.integrated_loudness(whole)
+    value = meter.integrated_loudness(measured)
     return float(value) if math.isfinite(value) else -math.inf
 
 

@@ -148,7 +148,8 @@ class Options:
                 continue
             if not low <= value <= high or value == math.inf:
                 limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-                raise InputError(f"{option(name)} = {value}, but it must be {limit} and finite")
+                option = "--" + name.replace("_", "-")
+                raise InputError(f"{option} = {value}, but it must be {limit} and finite")
         loudness = self.audio.loudness
         if loudness is not None and not -70 < loudness <= 0:
             raise InputError(
@@ -159,9 +160,6 @@ class Options:
         """The options that decide the shards' bytes, as prepare.json has them."""
         return {name: value for name, value in asdict(self).items() if name not in _OF_A_RUN}
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Options":
         return cls(**(values | {"audio": AudioSettings(**values["audio"])}))
@@ -170,11 +168,6 @@ class Options:
 # Options that change nothing in the shards.
 _OF_A_RUN = {"source", "output", "encode_text", "text_dtype", "text_feature_dtype", "device"}
 _OF_A_RUN |= {"workers", "engine", "on_error", "max_corrupt_fraction", "overwrite"}
-
-
-def option(name: str) -> str:
-    """A field's option on the command line."""
-    return "--" + name.replace("_", "-")
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
