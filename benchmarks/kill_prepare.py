@@ -10,19 +10,122 @@ benchmarks/results/kill_prepare.json.
 
 import argparse
 import json
+import os
+import random
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.helpers import kill_prepare  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+
+CORPUS = ROOT / "assets/spoken_digits/spoken_digits.tar"
+# Many small chunks and shards: each stage lasts for seconds and has many moments to die in.
+SETTINGS = ["--chunk-items", "8", "--samples-per-shard", "8", "--references", "2"]
+STAGES = {"encode": "chunks/*.json", "shards": "*/*.tar"}
+"""stage -> the files that it makes in the work folder"""
+
+
+@dataclass
+class Kill:
+    """One SIGKILL, and what lay in the work folder when it struck."""
+
+    aimed_at: str  # a stage, or "any" moment
+    whom: str  # "group": every process at once; "parent": the workers find themselves alone
+    workers: int
+    chunks: int
+    shards: int
+
+    @property
+    def stage(self) -> str:
+        """Where it struck."""
+        return "before" if not self.chunks else "shards" if self.shards else "encode"
+
+
+def start_command(arguments: list[str], log: Path) -> subprocess.Popen:
+    """Starts titan-tts in a process group of its own."""
+    command = [sys.executable, "-c", "import titan_tts; titan_tts.main()", *arguments]
+    with open(log, "a") as file:
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+
+
+class Preparation:
+    """Runs that prepare the embedded corpus into one output.
+
+    Args:
+        start: starts titan-tts with arguments and a log; the process has pid, poll() and
+            wait(timeout), and a process group of its own.
+    """
+
+    def __init__(self, output: Path, start: Callable[[list[str], Path], Any] = start_command):
+        self.output, self._start = output, start
+        self.partial = output.with_name(output.name + ".partial")
+        self.log = output.with_name(output.name + ".log")
+
+    def start(self, workers: int) -> Any:
+        arguments = ["prepare", str(CORPUS), str(self.output), *SETTINGS, "--workers", str(workers)]
+        return self._start(arguments, self.log)
+
+    def run(self, workers: int = 1) -> dict[str, bytes]:
+        """Run from the start, or from where the last run died, to the end; every shard's bytes."""
+        status = self.start(workers).wait(300)
+        assert status == 0, f"exit status {status}:\n{self.log.read_text()[-4000:]}"
+        assert not self.partial.exists()
+        tars = sorted(self.output.glob("*/*.tar"))
+        return {str(path.relative_to(self.output)): path.read_bytes() for path in tars}
+
+    def kill_and_finish(self, aims: list[str], seed: int) -> tuple[list[Kill], dict[str, bytes]]:
+        """Die once for each aim, then run to the end: the kills that struck, every shard's bytes."""
+        rng = random.Random(seed)
+        kills = [self._kill_once(aim, rng) for aim in aims]
+        return [kill for kill in kills if kill is not None], self.run(rng.choice((1, 2)))
+
+    def _count(self, stage: str) -> int:
+        return sum(not path.name.startswith(".") for path in self.partial.glob(STAGES[stage]))
+
+    def _kill_once(self, aim: str, rng: random.Random) -> Kill | None:
+        """One life: killed some files into a stage, or after some time. None if it ended before."""
+        workers, whom = rng.choice((1, 2)), rng.choice(("group", "parent"))
+        process = self.start(workers)
+        if aim == "any":
+            time.sleep(rng.uniform(0, 8))
+        else:
+            wanted = self._count(aim) + rng.randint(1, 25)
+            while self._count(aim) < wanted and process.poll() is None:
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.05))
+        struck = process.poll() is None
+        found = Kill(aim, whom, workers, self._count("encode"), self._count("shards"))
+        if struck:
+            os.kill(process.pid, signal.SIGKILL)
+        if whom == "group":
+            _signal_group(process.pid, signal.SIGKILL)
+        process.wait(60)
+        deadline = time.monotonic() + 60
+        while _signal_group(process.pid, 0):  # orphans end by themselves
+            assert time.monotonic() < deadline, "workers outlive their killed parent"
+            time.sleep(0.05)
+        return found if struck else None
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Whether there is still a process in the group."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def main() -> int:
@@ -35,16 +138,14 @@ def main() -> int:
     began = time.monotonic()
     kills, equal = [], 0
     with tempfile.TemporaryDirectory() as temporary:
-        unbroken = Path(temporary, "unbroken")
-        kill_prepare.run(unbroken)
-        expected = kill_prepare.shards(unbroken)
+        expected = Preparation(Path(temporary, "unbroken")).run()
         for number in range(options.runs):
-            output = Path(temporary, f"killed{number}")
-            found = kill_prepare.kill_and_finish(
-                output, ["encode", "any", "shards"], options.seed + number
+            preparation = Preparation(Path(temporary, f"killed{number}"))
+            found, shards = preparation.kill_and_finish(
+                ["encode", "any", "shards"], options.seed + number
             )
-            same = kill_prepare.shards(output) == expected
-            shutil.rmtree(output)
+            same = shards == expected
+            shutil.rmtree(preparation.output)
             equal += same
             kills += found
             elapsed = time.monotonic() - began

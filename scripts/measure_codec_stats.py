@@ -24,7 +24,7 @@ def main() -> None:
         MelDctCodec,
         MelDctTransform,
     )
-    from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
+    from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(

@@ -1,15 +1,14 @@
-"""Small archives without any fault that the doctor knows, and the means to make one."""
+"""Small shards without any fault that the doctor knows, and the means to make one."""
 
 import dataclasses
-import io
 import json
 import os
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from tests.helpers.tars import npy, write_tar
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
 CHANNELS = 8
@@ -62,19 +61,9 @@ def write_shards(folder: Path, samples: Sequence[Triplet], shards: int = 2) -> l
     return paths
 
 
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
 def write_raw(path: Path, members: dict[str, bytes]) -> None:
     """A tar of members as they are, with what the shard writer would refuse."""
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    write_tar(path, members.items())
 
 
 def raw_members(sample: Triplet) -> dict[str, bytes]:

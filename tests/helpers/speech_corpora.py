@@ -9,11 +9,26 @@ import numpy as np
 import soundfile
 import soxr
 
-from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance, read_audio_corpus
+from torchtitan.models.dit_tts.prepare.audio_reader import Utterance, read_audio_corpus
+from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
 RATE = 16_000
 CHANNELS = 128
+AS_IS = AudioSettings(loudness=None, max_silence=None)
+
+
+def prepare(source: Path | str, output: Path | str, **options) -> dict:
+    """The record of a preparation in this process."""
+    options = {"workers": 1, "device": "cpu"} | options
+    return prepare_corpus(Options(str(source), str(output), **options))
+
+
+def tone(seconds: float, level: float = 0.1, rate: int = RATE, hertz: float = 997) -> np.ndarray:
+    """(n,) float32."""
+    time = np.arange(round(seconds * rate)) / rate
+    return (level * np.sin(2 * np.pi * hertz * time)).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     assert main(command) == 0 and not feature_files(output)
     assert main(encode) == 0  # the archives were complete: only the features are made
     said = capsys.readouterr().out
-    assert "is complete already" in said and "10 texts, 10 of them encoded now" in said
+    assert "was complete already" in said and "10 texts, 10 of them encoded now" in said
     files = feature_files(output)
     assert [path.parts[-4] for path in files] == ["heldout", "train", "train", "train"]
 
@@ -85,6 +85,4 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 3)
     assert main([*encode, "--seed", "1"]) == 0
-    assert (
-        "8 of these texts have no features, being longer than 3 tokens" in capsys.readouterr().out
-    )
+    assert "8 texts have no features, as they are longer than 3 tokens" in capsys.readouterr().out

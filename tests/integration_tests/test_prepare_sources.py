@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers import kill_prepare, runs
+from benchmarks.kill_prepare import Preparation
+from tests.helpers import forked, runs
 from tests.helpers import speech_corpora as corpora
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
-from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
 
 FORMATS = ("ljspeech", "libritts_r", "manifest", "webdataset", "table", "latents")
-SETTINGS = PrepareSettings(samples_per_shard=5, chunk_items=4)
+SETTINGS = {"samples_per_shard": 5, "chunk_items": 4}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def prepared(tmp_path_factory) -> dict[str, Path]:
     outputs = {}
     for name, source in sources.items():
         outputs[name] = folder / "out" / name
-        record = prepare_corpus(source, outputs[name], SETTINGS, RunOptions(workers=1))
+        record = corpora.prepare(source, outputs[name], **SETTINGS)
         summary = record["summary"]
         assert not summary["dropped"] and not record["reused"]
         samples = summary["train"]["samples"], summary["heldout"]["samples"]
@@ -119,15 +118,18 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
     found = []
     for name, workers in (("local", 1), (engine, 2)):
         output = tmp_path / f"{name}{workers}"
-        options = RunOptions(engine=name, workers=workers)
-        record = prepare_corpus(source, output, SETTINGS, options)
-        found.append((kill_prepare.shards(output), record["summary"], record["content_digest"]))
+        record = corpora.prepare(source, output, **SETTINGS, engine=name, workers=workers)
+        found.append((record["shards"], record["summary"]))
         assert record["throughput"]["engine"] == name
     assert found[0] == found[1]
 
 
 def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
-    kill_prepare.run(tmp_path / "unbroken")
-    kills = kill_prepare.kill_and_finish(tmp_path / "killed", ["encode", "shards"], seed=5)
+    def start(arguments, log):
+        return forked.start_titan_tts(*arguments, log=log)
+
+    expected = Preparation(tmp_path / "unbroken", start).run()
+    killed = Preparation(tmp_path / "killed", start)
+    kills, shards = killed.kill_and_finish(["encode", "shards"], seed=5)
     assert [kill.stage for kill in kills] == ["encode", "shards"]
-    assert kill_prepare.shards(tmp_path / "killed") == kill_prepare.shards(tmp_path / "unbroken")
+    assert shards == expected

@@ -28,7 +28,7 @@ def parts(tmp_path_factory):
         folder / "data",
         "--codec",
         codec,
-        "--heldout-share",
+        "--heldout-fraction",
         "0.1",
         "--encode-text",
         encoder,

@@ -39,8 +39,8 @@ from torchtitan.models.dit_tts.inference.speaker_reference import (
     encode_reference,
     reference_settings,
 )
-from torchtitan.models.dit_tts.prepare.pipeline import RunOptions, prepare_corpus
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings, PrepareSettings
+from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 NORMED = "decoder.model.2.block.1"
 
@@ -408,8 +408,8 @@ def test_archives_hold_what_encode_makes_of_a_recording(file, codec, tmp_path):
         rows.append({"key": str(number), "audio": f"{number}.wav", "text": "la", "speaker": "s"})
     (source / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
     as_they_are = AudioSettings(loudness=None, max_silence=None)
-    settings = PrepareSettings(codec=str(file), audio=as_they_are)
-    prepare_corpus(source, tmp_path / "out", settings, RunOptions(workers=1, device="cpu"))
+    here = {"workers": 1, "device": "cpu", "audio": as_they_are}
+    prepare_corpus(Options(str(source), str(tmp_path / "out"), codec=str(file), **here))
 
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
     assert len(dataset) == len(lengths)
@@ -432,17 +432,22 @@ def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path, monkeypat
         soundfile.write(source / f"{number}.wav", recording(0.5 + 0.2 * number, 48_000), 48_000)
         rows.append({"audio": f"{number}.wav", "text": "la la", "speaker": "s"})
     (source / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    output, here = tmp_path / "out", RunOptions(workers=1, device="cpu")
+
+    def prepare(codec):
+        options = Options(
+            str(source), str(tmp_path / "out"), codec=str(codec), workers=1, device="cpu"
+        )
+        return prepare_corpus(options)
 
     monkeypatch.chdir(file.parent)
-    record = prepare_corpus(source, output, PrepareSettings(codec="weights.pth"), here)
+    record = prepare("weights.pth")
     assert record["settings"]["codec"] == "dac_vae"
     assert record["settings"]["codec_fingerprint"] == codec.fingerprint
     assert record["summary"]["train"]["samples"] == 3
 
     export = tmp_path / "elsewhere.safetensors"
     export_safetensors(codec, export)
-    assert prepare_corpus(source, output, PrepareSettings(codec=str(export)), here)["reused"]
+    assert prepare(export)["reused"]
     other = write_tiny_dac_vae(tmp_path, seed=1)
     with pytest.raises(ValueError, match="codec_fingerprint was"):
-        prepare_corpus(source, output, PrepareSettings(codec=str(other)), here)
+        prepare(other)

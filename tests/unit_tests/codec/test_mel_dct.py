@@ -151,6 +151,15 @@ def test_encode_refuses(codec, waveform):
         codec.encode(waveform)
 
 
+def test_batches_are_encoded_as_singles(codec):
+    batch = torch.stack([vowels()[start : start + 8000] for start in (0, 3000, 9000)])
+    for row, waveform in zip(codec.encode_batch(batch), batch, strict=True):
+        assert (row - codec.encode(waveform)).abs().max() <= 1e-5
+    for wrong in (batch[0], batch[:0]):
+        with pytest.raises(ValueError, match=r"shape \(B, samples\)"):
+            codec.encode_batch(wrong)
+
+
 @pytest.mark.parametrize(
     "latents", [torch.zeros(0, 128), torch.zeros(3, 64), torch.zeros(1, 3, 128)]
 )

@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.inference.audio_files import write_wav
 from torchtitan.models.dit_tts.inference.evaluate import HeldOut, listen, read_heldout, speak
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.inference.pictures import MEL_BANDS, log_mel_decibels
-from torchtitan.models.dit_tts.prepare.audio_corpus import Utterance
+from torchtitan.models.dit_tts.prepare.audio_reader import Utterance
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 

@@ -9,7 +9,7 @@ from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.inference.evaluate import HeldOut, listen
 from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_error_rate
 from torchtitan.models.dit_tts.prepare.audio import resample
-from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
+from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 
 CORPUS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
 

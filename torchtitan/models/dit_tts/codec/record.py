@@ -1,4 +1,4 @@
-"""What a dataset's latents were made by, as the prepare.json that lies with it says."""
+"""The codec that encoded a dataset, from the prepare.json beside it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ RECORD_NAME = "prepare.json"
 
 @dataclass(frozen=True)
 class RecordedCodec:
-    """What prepare wrote down of its codec, and of what it does before that."""
+    """The codec that a prepare.json names, and what was done to recordings before it."""
 
     path: str
     """of the prepare.json"""
@@ -30,27 +30,20 @@ class RecordedCodec:
 
 
 def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
-    """Of each entry of [data] path that is on this machine and was prepared here; others have none."""
+    """Of the entries of [data] path that are on this machine and were prepared here."""
     found = {}
     for entry in [data_path] if isinstance(data_path, str) else data_path:
-        for path in _record_paths(entry):
-            record = _read_record(path)
+        if not entry or is_remote(entry):
+            continue
+        # An entry is OUTPUT/train, or a tar or pattern in it: the record is in the folder above.
+        path = local_path(entry)
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        for place in (folder, os.path.dirname(folder)):
+            record = _read_record(os.path.join(place, RECORD_NAME))
             if record is not None:
-                found[path] = record
+                found[record.path] = record
                 break
     return list(found.values())
-
-
-def _record_paths(entry: str) -> list[str]:
-    """Where an entry's record may lie: beside its shards, or in the folder above.
-
-    An entry is OUTPUT/train, or a tar or pattern in it; further up lies what is not the data's.
-    """
-    if not entry or is_remote(entry):
-        return []
-    path = local_path(entry)
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
-    return [os.path.join(place, RECORD_NAME) for place in (folder, os.path.dirname(folder))]
 
 
 def _read_record(path: str) -> RecordedCodec | None:
@@ -69,9 +62,8 @@ def check_kind(codec: str, data_path: str | Sequence[str]) -> None:
     for record in recorded_codecs(data_path):
         if codec_kind(codec) != record.kind:
             raise InputError(
-                f"[sampling] codec = {codec!r}, but {record.path} says that the latents of [data] path "
-                f"are {record.kind}'s, which another codec turns into noise; set codec to the one "
-                f"that the data were prepared with"
+                f"[sampling] codec = {codec!r}, but by {record.path} the latents of [data] path are "
+                f"{record.kind}'s, which another codec turns into noise; set codec to that of the data"
             )
 
 
@@ -80,7 +72,7 @@ def check_codec(codec: Codec, data_path: str | Sequence[str]) -> None:
     for record in recorded_codecs(data_path):
         if codec.fingerprint != record.fingerprint:
             raise InputError(
-                f"codec {codec.name!r} (fingerprint {codec.fingerprint}) is not the one that {record.path} "
-                f"names ({record.kind}, {record.fingerprint}), whose latents the run was trained on; "
-                f"give that one by --codec"
+                f"codec {codec.name!r} (fingerprint {codec.fingerprint}) is not the one that "
+                f"{record.path} names ({record.kind}, {record.fingerprint}), whose latents the run was "
+                "trained on; give that one by --codec"
             )

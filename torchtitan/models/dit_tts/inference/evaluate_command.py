@@ -31,7 +31,7 @@ from torchtitan.models.dit_tts.inference.load_run import load_run, untrained_mod
 from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
 from torchtitan.models.dit_tts.inference.recognizer import SPOKEN_DIGITS, KeywordRecognizer
 from torchtitan.models.dit_tts.prepare.audio import resample
-from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
+from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

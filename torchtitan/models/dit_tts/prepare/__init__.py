@@ -1,1 +1,1 @@
-"""Audio and text -> archives of latent triplets."""
+"""Audio and text -> shards of latent triplets."""

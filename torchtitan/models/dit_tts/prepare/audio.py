@@ -1,16 +1,12 @@
 """Decode a recording of any format to float32 samples, make it one channel, change its rate."""
 
 import io
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import mp3
 
 if TYPE_CHECKING:
     import soundfile
@@ -19,9 +15,9 @@ if TYPE_CHECKING:
 _LIBSNDFILE_STARTS = (b"fLaC", b"RIFF", b"RF64", b"OggS", b"FORM")
 # Sizes in a WAV that was written to a pipe: by some programs 0, by sox 2 GiB, by ffmpeg 4 GiB.
 _UNKNOWN_SIZES = (range(1), range(0x7FFFF000, 0x80000000), range(0xFFFFFF00, 0x100000000))
-_UNKNOWN_FRAMES = 1 << 62  # libsndfile's count of a FLAC that tells none is above it
+_UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC without one is above it
 _BLOCK_FRAMES = 1 << 18
-FFMPEG_TIMEOUT_SECONDS = 600
+_MP3_TAGS = (b"Xing", b"Info", b"VBRI")  # in an MP3's first frame, with the number of frames
 
 
 def decode(
@@ -30,34 +26,45 @@ def decode(
     """Samples (n, channels) float32 in [-1, 1] and their rate in Hz.
 
     flac, wav, ogg (Opus or Vorbis), mp3 and aiff through libsndfile; m4a, aac, webm and the rest
-    through the program ffmpeg where it is installed.
+    through FFmpeg's libraries (PyAV).
 
     Args:
         data: a file's bytes, or its path.
         offset_seconds, seconds: the part to decode; all of it by default.
 
     Raises:
-        InputError: not audio, damaged, cut short, or without a sample.
+        InputError: not audio, corrupt, cut short, or without a sample.
     """
+    import av
     import soundfile
 
-    start = data[:12] if isinstance(data, bytes) else _first_bytes(data)
-    if not start:
-        raise InputError("the audio is empty (0 bytes)")
     try:
-        readable: bytes | str | None = None
-        if start.startswith(b"ID3") or _is_mpeg_frame(start):
-            readable = mp3.with_length(data if isinstance(data, bytes) else Path(data).read_bytes())
-        elif start.startswith(_LIBSNDFILE_STARTS):
-            readable = data
-        if readable is None:
-            return _decode_by_ffmpeg(data, offset_seconds, seconds)
-        with _open(readable) as file:
-            samples, rate = _read_part(file, offset_seconds, seconds), file.samplerate
-        if start.startswith(b"RIFF"):
-            _check_wav_length(data)
+        if isinstance(data, str):
+            with open(data, "rb") as opened:
+                start = opened.read(12)
+        else:
+            start = data[:12]
+        if not start:
+            raise InputError("the audio is empty (0 bytes)")
+        by_libsndfile = start.startswith(_LIBSNDFILE_STARTS)
+        # MP3: a tag, or a frame's eleven set bits and a layer. AAC has the same bits and no layer.
+        if start.startswith(b"ID3") or (
+            start[0] == 0xFF and start[1:2] > b"\xdf" and start[1] & 6 != 0
+        ):
+            by_libsndfile = _libsndfile_reads_all(data)
+        if by_libsndfile:
+            with _open(data) as file:
+                samples, rate = _read_part(file, offset_seconds, seconds), file.samplerate
+            if start.startswith(b"RIFF"):
+                _check_wav_length(data)
+        else:
+            samples, rate = _decode_by_ffmpeg(data)
+            first, wanted = _part(len(samples), rate, offset_seconds, seconds)
+            samples = samples[first:][:wanted]
     except soundfile.LibsndfileError as error:
         raise InputError(f"the audio cannot be decoded ({error.error_string})") from error
+    except (av.FFmpegError, OSError) as error:
+        raise InputError(f"the audio cannot be decoded ({error.strerror})") from None
     except MemoryError:
         raise InputError("the audio is too large to be decoded in memory") from None
     if not np.isfinite(samples).all():
@@ -65,65 +72,52 @@ def decode(
     return samples, rate
 
 
-def _is_mpeg_frame(start: bytes) -> bool:
-    """Eleven set bits and a layer: MP3. AAC has the same bits and no layer."""
-    return len(start) > 1 and start[0] == 0xFF and start[1] & 0xE0 == 0xE0 and start[1] & 6 != 0
-
-
-def _first_bytes(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(12)
-    except OSError as error:
-        raise InputError(f"the audio file {path} cannot be opened ({error.strerror})") from None
-
-
 def _open(data: bytes | str) -> "soundfile.SoundFile":
     """The file, to be read forwards to its end, wherever its header says that this is."""
     import soundfile
 
     class Forwards(soundfile.SoundFile):
-        # A file that can seek is asked for no more than its header tells, and sought in after each
-        # read, which fails at the end of a FLAC whose header tells another length.
+        # soundfile limits reads of a seekable file to the header's length, and seeks after each
+        # read, which fails at the end of a FLAC whose header has another length.
         def seekable(self) -> bool:
             return False
 
     return Forwards(io.BytesIO(data) if isinstance(data, bytes) else data)
 
 
+def _part(
+    length: int | None, rate: int, offset_seconds: float, seconds: float | None
+) -> tuple[int, int | None]:
+    """(first sample, number of samples) of a part; None where the length is not known.
+
+    Raises:
+        InputError: it is not within the `length` samples.
+    """
+    first = round(offset_seconds * rate)
+    wanted = None if length is None else length - first
+    if seconds is not None:
+        wanted = round(seconds * rate)
+        if length is not None:
+            # Ends written with few digits may lie a little behind the file's.
+            if first + wanted > length + rate // 20:
+                raise InputError(
+                    f"the part from {offset_seconds} s of {seconds} s ends behind the audio's "
+                    f"{length / rate:.3f} s"
+                )
+            wanted = min(wanted, length - first)
+    if wanted is not None and wanted <= 0:
+        raise InputError(f"the audio has {length} samples, none of them behind {offset_seconds} s")
+    return first, wanted
+
+
 def _read_part(
     file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None
 ) -> np.ndarray:
-    first = round(offset_seconds * file.samplerate)
-    told = file.frames if file.frames < _UNKNOWN_FRAMES else None
-    wanted = None if told is None else told - first
-    if seconds is not None:
-        wanted = round(seconds * file.samplerate)
-        if told is not None:
-            # Ends written with few digits may lie a little behind the file's.
-            if first + wanted > told + file.samplerate // 20:
-                raise InputError(
-                    f"the part from {offset_seconds} s of {seconds} s ends behind the audio's "
-                    f"{told / file.samplerate:.3f} s"
-                )
-            wanted = min(wanted, told - first)
-    if wanted is not None and wanted <= 0:
-        raise InputError(f"the audio has {told} samples, none of them behind {offset_seconds} s")
+    """(n, channels). Memory is taken for what is there, not for what a corrupt header says."""
+    length = file.frames if file.frames < _UNKNOWN_FRAMES else None
+    first, wanted = _part(length, file.samplerate, offset_seconds, seconds)
     if first:
         file.seek(first)
-    samples = _read_blocks(file, wanted)
-    if len(samples) == 0 or len(samples) != (wanted or len(samples)):
-        raise InputError(
-            f"the audio is cut short: {len(samples)} of {wanted or 'its'} samples can be decoded"
-        )
-    return samples
-
-
-def _read_blocks(file: "soundfile.SoundFile", wanted: int | None) -> np.ndarray:
-    """(n, channels): as many samples as wanted, all by default, or what there is of them.
-
-    Memory is taken for what is there, not for what a damaged header tells.
-    """
     blocks: list[np.ndarray] = []
     count = 0
     while wanted is None or count < wanted:
@@ -133,51 +127,69 @@ def _read_blocks(file: "soundfile.SoundFile", wanted: int | None) -> np.ndarray:
             break
         blocks.append(block)
         count += len(block)
-    if not blocks:
-        return np.zeros((0, file.channels), np.float32)
+    if count == 0 or count != (wanted or count):
+        raise InputError(
+            f"the audio is cut short: {count} of {wanted or 'its'} samples can be decoded"
+        )
     return np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
 def _check_wav_length(data: bytes | str) -> None:
-    """libsndfile reads what is left of a WAV that was cut; its header tells that more was there."""
+    """libsndfile silently reads what is left of a WAV that was cut; its header has the real size."""
     if isinstance(data, bytes):
         size, head = len(data), data[:8]
     else:
-        size, head = Path(data).stat().st_size, _first_bytes(data)
-    told = int.from_bytes(head[4:8], "little")
-    if not any(told in sizes for sizes in _UNKNOWN_SIZES) and told + 8 > size + 1:
-        raise InputError(f"the audio is cut short: {size} of {told + 8} bytes are there")
+        with open(data, "rb") as file:
+            size, head = Path(data).stat().st_size, file.read(8)
+    stated = int.from_bytes(head[4:8], "little")
+    if not any(stated in sizes for sizes in _UNKNOWN_SIZES) and stated + 8 > size + 1:
+        raise InputError(f"the audio is cut short: {size} of {stated + 8} bytes are there")
 
 
-def _decode_by_ffmpeg(
-    data: bytes | str, offset_seconds: float, seconds: float | None
-) -> tuple[np.ndarray, int]:
-    program = shutil.which("ffmpeg")
-    if program is None:
-        raise InputError(
-            "the audio is not flac, wav, ogg, opus or mp3, and ffmpeg, which reads the rest, is not "
-            "on PATH; install ffmpeg or convert the audio"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        # From a file and into one: m4a is read by seeking, and a WAV's header by pipe has no length.
-        source, target = Path(folder, "in"), Path(folder, "out.wav")
-        if isinstance(data, bytes):
-            source.write_bytes(data)
-        else:
-            source = Path(data).absolute()
-        command = [program, "-nostdin", "-v", "error", "-xerror", "-i", str(source)]
-        command += ["-map", "0:a:0", "-c:a", "pcm_f32le", str(target)]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=FFMPEG_TIMEOUT_SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise InputError(f"ffmpeg could not decode the audio ({error})") from None
-        if done.returncode != 0 or not target.exists():
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise InputError(
-                f"ffmpeg cannot decode the audio ({said[-1] if said else done.returncode})"
-            )
-        with _open(str(target)) as file:
-            return _read_part(file, offset_seconds, seconds), file.samplerate
+def _libsndfile_reads_all(data: bytes | str) -> bool:
+    """Whether libsndfile finds the end of an MP3, or of what else stands behind an ID3 tag.
+
+    It takes the length from a tag in the first frame. Without one it estimates the length from the
+    first frame's bit rate, and of joined files it reads the first alone.
+    """
+    import av
+
+    if isinstance(data, str):
+        data = Path(data).read_bytes()
+    with av.open(io.BytesIO(data), "r") as container:
+        if container.format.name != "mp3":
+            return container.format.name == "flac"
+        packets = [packet for packet in container.demux(audio=0) if packet.size]
+        seconds = sum(float((packet.duration or 0) * packet.time_base) for packet in packets)
+    first = packets[0].pos or 0 if packets else 0
+    if not any(tag in data[max(0, first - 1500) : first] for tag in _MP3_TAGS):
+        return False
+    with _open(data) as file:  # its length is without the encoder's padding of up to 3 frames
+        return seconds * file.samplerate <= file.frames + 4 * 1152
+
+
+def _decode_by_ffmpeg(data: bytes | str) -> tuple[np.ndarray, int]:
+    import av
+
+    blocks = []
+    with av.open(io.BytesIO(data) if isinstance(data, bytes) else data, "r") as container:
+        if not container.streams.audio:
+            raise InputError("the file has no audio in it")
+        stream = container.streams.audio[0]
+        to_float = av.AudioResampler(format="fltp")  # at the stream's own rate and channels
+        for frame in container.decode(stream):
+            blocks += [part.to_ndarray() for part in to_float.resample(frame)]
+        if not blocks:
+            raise InputError("the audio has no sample that can be decoded")
+        samples = np.concatenate(blocks, axis=1).T
+        # Of MP3 and bare AAC the duration is an estimate.
+        if container.duration and container.format.name not in ("mp3", "aac"):
+            stated = container.duration / av.time_base
+            if len(samples) / stream.rate < stated - 0.5:
+                raise InputError(
+                    f"the audio is cut short: {len(samples) / stream.rate:.1f} of {stated:.1f} s"
+                )
+        return samples, stream.rate
 
 
 def to_mono(samples: np.ndarray) -> np.ndarray:

@@ -2,56 +2,57 @@
 
 A place is a small dict of plain values, paths relative to the source's folder:
 
-    {"file": path}                                a whole file
-    {"file": path, "offset": s, "seconds": s}     a part of one, in seconds
+    {"file": path}                                a file
+    {"file": path, "offset": s, "seconds": s}     a part of it, in seconds
     {"tar": path, "start": n, "bytes": n}         bytes of a member
     {"table": path, "group": g, "row": r, "column": name}                    one cell
     {"table": path, "group": g, "row": r, "latents": name, "reference": name}
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
+import torch
+from torch import Tensor
 
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.audio import decode
+from torchtitan.models.dit_tts.prepare.audio import decode, to_mono
+from torchtitan.models.dit_tts.prepare.formats import open_corpus
+from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
+from torchtitan.models.dit_tts.prepare.settings import Options
 
-if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.prepare.tables import TableCursor
+if TYPE_CHECKING:  # pyarrow takes long to import
+    from torchtitan.models.dit_tts.prepare.formats.table import TableCursor
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Decoded samples (n, channels) float32, and a digest of what they were decoded from."""
+    """Decoded samples (n, channels) float32."""
 
     samples: np.ndarray
     rate: int  # Hz
-    digest: bytes
 
 
 @dataclass(frozen=True)
 class ReadyLatents:
-    """Latents (T, C) and reference (R, C) that a table holds; R = 0 where it gives none."""
+    """Latents (T, C) and reference (R, C) of a table; R = 0 where it has none."""
 
     latents: np.ndarray
     reference: np.ndarray
-    digest: bytes
 
 
 class Loader:
-    """Opens a source's containers as items ask for them and keeps the last one of each kind open."""
+    """Opens a source's containers as items ask for them; the last one of each kind stays open."""
 
     def __init__(self, root: str):
         self.root = root
         self._tar: ShardFile | None = None
         self._table: TableCursor | None = None
-
-    def path(self, name: str) -> str:
-        return os.path.join(self.root, name)
 
     def load(self, place: dict[str, Any], channels: int) -> Recording | ReadyLatents:
         """What a place holds.
@@ -60,25 +61,14 @@ class Loader:
             channels: width of ready latents.
 
         Raises:
-            InputError: not there, damaged, or not audio; without the name of the item.
+            InputError: not there, corrupt, or not audio; without the name of the item.
         """
         if "latents" in place:
             return self._ready_latents(place, channels)
         if "offset" in place:
-            path = self.path(place["file"])
-            samples, rate = decode(path, place["offset"], place["seconds"])
-            digest = xxhash.xxh3_128(samples.tobytes())
-            digest.update(rate.to_bytes(8, "little"))
-            return Recording(samples, rate, digest.digest())
-        data = self._bytes(place)
-        samples, rate = decode(data)
-        return Recording(samples, rate, xxhash.xxh3_128_digest(data))
-
-    def digest(self, place: dict[str, Any], channels: int) -> bytes:
-        """The digest that `load` gives; bytes are not decoded for it."""
-        if "latents" in place or "offset" in place:
-            return self.load(place, channels).digest
-        return xxhash.xxh3_128_digest(self._bytes(place))
+            path = os.path.join(self.root, place["file"])
+            return Recording(*decode(path, place["offset"], place["seconds"]))
+        return Recording(*decode(self._bytes(place)))
 
     def close(self) -> None:
         if self._tar is not None:
@@ -92,22 +82,19 @@ class Loader:
             value = self._cell(place, place["column"])
             if isinstance(value, bytes):
                 return value
-            path = os.path.join(os.path.dirname(self.path(place["table"])), value)
+            path = os.path.join(self.root, os.path.dirname(place["table"]), value)
         else:
-            path = self.path(place["file"])
+            path = os.path.join(self.root, place["file"])
         try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise InputError(f"the audio file {path} cannot be read ({error.strerror})") from None
-        except ValueError:  # a NUL, or half a surrogate pair
-            raise InputError(f"{path!r} is no path of an audio file") from None
+            return Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"the audio file {path!r} cannot be read ({reason})") from None
 
     def _tar_bytes(self, place: dict[str, Any]) -> bytes:
-        path = self.path(place["tar"])
+        path = os.path.join(self.root, place["tar"])
         if self._tar is None or self._tar.path != path:
-            if self._tar is not None:
-                self._tar.close()
+            self.close()
             self._tar = open_source(path)
         data = self._tar.pread(place["bytes"], place["start"])
         if len(data) != place["bytes"]:
@@ -115,9 +102,9 @@ class Loader:
         return data
 
     def _cursor(self, place: dict[str, Any], *columns: str) -> "TableCursor":
-        from torchtitan.models.dit_tts.prepare.tables import TableCursor
+        from torchtitan.models.dit_tts.prepare.formats.table import TableCursor
 
-        path = self.path(place["table"])
+        path = os.path.join(self.root, place["table"])
         if self._table is None or (self._table.path, self._table.columns) != (path, columns):
             self._table = TableCursor(path, columns)
         return self._table
@@ -132,7 +119,7 @@ class Loader:
         return value
 
     def _ready_latents(self, place: dict[str, Any], channels: int) -> ReadyLatents:
-        from torchtitan.models.dit_tts.prepare.tables import matrix
+        from torchtitan.models.dit_tts.prepare.formats.table import matrix
 
         names = [place["latents"], *([place["reference"]] if place["reference"] else [])]
         row = self._cursor(place, *names).row(place["group"], place["row"])
@@ -142,6 +129,45 @@ class Loader:
         reference = np.zeros((0, channels), np.float32)
         if place["reference"] and row[names[1]].is_valid:
             reference = matrix(row[names[1]], channels, names[1])
-        digest = xxhash.xxh3_128(latents.tobytes())
-        digest.update(reference.tobytes())
-        return ReadyLatents(latents, reference, digest.digest())
+        return ReadyLatents(latents, reference)
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One recording of a corpus tar."""
+
+    key: str
+    waveform: Tensor  # (samples,) float32 in [-1, 1], the mean of the channels
+    sample_rate: int  # Hz
+    text: str
+    speaker: str
+    split: str  # "train" or "heldout"
+    metadata: dict[str, Any]
+
+
+def read_audio_corpus(path: str | Path) -> Iterator[Utterance]:
+    """The recordings of an audio-WebDataset tar in their order, as they are, one in memory at a time.
+
+    Raises:
+        InputError: no such file, or a recording or tar that is corrupt or incomplete.
+    """
+    reader = open_corpus(Options(str(path), "", format="webdataset"))
+    loader = Loader(reader.root)
+    try:
+        for item in usable_items(reader, str(path), "raise", Plan()):
+            try:
+                recording = loader.load(item.audio, 0)
+            except InputError as error:
+                raise InputError(f"{path}: {item.key}: {error}; replace it") from None
+            assert isinstance(recording, Recording)
+            yield Utterance(
+                item.key,
+                torch.from_numpy(to_mono(recording.samples)),
+                recording.rate,
+                item.text,
+                item.speaker,
+                item.split,
+                item.metadata,
+            )
+    finally:
+        loader.close()

@@ -1,13 +1,16 @@
-"""Stage 1: one chunk of recordings to one file of latents. A pure function of the work folder.
+"""Stage 1: one chunk of recordings to shards of latents. A pure function of the work folder.
 
-`encode_chunk` is called by name in processes of every engine, so that all arguments are plain values.
+    chunks/train/00000012.tar     its training samples, references as far as the source gave any
+    chunks/heldout/00000012.tar   its held-out samples
+    chunks/00000012.json          what the chunk came to; written last, so it says that all is there
+
+`encode_chunk` is called by name in processes of every engine, so all arguments are plain values.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,18 +19,16 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec, build_codec
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
-from torchtitan.models.dit_tts.prepare.chunk_file import (
-    ChunkHeader,
-    EncodedSample,
-    chunk_path,
-    write_chunk,
-)
-from torchtitan.models.dit_tts.prepare.listing import chunk_items
+from torchtitan.models.dit_tts.prepare.listing import items_of_chunk, unusable
 from torchtitan.models.dit_tts.prepare.processing import Processed, length_reason, process
-from torchtitan.models.dit_tts.prepare.recordings import Item
-from torchtitan.models.dit_tts.prepare.settings import PrepareSettings
+from torchtitan.models.dit_tts.prepare.recordings import SPLITS, Item
+from torchtitan.models.dit_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
 
 RUN_NAME = "run.json"
@@ -37,29 +38,80 @@ MAX_BATCH_SECONDS = 480.0
 
 @dataclass(frozen=True)
 class Run:
-    """What workers need to know beside the plan."""
+    """What workers need to know beside the list."""
 
-    root: str  # absolute folder of the source, as it is now
-    source: str  # as the user gave it, for messages
-    on_error: str
+    root: str  # absolute folder of the source
     channels: int
     sample_rate: int
     hop_length: int
-    settings: PrepareSettings
+    options: Options
     token: str  # another one each time that a preparation starts or goes on
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass
+class Chunk:
+    """What a chunk came to."""
+
+    samples: dict[str, int] = field(default_factory=dict)  # split -> samples
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> recordings
+    problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
+    counts: dict[str, float] = field(default_factory=dict)  # what was done to the samples
+
+    def add(self, other: "Chunk") -> None:
+        for name in ("samples", "dropped", "counts"):
+            sums = getattr(self, name)
+            for key, value in getattr(other, name).items():
+                sums[key] = sums.get(key, 0) + value
+        self.problems += other.problems
+
+
+def write_run(folder: Path, run: Run) -> None:
+    write_atomic(folder / RUN_NAME, json.dumps(asdict(run)))
 
 
 def read_run(folder: Path) -> Run:
     values = json.loads((folder / RUN_NAME).read_text())
-    return Run(**values | {"settings": PrepareSettings.from_json(values["settings"])})
+    return Run(**values | {"options": Options.from_json(values["options"])})
+
+
+def read_chunk(folder: Path, number: int) -> Chunk | None:
+    """What a chunk came to; None where it is still to be encoded."""
+    path = _chunk_path(folder, number)
+    if not path.exists():
+        return None
+    chunk = Chunk(**json.loads(path.read_text()))
+    shards = [_shard_path(folder, split, number) for split in chunk.samples]
+    return chunk if all(shard.exists() for shard in shards) else None
+
+
+def open_chunks(folder: Path, channels: int, part: tuple[int, int] = (0, 1)) -> Dataset:
+    """All encoded samples: the training ones (source 0) in the order of the list, then the others.
+
+    Args:
+        part: as `open_dataset`.
+
+    Raises:
+        InputError: no training sample, or a corrupt shard.
+    """
+    folders = [folder / "chunks" / split for split in SPLITS]
+    paths = [str(path) for path in folders if path.is_dir() and any(path.glob("*.tar"))]
+    try:
+        return open_dataset(paths, channels, part=part)
+    except InputError as error:
+        raise InputError(f"{error}; remove {folder / 'chunks'} and start again") from None
+
+
+def _chunk_path(folder: Path, number: int) -> Path:
+    return folder / "chunks" / f"{number:08d}.json"
+
+
+def _shard_path(folder: Path, split: str, number: int) -> Path:
+    return folder / "chunks" / split / f"{number:08d}.tar"
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: a worker a core, and sums in the same order everywhere."""
+    """One torch thread: one worker per core, and sums in the same order everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,121 +133,88 @@ def _loader(root: str, token: str) -> Loader:
 
 
 def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
-    """Encode the recordings of a chunk into its file.
+    """Encode the recordings of a chunk.
 
     Returns:
         {"items": n, "problems": [[key, sentence]]}, or {"error": sentence} where the user has to
         mend something.
     """
-    run = read_run(Path(folder))
-    items = chunk_items(Path(folder), number)
+    work = Path(folder)
+    run = read_run(work)
+    items = items_of_chunk(work, number)
     try:
         with one_thread():
-            header, latents = _encode(run, items, device)
+            chunk, samples = _encode(run, items, device)
+        for split, triplets in samples.items():
+            path = _shard_path(work, split, number)
+            path.unlink(missing_ok=True)  # of an earlier attempt, that may have dropped others
+            if triplets:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_shard(path, triplets)
+                load_index(str(path))  # here, where it runs in parallel
+        write_atomic(_chunk_path(work, number), json.dumps(asdict(chunk)))
     except InputError as error:
         return {"error": str(error)}
-    try:
-        write_chunk(chunk_path(Path(folder), number), header, latents)
     except OSError as error:
         return {"error": cannot_write(folder, error)}
-    return {"items": len(items), "problems": header.problems}
+    return {"items": len(items), "problems": chunk.problems}
 
 
-def _encode(run: Run, items: list[Item], device: str) -> tuple[ChunkHeader, np.ndarray]:
-    header = ChunkHeader(run.channels)
-    digest = hashlib.sha256()  # as `digest_items` makes it
-    kept: list[tuple[Item, Processed | ReadyLatents]] = []
+def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, list[Triplet]]]:
+    chunk = Chunk()
+    kept: list[Item] = []
+    outcomes: list[Processed | ReadyLatents] = []
     loader = _loader(run.root, run.token)
     for item in items:
-        digest.update(item.content())
         try:
-            loaded = loader.load(item.audio, run.channels)
+            outcome = _outcome(run, item, loader.load(item.audio, run.channels))
         except InputError as error:
-            if run.on_error == "raise":
-                raise InputError(
-                    f"{run.source}: {item.key}: {error}; mend it, or leave such recordings out with "
-                    "--on-error skip"
-                ) from None
-            outcome: Processed | ReadyLatents | str = "undecodable"
-            header.problems.append([item.key, str(error)])
-            digest.update(content_digest(loader, item, run.channels))
-        else:
-            digest.update(loaded.digest)
-            outcome = _outcome(run, item, loaded)
+            if run.options.on_error == "raise":
+                raise unusable(run.options.source, item.key, error) from None
+            chunk.problems.append([item.key, str(error)])
+            outcome = "undecodable"
         if isinstance(outcome, str):
-            header.dropped[outcome] = header.dropped.get(outcome, 0) + 1
+            chunk.dropped[outcome] = chunk.dropped.get(outcome, 0) + 1
         else:
-            kept.append((item, outcome))
-    header.digest = digest.hexdigest()
-    return header, _latents(run, kept, header, device)
-
-
-def digest_items(items: list[Item], loader: Loader, channels: int) -> str:
-    """The digest of a chunk's contents: texts, metadata and the bytes of the audio."""
-    digest = hashlib.sha256()
-    for item in items:
-        digest.update(item.content())
-        digest.update(content_digest(loader, item, channels))
-    return digest.hexdigest()
-
-
-def content_digest(loader: Loader, item: Item, channels: int) -> bytes:
-    """Of an item's audio; of what cannot be read, nothing."""
-    try:
-        return loader.digest(item.audio, channels)
-    except InputError:
-        return b""
+            kept.append(item)
+            outcomes.append(outcome)
+    samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
+    for item, outcome, latents in zip(kept, outcomes, _latents(run, outcomes, device), strict=True):
+        samples[item.split].append(_triplet(run, item, outcome, latents))
+        if isinstance(outcome, Processed):
+            _count(chunk.counts, outcome)
+    chunk.samples = {split: len(triplets) for split, triplets in samples.items() if triplets}
+    return chunk, samples
 
 
 def _outcome(
     run: Run, item: Item, loaded: Recording | ReadyLatents
 ) -> Processed | ReadyLatents | str:
-    settings = run.settings.audio
+    settings = run.options.audio
     if isinstance(loaded, Recording):
         return process(loaded.samples, loaded.rate, run.sample_rate, item.text, settings)
     seconds = len(loaded.latents) * run.hop_length / run.sample_rate
     return length_reason(seconds, item.text, settings) or loaded
 
 
-def _latents(
-    run: Run,
-    kept: list[tuple[Item, Processed | ReadyLatents]],
-    header: ChunkHeader,
-    device: str,
-) -> np.ndarray:
-    """All latents (frames, channels) float16 of a chunk; describes them in `header`."""
-    waveforms = [one.waveform if isinstance(one, Processed) else None for _, one in kept]
-    encoded = _encode_waveforms(run, waveforms, device)
-    arrays: list[np.ndarray] = []
-    start = 0
-    for (item, one), latents in zip(kept, encoded, strict=True):
-        metadata, reference = dict(item.metadata), 0
-        if isinstance(one, ReadyLatents):
-            latents, reference = one.latents.astype(np.float16), len(one.reference)
-            metadata["target_duration"] = _duration(
-                metadata.get("target_duration"), len(latents), run.sample_rate / run.hop_length
-            )
-            arrays += [latents, one.reference.astype(np.float16)]
-        else:
-            metadata["target_duration"] = one.seconds
-            if one.gain_db is not None:
-                metadata["gain_db"] = one.gain_db
-            arrays.append(latents)
-            _count(header.counts, one)
-        header.samples.append(
-            EncodedSample(
-                item.key, item.speaker, item.split, start, len(latents), reference, metadata
-            )
-        )
-        start += len(latents) + reference
-    return np.concatenate(arrays) if arrays else np.zeros((0, run.channels), np.float16)
-
-
-def _duration(given: Any, frames: int, frames_per_second: float) -> float:
-    """Seconds of ready latents: the source's figure where it fits them."""
-    if isinstance(given, (int, float)) and abs(given * frames_per_second - frames) <= 1:
-        return given
-    return frames / frames_per_second
+def _triplet(
+    run: Run, item: Item, outcome: Processed | ReadyLatents, latents: np.ndarray
+) -> Triplet:
+    metadata = dict(item.metadata)
+    if isinstance(outcome, ReadyLatents):
+        frames_per_second = run.sample_rate / run.hop_length
+        duration = metadata.get("target_duration")
+        # The source's figure where it fits the frames.
+        if (
+            not isinstance(duration, (int, float))
+            or abs(duration * frames_per_second - len(latents)) > 1
+        ):
+            metadata["target_duration"] = len(latents) / frames_per_second
+        return Triplet(item.key, latents, outcome.reference, metadata)
+    metadata["target_duration"] = outcome.seconds
+    if outcome.gain_db is not None:
+        metadata["gain_db"] = outcome.gain_db
+    return Triplet(item.key, latents, np.zeros((0, run.channels), np.float16), metadata)
 
 
 def _count(counts: dict[str, float], one: Processed) -> None:
@@ -205,32 +224,28 @@ def _count(counts: dict[str, float], one: Processed) -> None:
             counts[name] = counts.get(name, 0) + value
 
 
-def _encode_waveforms(
-    run: Run, waveforms: list[np.ndarray | None], device: str
-) -> list[np.ndarray | None]:
-    """Latents (T, channels) float16 of each waveform, those of equal length in frames together.
+def _latents(run: Run, outcomes: list[Processed | ReadyLatents], device: str) -> list[np.ndarray]:
+    """Latents (T, channels) of each outcome; waveforms of equal length in frames are encoded together.
 
     Each are the codec's `encode` of it, also where its end lies between two frames.
     """
-    groups: dict[int, list[int]] = {}
-    for index, waveform in enumerate(waveforms):
-        if waveform is not None:
-            groups.setdefault(-(-len(waveform) // run.hop_length), []).append(index)
-    out: list[np.ndarray | None] = [None] * len(waveforms)
+    out: list[np.ndarray] = [np.empty(0)] * len(outcomes)
+    groups: dict[int, list[tuple[int, np.ndarray]]] = {}
+    for index, outcome in enumerate(outcomes):
+        if isinstance(outcome, ReadyLatents):
+            out[index] = outcome.latents
+        else:
+            frames = -(-len(outcome.waveform) // run.hop_length)
+            groups.setdefault(frames, []).append((index, outcome.waveform))
     for frames, members in groups.items():
-        codec = _codec(run.settings.codec, device)
+        codec = _codec(run.options.codec, device)
         size = max(1, int(MAX_BATCH_SECONDS * run.sample_rate) // (frames * run.hop_length))
         for first in range(0, len(members), size):
             part = members[first : first + size]
             batch = torch.stack(
-                [codec.to_whole_frames(torch.from_numpy(waveforms[index])) for index in part]
+                [codec.to_whole_frames(torch.from_numpy(waveform)) for _, waveform in part]
             )
-            latents = codec.encode_batch(batch).cpu().numpy().astype(np.float16)
-            for row, index in enumerate(part):
-                if not np.isfinite(latents[row]).all():
-                    raise InputError(
-                        f"{run.source}: codec '{run.settings.codec}' gave latents that are not "
-                        "finite in float16; take another codec or device"
-                    )
+            latents = codec.encode_batch(batch).cpu().numpy()
+            for row, (index, _) in enumerate(part):
                 out[index] = latents[row]
     return out

@@ -1,8 +1,8 @@
-"""`titan-tts prepare --encode-text`: a text encoder's features beside the archives of a finished output."""
+"""`titan-tts prepare --encode-text`: a text encoder's features beside the shards of an output."""
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,15 +52,15 @@ def encode_texts(
 
     Args:
         shard_names: paths of the shards in the output.
-        device, engine: as of the preparation; each device gets a process.
+        device, engine: as for the preparation; each device gets a process.
 
     Returns:
-        {"texts": of all shards, "made": of those that were encoded now, "too_long": texts that have no
-        features, "longest": tokens of the longest that can have}.
+        {"texts": number in all shards, "made": those encoded now, "too_long": those without features,
+        "longest": tokens of the longest that can have features}.
 
     Raises:
-        InputError: nothing can be loaded or written, or a worker's encoder or disk is another than
-            this process's. Whole files are kept.
+        InputError: nothing can be loaded or written, or a worker's encoder or disk is not this
+            process's. Complete files are kept.
     """
     from tqdm import tqdm
 
@@ -97,13 +97,21 @@ def encode_texts(
     return {
         "texts": len(dataset),
         "made": len(dataset) - here,
-        "too_long": sum(int(np.count_nonzero((f.hashes == 0) & (f.tokens > 0))) for f in files),
+        "too_long": sum(
+            int(np.count_nonzero((file.hashes == 0) & (file.tokens > 0)))
+            for file in files
+            if file is not None
+        ),
         "longest": longest_text(source),
     }
 
 
+_Dtype = Literal["bfloat16", "float32"]
+_CacheDtype = Literal["", "bfloat16", "float16", "float32"]
+
+
 def encode_shard(
-    tar_path: str, model: str, dtype: str, cache_dtype: str, device: str
+    tar_path: str, model: str, dtype: _Dtype, cache_dtype: _CacheDtype, device: str
 ) -> dict[str, Any]:
     """Makes one shard's feature file.
 
@@ -123,7 +131,7 @@ def encode_shard(
 
 @lru_cache(maxsize=1)
 def _loaded(
-    model: str, dtype: str, cache_dtype: str, device: str
+    model: str, dtype: _Dtype, cache_dtype: _CacheDtype, device: str
 ) -> tuple[PretrainedTextEncoder, SubwordTokenizer, FeatureKind]:
     """A process's encoder, loaded once for all its shards."""
     config = Encoder(model=model, dtype=dtype, cache_dtype=cache_dtype)

@@ -1,7 +1,7 @@
 """Run many jobs of one function: in this process, in processes of this machine, or on a Ray cluster.
 
-Jobs are tuples of plain values and results plain dicts, in any order; the function is named
-"module:function", as new processes have to lay the tree over torchtitan before they can import it.
+Jobs are tuples of plain values and results plain dicts, in any order. The function is named
+"module:function", as new processes need our overlay of torchtitan before they can import it.
 Everything a job makes is a file, so a job that is lost or done twice does no harm.
 """
 
@@ -11,15 +11,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any, cast
 
 import titan_tts
 from torchtitan.models.dit_tts.errors import InputError
 
 Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
 
-ENGINES = ("local", "ray")
+# Of the speech extra; the samples' bytes may depend on their versions.
+LIBRARIES = ("soundfile", "soxr", "pyloudnorm", "av", "pyarrow")
 _PACKAGE = "torchtitan.models.dit_tts.prepare"
 # Starting a process takes as long as this many chunks of a light codec.
 JOBS_WORTH_A_PROCESS = 32
@@ -27,7 +29,7 @@ MAX_RAY_BLOCKS = 1000
 
 
 def default_workers(jobs: int, devices: list[str]) -> int:
-    """Processes for this many jobs: at most one a core, a device each at least."""
+    """Processes for this many jobs: at most one per core, at least one per device."""
     cores = len(os.sched_getaffinity(0))
     return max(len(devices), min(cores, jobs // JOBS_WORTH_A_PROCESS), 1)
 
@@ -57,26 +59,20 @@ def codec_devices(device: str, engine: str = "local") -> list[str]:
 
 def library_versions() -> dict[str, str]:
     """Of the packages that the samples' bytes may depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for package in ("torch", "numpy", "soundfile", "soxr", "pyloudnorm", "scipy"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    return {name: version(name) for name in ("torch", "numpy", "scipy", *LIBRARIES)}
 
 
 @contextmanager
 def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]:
-    """What runs jobs, for several stages one after the other.
+    """A runner of jobs, for several stages one after the other.
 
     `runner("module:function", jobs)`, the module below prepare/, yields the results of
     function(*job, device) for all jobs, as they come.
 
     Args:
-        name: one of ENGINES.
+        name: local or ray.
         workers: processes; a single one of the local engine does the jobs here.
-        devices: what the processes take in turn.
+        devices: of the processes, in turn.
     """
     if name == "ray":
         with _ray(workers, devices) as runner:
@@ -89,71 +85,67 @@ def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]
 
 
 def _call(function: str, *args: Any) -> dict[str, Any]:
-    return titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args)
+    return cast(dict, titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args))
 
 
-def start_worker() -> None:
-    """What a new process does first: it ends with its parent, also where that was killed."""
+_device = ""  # of this worker
+
+
+def start_worker(devices: Any) -> None:
+    """Called first in a new process: it takes a device, and ends with its parent, also a killed one.
+
+    Args:
+        devices: queue with one per worker.
+    """
     import multiprocessing
 
+    global _device
+    _device = devices.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def end_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    if parent is not None:
-        threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def work(function: str, *job: Any) -> dict[str, Any]:
+    """One job in a worker."""
+    return _call(function, *job, _device)
 
 
 @contextmanager
 def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
-    """A pool of processes for each device, a few jobs ahead in each."""
     import multiprocessing
-    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
     context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-    shares = [workers // len(devices) + (n < workers % len(devices)) for n in range(len(devices))]
-    pools = [
-        ProcessPoolExecutor(
-            share, context, titan_tts.call_overlaid, (f"{_PACKAGE}.executors:start_worker",)
-        )
-        for share in shares
-    ]
+    queue = context.SimpleQueue()
+    for number in range(workers):
+        queue.put(devices[number % len(devices)])
+    start = (f"{_PACKAGE}.executors:start_worker", queue)
+    pool = ProcessPoolExecutor(workers, context, titan_tts.call_overlaid, start)
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
-        waiting = iter(jobs)
-        running: dict[Future, int] = {}
-
-        def submit(pool: int) -> None:
-            job = next(waiting, None)
-            if job is not None:
-                target = f"{_PACKAGE}.{function}"
-                arguments = (target, *job, devices[pool])
-                running[pools[pool].submit(titan_tts.call_overlaid, *arguments)] = pool
-
+        target = f"{_PACKAGE}.executors:work"
+        futures = {pool.submit(titan_tts.call_overlaid, target, function, *job) for job in jobs}
         try:
-            for _ in range(2 * max(shares)):
-                for pool in range(len(pools)):
-                    submit(pool)
-            while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    submit(running.pop(future))
-                    yield future.result()
+            for future in as_completed(futures):
+                yield cast(dict, future.result())
         except BrokenProcessPool:
             raise InputError(
-                "a worker process was killed, most likely for want of memory; start again with fewer "
-                f"than --workers {workers}, what is done is kept"
+                "a worker process was killed, most likely out of memory; start again with fewer than "
+                f"--workers {workers}, finished work is kept"
             ) from None
 
     try:
         yield runner
     finally:
-        for pool in pools:
-            pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
@@ -164,12 +156,11 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
         import ray.data
     except ImportError:
         raise InputError(
-            "the engine ray needs the package ray, which is not installed; run pip install "
-            '"titan-tts[ray]" or take --engine local'
+            "--engine ray needs the package ray, which is not installed; run "
+            "pip install 'titan-tts[ray]' or take --engine local"
         ) from None
 
     on_gpu = devices[0] != "cpu"
-    resources = {"num_cpus": 1} | ({"num_gpus": 1} if on_gpu else {})
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
         target = f"{_PACKAGE}.{function}"
@@ -185,14 +176,19 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
         rows = [{"job": json.dumps(job)} for job in jobs]
         if rows:
             data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_RAY_BLOCKS))
-            for row in data.map(call, **resources).iter_rows():
+            results = data.map(call, num_cpus=1, num_gpus=1 if on_gpu else None)
+            for row in results.iter_rows():
                 yield json.loads(row["result"])
 
     started = not ray.is_initialized()
     if started:
         # A cluster's address comes from RAY_ADDRESS, as for every Ray program.
-        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": max(workers, 1)}
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level="WARNING", **local)
+        ray.init(
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            num_cpus=None if os.environ.get("RAY_ADDRESS") else max(workers, 1),
+        )
     # It would log each stage's plan and draw bars into ours.
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False

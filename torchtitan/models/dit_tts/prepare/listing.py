@@ -1,8 +1,8 @@
-"""The list of a corpus's recordings, checked and cut into chunks: what a preparation is going to do.
+"""The list of a corpus's recordings, checked and cut into chunks.
 
-The list is written once into the work folder and never read whole again: a worker reads its chunk's
-lines. Chunks are a function of the list alone, so that everything which depends on them does not
-depend on workers, kills or machines.
+The list is written once into the work folder and never read in full again: a worker reads its chunk's
+lines. Chunks are a function of the list alone, so what depends on them does not depend on workers,
+kills or machines.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, is_remote
 from torchtitan.models.dit_tts.prepare.formats import Reader
 from torchtitan.models.dit_tts.prepare.recordings import Item, Unusable
+from torchtitan.models.dit_tts.prepare.settings import Options
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20
@@ -49,7 +50,7 @@ class Listed(NamedTuple):
 
 
 def list_items(reader: Reader) -> Iterator[Listed]:
-    """The reader's items, with missing files and keys that were there before as Unusable."""
+    """The reader's items; those with a missing file or an earlier item's key as Unusable."""
     seen: set[int] = set()
     for item in reader.items():
         found = Listed(item)
@@ -69,17 +70,17 @@ def _with_file(root: str, item: Item) -> Listed:
     path = os.path.join(root, item.audio["file"])
     try:
         stat = os.stat(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
         reason = getattr(error, "strerror", None) or error
-        return Listed(Unusable(item.key, f"the audio file {path} cannot be read ({reason})"))
+        return Listed(Unusable(item.key, f"the audio file {path!r} cannot be read ({reason})"))
     return Listed(item, stat.st_size, stat.st_mtime_ns)
 
 
 def source_digest(reader: Reader) -> str:
     """A digest of names, sizes and modification times: equal means that nothing was touched.
 
-    Of a corpus of single files the texts are in it as well. No absolute path is, nor any content of
-    audio: it costs a listing, also of many terabytes.
+    For a corpus of single files it covers the texts as well. It covers no absolute path and no
+    content of audio, so that it costs a listing, also of many terabytes.
     """
     digest = hashlib.sha256()
     for name in reader.files():
@@ -100,7 +101,7 @@ def source_digest(reader: Reader) -> str:
 
 
 def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iterator[Item]:
-    """Items to encode; what else the source holds is counted in `plan`, or an error.
+    """Items to encode; the others are counted in `plan`.
 
     Raises:
         InputError: the first unusable recording, with `on_error` "raise".
@@ -108,10 +109,7 @@ def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iter
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
             if on_error == "raise":
-                raise InputError(
-                    f"{source}: {item.key}: {item.sentence}; mend it, or leave such recordings out "
-                    "with --on-error skip"
-                )
+                raise unusable(source, item.key, item.sentence)
             plan.drop("undecodable", item.recordings)
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.key, item.sentence])
@@ -123,31 +121,33 @@ def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iter
             yield item
 
 
-def write_plan(reader: Reader, source: str, on_error: str, folder: Path, chunk_items: int) -> Plan:
-    """List the corpus into `folder`; plan.json comes last and says that the list is whole."""
+def unusable(source: str, key: str, sentence: object) -> InputError:
+    """The error of a recording that cannot be used, where none may be skipped."""
+    return InputError(
+        f"{source}: {key}: {sentence}; mend it, or leave such recordings out with --on-error skip"
+    )
+
+
+def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
+    """List the corpus into `folder`; plan.json comes last and says that the list is complete."""
     from tqdm import tqdm
 
     plan = Plan()
     starts, position = [], 0
-    items = usable_items(reader, source, on_error, plan)
+    items = usable_items(reader, options.source, options.on_error, plan)
     progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
     with atomic_file(folder / ITEMS_NAME) as file:
         for number, item in enumerate(progress):
-            if number % chunk_items == 0:
+            if number % options.chunk_items == 0:
                 starts.append(position)
             line = item.to_json().encode() + b"\n"
             file.write(line)
             position += len(line)
-        if not plan.items:
-            dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items())
-            raise InputError(
-                f"{source}: holds no recording that can be used"
-                + (f" (left out: {dropped})" if dropped else "")
-                + "; check the path and the format"
-            )
         if not plan.train_items:
+            dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items()) or "none"
             raise InputError(
-                f'{source}: no recording has "split" = "train"; training needs at least one'
+                f"{options.source}: holds {plan.items} usable recordings, but none for training "
+                f"(left out: {dropped}); check the path, the format and the splits"
             )
     plan.chunks = len(starts)
     with atomic_file(folder / STARTS_NAME) as file:
@@ -165,7 +165,7 @@ def read_plan(folder: Path) -> Plan | None:
         return None
 
 
-def chunk_items(folder: Path, number: int) -> list[Item]:
+def items_of_chunk(folder: Path, number: int) -> list[Item]:
     """The items of one chunk of a plan."""
     starts = np.load(folder / STARTS_NAME, mmap_mode="r")
     with open(folder / ITEMS_NAME, "rb") as file:

@@ -16,16 +16,16 @@ from torchtitan.models.dit_tts.prepare.audio import resample, to_mono
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings
 
 REASONS = {
-    "undecodable": "damaged, incomplete or not audio",
-    "empty_text": "nothing is said in its text",
-    "silent": "quieter than -70 LUFS all along",
+    "undecodable": "corrupt, incomplete or not audio",
+    "empty_text": "its text is empty",
+    "silent": "quieter than -70 LUFS throughout",
     "clipped": "more samples at full scale than --max-clipped",
     "too_short": "below --min-seconds",
     "too_long": "above --max-seconds",
     "chars_per_second_low": "below --min-chars-per-second",
     "chars_per_second_high": "above --max-chars-per-second",
 }
-"""why a recording was left out -> in words"""
+"""reason why a recording was left out -> in words"""
 
 # The largest 16-bit sample; what a lossy codec decodes beyond full scale counts as well.
 FULL_SCALE = 32767 / 32768
@@ -47,7 +47,7 @@ class Processed:
     waveform: np.ndarray
     seconds: float
     gain_db: float | None = None  # None: the level was left alone
-    peak_limited: bool = False  # the peak forbade the whole gain
+    peak_limited: bool = False  # the peak limits the gain
     mixed_channels: bool = False
     resampled: bool = False
     silence_cut_seconds: float = 0.0
@@ -57,7 +57,7 @@ def process(
     samples: np.ndarray, rate: int, target_rate: int, text: str, settings: AudioSettings
 ) -> Processed | str:
     """The waveform to encode, or the one of REASONS for which the recording is dropped."""
-    if settings.max_clipped is not None and clipped_share(samples) > settings.max_clipped:
+    if settings.max_clipped is not None and clipped_fraction(samples) > settings.max_clipped:
         return "clipped"
     waveform = resample(to_mono(samples), rate, target_rate)
     if len(waveform) == 0:
@@ -91,14 +91,14 @@ def process(
     )
 
 
-def clipped_share(samples: np.ndarray) -> float:
-    """Share of the values that lie at full scale."""
+def clipped_fraction(samples: np.ndarray) -> float:
+    """Fraction of the values that lie at full scale."""
     clipped = np.count_nonzero(samples >= FULL_SCALE) + np.count_nonzero(samples <= -FULL_SCALE)
     return clipped / samples.size
 
 
 def length_reason(seconds: float, text: str, settings: AudioSettings) -> str | None:
-    """The filters that need no audio but its length."""
+    """The filters that need only the length of the audio."""
     rate = len(text.strip()) / seconds
     for value, limit, above, reason in (
         (seconds, settings.min_seconds, False, "too_short"),
@@ -118,15 +118,15 @@ def loudness(waveform: np.ndarray, rate: int) -> float:
     """
     import pyloudnorm
 
-    # A hair shorter than the whole: rounding must not make the block longer than the waveform.
+    # A little shorter than the waveform: rounding must not make the block longer than it.
     block = min(LOUDNESS_BLOCK_SECONDS, len(waveform) / rate * (1 - 1e-9))
     step = block / 4  # the standard's overlap of 75 %
     steps = int((len(waveform) / rate - block) / step + 1e-9)
     # The standard leaves an incomplete last block out; pyloudnorm would count it as a quiet one. Of
     # its filters, DeMan's are the standard's at 48 kHz; the default's are 0.04 dB off.
-    whole = waveform[: math.ceil((block + steps * step) * rate)].astype(np.float64)
+    measured = waveform[: math.ceil((block + steps * step) * rate)].astype(np.float64)
     meter = pyloudnorm.Meter(rate, filter_class="DeMan", block_size=block)
-    value = meter.integrated_loudness(whole)
+    value = meter.integrated_loudness(measured)
     return float(value) if math.isfinite(value) else -math.inf
 
 

@@ -1,8 +1,8 @@
 """What a preparation came to, in figures for prepare.json and in words for people."""
 
-from collections import Counter
 from typing import Any
 
+from torchtitan.models.dit_tts.prepare.encode import Chunk
 from torchtitan.models.dit_tts.prepare.processing import REASONS
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.settings import flat
@@ -15,9 +15,7 @@ def summarise(
     frames_per_second: float,
     speakers: int,
     own_crops: int,
-    dropped: Counter,
-    counts: Counter,
-    problems: list[list[str]],
+    total: Chunk,
 ) -> dict[str, Any]:
     """The figures of a preparation; the same whatever workers, kills and engine."""
     summary: dict[str, Any] = {}
@@ -30,20 +28,18 @@ def summarise(
             "hours": round(frames / frames_per_second / 3600, 4),
             "shards": len(parts),
         }
-    return summary | {
+    summary |= {
         "speakers": speakers,
         "own_crop_references": own_crops,
-        "dropped": dict(sorted(dropped.items())),
-        "peak_limited": counts["peak_limited"],
-        "mixed_channels": counts["mixed_channels"],
-        "resampled": counts["resampled"],
-        "silence_cut_seconds": round(counts["silence_cut_seconds"], 2),
-        "problems": problems[:MAX_NAMED_PROBLEMS],
+        "dropped": dict(sorted(total.dropped.items())),
     }
+    for name in ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds"):
+        summary[name] = round(total.counts.get(name, 0), 2)
+    return summary | {"problems": total.problems[:MAX_NAMED_PROBLEMS]}
 
 
 def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[str]:
-    """The summary in words, a line each."""
+    """The summary in words, one item per line."""
     out = []
     for split in SPLITS:
         part = summary[split]
@@ -54,14 +50,14 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
             )
     out.append(f"speakers: {summary['speakers']}")
     samples = sum(summary[split]["samples"] for split in SPLITS)
-    for name, said in (
+    for name, words in (
         ("own_crop_references", "references that are a part of the sample itself"),
-        ("peak_limited", "samples below the wanted loudness, as their peak forbids it"),
+        ("peak_limited", "samples below the wanted loudness, limited by their peak"),
         ("mixed_channels", "samples mixed from more than one channel"),
-        ("resampled", "samples brought to the codec's rate"),
+        ("resampled", "samples resampled to the codec's rate"),
     ):
         if summary[name]:
-            out.append(f"{said}: {summary[name]} ({summary[name] / samples:.1%})")
+            out.append(f"{words}: {summary[name]} ({summary[name] / samples:.1%})")
     if summary["silence_cut_seconds"]:
         out.append(f"silence cut: {summary['silence_cut_seconds']:.1f} seconds")
     total = sum(summary["dropped"].values())
@@ -71,7 +67,7 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     if throughput and throughput["seconds"]:
         out.append(
             f"this run: {throughput['recordings_encoded']} recordings encoded in "
-            f"{throughput['seconds']:.1f} s ({throughput['recordings_a_second']:.1f} a second) by "
+            f"{throughput['seconds']:.1f} s ({throughput['recordings_per_second']:.1f} per second) by "
             f"{throughput['workers']} workers ({throughput['engine']})"
         )
     return out
@@ -79,18 +75,15 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
 
 def markdown(record: dict[str, Any], source: str) -> str:
     """report.md."""
+    summary = record["summary"]
     text = [f"# Prepared from `{source}`", ""]
-    text += [
-        f"- {line}" for line in lines(record["summary"], record["throughput"]) if line[0] != " "
-    ]
-    dropped = record["summary"]["dropped"]
-    if dropped:
+    text += [f"- {line}" for line in lines(summary, record["throughput"]) if line[0] != " "]
+    if summary["dropped"]:
         text += ["", "## Left out", "", "| reason | recordings | |", "|---|---|---|"]
-        text += [f"| {name} | {n} | {REASONS[name]} |" for name, n in dropped.items()]
-    problems = record["summary"]["problems"]
-    if problems:
-        text += ["", "## The first damaged recordings", ""]
-        text += [f"- `{key}`: {sentence}" for key, sentence in problems]
+        text += [f"| {name} | {n} | {REASONS[name]} |" for name, n in summary["dropped"].items()]
+    if summary["problems"]:
+        text += ["", "## The first corrupt recordings", ""]
+        text += [f"- `{key}`: {sentence}" for key, sentence in summary["problems"]]
     text += ["", "## Settings", "", "| | |", "|---|---|"]
     text += [f"| {name} | {value} |" for name, value in flat(record["settings"]).items()]
     text += ["", "## Shards", "", "| shard | samples | frames | bytes |", "|---|---|---|---|"]

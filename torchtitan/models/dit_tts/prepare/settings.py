@@ -1,89 +1,13 @@
-"""What the user may choose in a preparation, checked, and what of it decides the samples' bytes."""
+"""Options of `titan-tts prepare`, their ranges, and which of them decide the shards' bytes."""
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.recordings import ItemRules
-
-
-@dataclass(frozen=True)
-class AudioSettings:
-    """Steps and filters between a recording and its latents. None switches one off."""
-
-    loudness: float | None = -16.0  # LUFS, ITU-R BS.1770
-    max_silence: float | None = 0.25  # seconds kept before and after the speech
-    min_seconds: float | None = None  # of the sample, after its silence is capped
-    max_seconds: float | None = None
-    min_chars_per_second: float | None = None
-    max_chars_per_second: float | None = None
-    max_clipped: float | None = None  # share of the recording's samples at full scale
-
-
-@dataclass(frozen=True)
-class PrepareSettings:
-    """Everything that decides the output's bytes, beside the recordings themselves."""
-
-    format: str = "auto"
-    codec: str = "mel_dct"
-    samples_per_shard: int = 1000
-    seed: int = 0
-    references: int = 1
-    max_reference_frames: int = 384
-    chunk_items: int = 64
-    audio: AudioSettings = AudioSettings()
-    items: ItemRules = ItemRules()
-
-    def check(self) -> None:
-        """Raises InputError where a number is out of its range."""
-        for name, lowest in (
-            ("samples_per_shard", 1),
-            ("references", 1),
-            ("max_reference_frames", 1),
-            ("chunk_items", 1),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < lowest:
-                raise InputError(
-                    f"{option(name)} is {getattr(self, name)}; it must be at least {lowest}"
-                )
-        for one in fields(self.audio):
-            value = getattr(self.audio, one.name)
-            if value is not None and not math.isfinite(value):
-                raise InputError(
-                    f"{option(one.name)} is {value}; it must be a finite number, or left out"
-                )
-            if value is not None and one.name != "loudness" and not value >= 0:
-                raise InputError(f"{option(one.name)} is {value}; it must not be negative")
-        if self.audio.loudness is not None and not -70 < self.audio.loudness <= 0:
-            raise InputError(
-                f"--loudness is {self.audio.loudness}; it must be above -70 and at most 0 LUFS, or off"
-            )
-        for low, high in (
-            ("min_seconds", "max_seconds"),
-            ("min_chars_per_second", "max_chars_per_second"),
-        ):
-            least, most = getattr(self.audio, low), getattr(self.audio, high)
-            if least is not None and most is not None and least > most:
-                raise InputError(
-                    f"{option(low)} {least} is above {option(high)} {most}: nothing would be kept"
-                )
-        if not 0 <= self.items.heldout_share < 1:
-            raise InputError(
-                f"--heldout-share is {self.items.heldout_share}; it must be at least 0 and below 1"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "PrepareSettings":
-        nested = {
-            "audio": AudioSettings(**values["audio"]),
-            "items": ItemRules(**values["items"]),
-        }
-        return cls(**(values | nested))
 
 
 def number_or_off(text: str) -> float | None:
@@ -91,26 +15,171 @@ def number_or_off(text: str) -> float | None:
     return None if text == "off" else float(text)
 
 
-number_or_off.__name__ = "number or off"  # argparse says it in its message
+OrOff = Annotated[
+    float | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|off",
+        instance_from_str=lambda words: number_or_off(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, (int, float)),
+        str_from_instance=lambda value: ["off" if value is None else str(value)],
+    ),
+]
 
 
-def option(name: str) -> str:
-    """A field's option on the command line."""
-    return "--" + name.replace("_", "-")
+@dataclass(frozen=True)
+class AudioSettings:
+    """Steps and filters between a recording and its latents; None switches one off."""
+
+    loudness: OrOff = -16.0
+    """Loudness in LUFS (ITU-R BS.1770) that recordings are brought to, or off."""
+
+    max_silence: OrOff = 0.25
+    """Seconds of silence to keep before and after the speech, or off."""
+
+    min_seconds: OrOff = None
+    """Leave out recordings that are shorter, measured after the silence is cut."""
+
+    max_seconds: OrOff = None
+    """Leave out recordings that are longer."""
+
+    min_chars_per_second: OrOff = None
+    """Leave out recordings whose text is shorter for their length."""
+
+    max_chars_per_second: OrOff = None
+    """Leave out recordings whose text is longer for their length."""
+
+    max_clipped: OrOff = None
+    """Leave out recordings with a larger fraction of their samples at full scale."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Encode audio and text into shards of latents."""
+
+    source: Annotated[Positional[str], arg(metavar="SOURCE")]
+    """Recordings: a folder, a list, tables, audio tars or their URL; layouts: docs/prepare.md."""
+
+    output: Annotated[Positional[str], arg(metavar="OUTPUT")]
+    """Folder for the shards; train/ and heldout/ come below it."""
+
+    format: str = "auto"
+    """Layout of the source: ljspeech, libritts_r, manifest, webdataset or table; auto detects it."""
+
+    codec: str = "mel_dct"
+    """mel_dct, a DAC-VAE's weights (.pth, .safetensors or their folder), or their hub name."""
+
+    samples_per_shard: int = 1000
+    """Samples per shard."""
+
+    references: int = 1
+    """Utterances of the speaker that are joined to one reference."""
+
+    max_reference_frames: int = 384
+    """Frames that a reference is cropped to."""
+
+    seed: int = 0
+    """Seed of the references and of --heldout-fraction."""
+
+    heldout_fraction: float = 0.0
+    """Fraction of the recordings without a split to hold out."""
+
+    text_column: str = ""
+    """Column of the text, where it is not text or another usual name."""
+
+    speaker_column: str = ""
+    """Column of the speaker, where it is not speaker or another usual name."""
+
+    speaker: str = ""
+    """Speaker of recordings that have none."""
+
+    language: str = ""
+    """Language code of recordings that have none."""
+
+    audio: AudioSettings = AudioSettings()
+
+    encode_text: str = ""
+    """Also store the features of this text encoder (a hub name or a folder) beside the shards."""
+
+    text_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of the text encoder, as [encoder] dtype."""
+
+    text_feature_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
+    """Precision of the stored text features, as [encoder] cache_dtype; empty: as --text-dtype."""
+
+    device: str = "auto"
+    """Device of codec and text encoder: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
+
+    workers: int = 0
+    """Processes; 0 chooses from cores and work."""
+
+    engine: Literal["local", "ray"] = "local"
+    """What runs the processes: this machine, or a Ray cluster."""
+
+    chunk_items: int = 64
+    """Recordings that a process encodes at once; a kill costs at most that many."""
+
+    on_error: Literal["raise", "skip"] = "raise"
+    """At a corrupt recording: stop, or leave it out and count it."""
+
+    max_corrupt_fraction: float = 0.01
+    """With --on-error skip: stop if a larger fraction of the recordings is corrupt."""
+
+    overwrite: bool = False
+    """Replace an output that was made from other settings or another source."""
+
+    def check(self) -> None:
+        """Raises InputError where a number is out of its range."""
+        ranges: list[tuple[str, float, float]] = [
+            ("samples_per_shard", 1, math.inf),
+            ("references", 1, math.inf),
+            ("max_reference_frames", 1, math.inf),
+            ("seed", 0, math.inf),
+            ("heldout_fraction", 0, 1),
+            ("workers", 0, math.inf),
+            ("chunk_items", 1, math.inf),
+            ("max_corrupt_fraction", 0, 1),
+        ]
+        values = vars(self) | vars(self.audio)
+        ranges += [(each.name, 0, math.inf) for each in fields(AudioSettings)]
+        for name, low, high in ranges:
+            value = values[name]
+            if value is None or name == "loudness":
+                continue
+            if not low <= value <= high or value == math.inf:
+                limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                option = "--" + name.replace("_", "-")
+                raise InputError(f"{option} = {value}, but it must be {limit} and finite")
+        loudness = self.audio.loudness
+        if loudness is not None and not -70 < loudness <= 0:
+            raise InputError(
+                f"--loudness = {loudness}, but it must be above -70 and at most 0 LUFS, or off"
+            )
+
+    def of_shards(self) -> dict[str, Any]:
+        """The options that decide the shards' bytes, as prepare.json has them."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_A_RUN}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Options":
+        return cls(**(values | {"audio": AudioSettings(**values["audio"])}))
+
+
+# Options that change nothing in the shards.
+_OF_A_RUN = {"source", "output", "encode_text", "text_dtype", "text_feature_dtype", "device"}
+_OF_A_RUN |= {"workers", "engine", "on_error", "max_corrupt_fraction", "overwrite"}
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """One level: {"audio": {"loudness": 1}} -> {"loudness": 1}."""
     out: dict[str, Any] = {}
     for name, value in settings.items():
-        inner = flat(value) if isinstance(value, dict) else {name: value}
-        assert not out.keys() & inner.keys(), "a field would hide another of its name"
-        out |= inner
+        out |= flat(value) if isinstance(value, dict) else {name: value}
     return out
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between two settings, for a sentence: "seed was 0, is 1"; empty where nothing."""
+    """What differs between two settings: "seed was 0, is 1"; empty where nothing does."""
     before, after = flat(old), flat(new)
     return "; ".join(
         f"{name} was {before.get(name)!r}, is {after.get(name)!r}"

@@ -1,7 +1,7 @@
-"""Readers of corpora, one module a family of formats; `open_corpus` finds the right one.
+"""Readers of corpora, one module per family of formats; `open_corpus` finds the right one.
 
-A reader lists what a source holds, in an order that is always the same, without decoding anything.
-Another format is a class with the members of ``Reader`` and a line in ``FORMATS``.
+A reader lists what a source holds, always in the same order, without decoding anything. To add a
+format, write a class with the members of `Reader` and name it in `FORMATS`.
 """
 
 import glob
@@ -10,9 +10,12 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
+from braceexpand import braceexpand
+
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
-from torchtitan.models.dit_tts.prepare.recordings import Item, ItemRules, Unusable
+from torchtitan.models.dit_tts.prepare.recordings import Item, Unusable
+from torchtitan.models.dit_tts.prepare.settings import Options
 
 
 class Reader(Protocol):
@@ -29,14 +32,17 @@ class Reader(Protocol):
     @classmethod
     def recognises(cls, source: str) -> bool:
         """Whether the layout at `source` is this format's."""
+        ...
 
-    def __init__(self, source: str, rules: ItemRules): ...
+    def __init__(self, options: Options): ...
 
     def files(self) -> list[str]:
         """Paths below `root` of the lists or containers that the corpus is made of."""
+        ...
 
     def items(self) -> Iterator[Item | Unusable]:
         """All recordings."""
+        ...
 
 
 FORMATS = {
@@ -52,37 +58,40 @@ FORMATS = {
 """name -> (module:class, layout in words)"""
 
 
-def open_corpus(source: str, format: str, rules: ItemRules) -> Reader:
-    """The reader of a source; `format` "auto" goes by the layout.
+def find_format(source: str, name: str = "auto") -> str:
+    """The format of that name, or "auto": the one whose layout the source has.
 
     Raises:
-        InputError: nothing there, an unknown or ambiguous layout, or no recording in it.
+        InputError: nothing there, or an unknown or ambiguous layout.
     """
-    if format == "auto":
-        _check_exists(source)
-        # Behind a URL only tars are read.
-        found = ["webdataset"] if is_remote(source) else None
-        found = found or [name for name in FORMATS if _reader_class(name).recognises(source)]
-        if len(found) != 1:
-            state = f"could be {' or '.join(found)}" if found else "has no layout that is known"
-            kinds = "; ".join(f"{name}: {layout}" for name, (_, layout) in FORMATS.items())
-            raise InputError(f"{source}: {state}; name it with --format ({kinds})")
-        format = found[0]
-    elif format not in FORMATS:
-        raise InputError(f"--format is '{format}'; allowed are auto, {', '.join(FORMATS)}")
-    else:
-        _check_exists(source)
-    return _reader_class(format)(source, rules)
+    if not is_remote(source) and not has_pattern(source) and not os.path.exists(source):
+        raise InputError(f"{source}: does not exist; give a folder, a file or a glob of recordings")
+    if name in FORMATS:
+        return name
+    kinds = "; ".join(f"{known}: {layout}" for known, (_, layout) in FORMATS.items())
+    if name != "auto":
+        raise InputError(f"--format = {name!r}, but known are auto, {kinds}")
+    if is_remote(source):
+        return "webdataset"  # behind a URL only tars are read
+    found = [known for known in FORMATS if _reader_class(known).recognises(source)]
+    if len(found) != 1:
+        state = f"could be {' or '.join(found)}" if found else "has no known layout"
+        raise InputError(f"{source}: {state}; name it with --format ({kinds})")
+    return found[0]
+
+
+def open_corpus(options: Options) -> Reader:
+    """The reader of `options.source`.
+
+    Raises:
+        InputError: see `find_format`; or there is no recording in it.
+    """
+    return _reader_class(find_format(options.source, options.format))(options)
 
 
 def _reader_class(name: str) -> type[Reader]:
     module, _, class_name = FORMATS[name][0].partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), class_name)
-
-
-def _check_exists(source: str) -> None:
-    if not is_remote(source) and not has_pattern(source) and not os.path.exists(source):
-        raise InputError(f"{source}: does not exist; give a folder, a file or a glob of recordings")
 
 
 def has_pattern(source: str) -> bool:
@@ -95,22 +104,16 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
     `source` is one file, a folder (with what lies below it where `below` is set), a glob or a
     pattern with braces. Hidden files are left out.
     """
-    if has_pattern(source) and not os.path.exists(source):
-        from braceexpand import UnbalancedBracesError, braceexpand
-
-        try:
-            patterns = list(braceexpand(source))
-        except UnbalancedBracesError:
-            patterns = [source]
+    if os.path.isdir(source):
+        pattern = "**/*" if below else "*"
+        paths = glob.glob(os.path.join(glob.escape(source), pattern), recursive=True)
+    elif has_pattern(source) and not os.path.exists(source):
         paths = []
-        for pattern in patterns:
+        for pattern in braceexpand(source):
             found = glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
             if "{" in source and not all(os.path.isfile(path) for path in found):
                 raise InputError(f"{source}: {pattern} does not exist; correct the pattern")
             paths += found
-    elif os.path.isdir(source):
-        pattern = "**/*" if below else "*"
-        paths = glob.glob(os.path.join(glob.escape(source), pattern), recursive=True)
     else:
         paths = [source]
     paths = [os.path.abspath(path) for path in paths if path.endswith(suffixes)]

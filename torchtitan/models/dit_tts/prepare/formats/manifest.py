@@ -1,45 +1,48 @@
-"""A list of recordings: CSV, TSV or JSONL, one a row, as NeMo's and Hugging Face's manifests are.
+"""A list of recordings: CSV, TSV or JSONL with one row per recording, as NeMo and Hugging Face have.
 
 Columns: the audio's path (`audio`, `audio_filepath`, `path` ...), relative to the manifest or
-absolute; text, speaker, language, split and key by the names in ``items``; `offset` and `duration`
+absolute; text, speaker, language, split and key by the names in `recordings`; `offset` and `duration`
 in seconds for a part of a file. All columns are kept in the sample's JSON.
 """
 
+import csv
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.formats.records import AUDIO_NAMES, read_records
 from torchtitan.models.dit_tts.prepare.recordings import (
+    AUDIO_NAMES,
     KEY_NAMES,
     TEXT_NAMES,
     Item,
-    ItemRules,
     Unusable,
+    first_value,
     make_item,
     sample_key,
 )
+from torchtitan.models.dit_tts.prepare.settings import Options
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jsonl")
 
 
 class Manifest:
-    """Its keys are the rows' own, or the audio's path without its kind (and the part's offset)."""
+    """Its keys are the rows' own, or the audio's path without its suffix (and the part's offset)."""
 
     self_contained = False
 
-    def __init__(self, source: str, rules: ItemRules):
-        path = self._find(source)
+    def __init__(self, options: Options):
+        path = self._find(options.source)
         if path is None:
             raise InputError(
-                f"{source}: is no manifest; give a file that ends in {', '.join(SUFFIXES)}, or a "
-                f"folder with one of {', '.join(_FOLDER_NAMES)}"
+                f"{options.source}: is no manifest; give a file that ends in {', '.join(SUFFIXES)}, "
+                f"or a folder with one of {', '.join(_FOLDER_NAMES)}"
             )
-        self.root, self.name = os.path.split(os.path.abspath(path))
-        self.rules = rules
+        self.path = os.path.abspath(path)
+        self.root, self.name = os.path.split(self.path)
+        self.options = options
 
     @classmethod
     def recognises(cls, source: str) -> bool:
@@ -56,82 +59,98 @@ class Manifest:
         return [self.name]
 
     def items(self) -> Iterator[Item | Unusable]:
-        for number, row in self._rows():
-            if isinstance(row, Unusable):
-                yield row
+        # A sheet saved by a spreadsheet begins with a byte-order mark.
+        with open(self.path, encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
+            is_json = not self.name.endswith((".csv", ".tsv"))
+            for line, row in self._json_rows(file) if is_json else self._records(file):
+                try:
+                    yield row if isinstance(row, Unusable) else self._item(line, row)
+                except ValueError as error:
+                    yield Unusable(f"{self.name} line {line}", str(error))
+
+    def _json_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
                 continue
             try:
-                yield self._item(number, row)
-            except ValueError as error:
-                yield Unusable(f"{self.name} row {number}", str(error))
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                where = f"{self.name} line {number}"
+                row = Unusable(where, "is no JSON object; a manifest has one per line")
+            yield number, row
 
-    def _rows(self) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
-        """(number of the row from 1, its columns)."""
-        path = os.path.join(self.root, self.name)
-        # A sheet saved by a spreadsheet begins with a byte-order mark.
-        with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
-            if self.name.endswith((".csv", ".tsv")):
-                header, records = read_records(file, self.name.endswith(".tsv"))
-                if not set(AUDIO_NAMES) & set(header):
-                    raise InputError(
-                        f"{path}: its first line is {header}; a header with one of "
-                        f"{', '.join(AUDIO_NAMES)} is needed"
-                    )
-                for number, (line, record) in enumerate(records, 1):
-                    yield number, self._record_row(header, number, line, record)
-                return
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, self._json_row(number, line)
+    def _records(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
+        """(number of its first line, columns) of each record.
 
-    def _record_row(
-        self, header: list[str], number: int, line: int, record: list[str] | str
+        Commas with quotes as RFC 4180 has them; tabs without any, as Common Voice has them: a quote
+        in a TSV is a character of the text.
+
+        Raises:
+            InputError: a quote that is not closed or not doubled. Nobody knows which rows are in it.
+        """
+        tabs = self.name.endswith(".tsv")
+        if tabs:
+            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            reader = csv.reader(file, strict=True)
+        first = 1
+        try:
+            header = next(reader, [])
+            if not set(AUDIO_NAMES) & set(header):
+                raise InputError(
+                    f"{self.path}: its first line is {header}; a header with one of "
+                    f"{', '.join(AUDIO_NAMES)} is needed"
+                )
+            first = reader.line_num + 1
+            for record in reader:
+                if record:
+                    yield first, self._row(header, record, first, reader.line_num)
+                first = reader.line_num + 1
+        except csv.Error as error:
+            raise InputError(
+                f"{self.path} line {first}: is not CSV ({error}); mind its quotes"
+            ) from None
+
+    def _row(
+        self, header: list[str], record: list[str], first: int, last: int
     ) -> dict[str, Any] | Unusable:
-        if isinstance(record, str):
-            return Unusable(f"{self.name} line {line}", record)
+        where = f"{self.name} line {first}"
+        if last > first:
+            # A stray quote takes the rows up to the next one into its text.
+            sentence = "has a line break within quotes; mind its quotes, or join the lines"
+            return Unusable(where, sentence, last - first + 1)
         if len(record) != len(header):
-            return Unusable(
-                f"{self.name} row {number}", f"has not the {len(header)} fields of the header"
-            )
+            return Unusable(where, f"has not the {len(header)} fields of the header")
         # pandas writes its index as a column without a name.
         named = {name: value for name, value in zip(header, record, strict=True) if name}
         row = {name: value for name, value in named.items() if value != ""}
-        texts = (self.rules.text_column,) if self.rules.text_column else TEXT_NAMES
+        texts = (self.options.text_column,) if self.options.text_column else TEXT_NAMES
         if not any(name in row for name in texts):
-            # Silence, as an empty text in JSON is, rather than a column that is missing.
+            # An empty text, as in JSON, rather than a missing column.
             row |= {name: "" for name in texts if name in named}
         return row
 
-    def _json_row(self, number: int, line: str) -> dict[str, Any] | Unusable:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            return row
-        return Unusable(
-            f"{self.name} line {number}", "is no JSON object; a manifest has one in each line"
-        )
-
-    def _item(self, number: int, row: dict[str, Any]) -> Item | Unusable:
-        path = next((row[name] for name in AUDIO_NAMES if row.get(name)), None)
+    def _item(self, line: int, row: dict[str, Any]) -> Item | Unusable:
+        path = first_value(row, AUDIO_NAMES)
         if not isinstance(path, str):
             return Unusable(
-                f"{self.name} row {number}", f"names no audio file as {' or '.join(AUDIO_NAMES)}"
+                f"{self.name} line {line}", f"names no audio file as {' or '.join(AUDIO_NAMES)}"
             )
         place: dict[str, Any] = {"file": path}
-        name = next((str(row[name]) for name in KEY_NAMES if row.get(name) not in (None, "")), None)
         if row.get("offset") not in (None, ""):
             place |= {
                 "offset": _seconds(row, "offset"),
                 "seconds": _seconds(row, "duration") if row.get("duration") else None,
             }
+        name = first_value(row, KEY_NAMES)
         if name is None:
             relative = os.path.relpath(os.path.join(self.root, path), self.root)
             name = os.path.splitext(path if relative.startswith("..") else relative)[0]
             if "offset" in place:  # several parts of one file
                 name += f"-{round(place['offset'] * 1000):08d}"
-        return make_item(row, sample_key(name), place, self.rules)
+        return make_item(row, sample_key(str(name)), place, self.options)
 
 
 def _seconds(row: dict[str, Any], name: str) -> float:

@@ -1,8 +1,8 @@
-"""Parquet and Arrow tables: a row a recording, or a row an utterance that is encoded already.
+"""Parquet and Arrow tables: one row per recording, or per utterance that is encoded already.
 
 Audio is a column `audio` (or another of its names): Hugging Face's struct of bytes and path, bytes,
 or a path relative to the table. Ready latents are a column `latents`, and a `reference` where there
-is one: lists of frames, or flat lists of whole frames. All other columns but binary ones go into
+is one: lists of frames, or flat lists of all their values. All other columns but binary ones go into
 the sample's JSON.
 """
 
@@ -11,24 +11,25 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+from pyarrow import types
+
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files, has_pattern
-from torchtitan.models.dit_tts.prepare.formats.records import AUDIO_NAMES
 from torchtitan.models.dit_tts.prepare.recordings import (
+    AUDIO_NAMES,
     KEY_NAMES,
     Item,
-    ItemRules,
     Unusable,
+    first_value,
     make_item,
     sample_key,
     split_of,
 )
-from torchtitan.models.dit_tts.prepare.tables import (
-    LISTED_AT_ONCE,
-    Table,
-    column_names,
-    rows_of,
-)
+from torchtitan.models.dit_tts.prepare.settings import Options
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 # A folder's name up to its first sign or figure; `valentina` holds nothing out.
@@ -36,18 +37,20 @@ _SPLIT_FOLDERS = (
     "train training dev development val valid validation eval evaluation test testing held heldout"
 ).split()
 LATENTS, REFERENCE = "latents", "reference"
+_ROWS_AT_ONCE, _LISTED_AT_ONCE = 16, 1024
+_ARROW_FILE_START = b"ARROW1"
 
 
 class TableCorpus:
     """Its keys are the rows' own, or the file's name and the number of the row in it."""
 
-    def __init__(self, source: str, rules: ItemRules):
+    def __init__(self, options: Options):
+        source, self.options = options.source, options
         paths = find_files(source, SUFFIXES, below=True)
         if not paths:
             raise InputError(
                 f"{source}: holds no {', '.join(SUFFIXES)} file; give a table, a folder or a glob"
             )
-        self.rules = rules
         self.root = common_folder(paths)
         self.names = [os.path.relpath(path, self.root) for path in paths]
         base = _given_folder(source)
@@ -68,13 +71,12 @@ class TableCorpus:
             number = 0
             for group in range(table.groups):
                 row = 0
-                for batch in table.batches(group, columns.listed, LISTED_AT_ONCE):
-                    for values in rows_of(batch, table.path):
-                        if split and not values.get("split"):
-                            values["split"] = split
-                        place = {"table": name, "group": group, "row": row}
-                        yield self._item(name, number, columns, values, place)
-                        row, number = row + 1, number + 1
+                for values in table.rows(group, columns.listed):
+                    if split and not values.get("split"):
+                        values["split"] = split
+                    place = {"table": name, "group": group, "row": row}
+                    yield self._item(name, number, columns, values, place)
+                    row, number = row + 1, number + 1
 
     def _item(
         self,
@@ -84,8 +86,10 @@ class TableCorpus:
         values: dict[str, Any],
         place: dict[str, Any],
     ) -> Item | Unusable:
-        given = next((str(values[n]) for n in KEY_NAMES if values.get(n) not in (None, "")), None)
-        key = sample_key(given or f"{os.path.splitext(name)[0]}-{number:08d}")
+        given = first_value(values, KEY_NAMES)
+        key = sample_key(
+            str(given) if given is not None else f"{os.path.splitext(name)[0]}-{number:08d}"
+        )
         if columns.payload == LATENTS:
             place |= {"latents": LATENTS, "reference": columns.reference}
         elif columns.payload_is_path:
@@ -97,11 +101,127 @@ class TableCorpus:
             place = {"file": os.path.join(os.path.dirname(name), path)}
         else:
             place["column"] = columns.payload
-        return make_item(values, key, place, self.rules)
+        return make_item(values, key, place, self.options)
+
+
+class Table:
+    """One Parquet or Arrow file; `groups` are its row groups, or its record batches.
+
+    Raises:
+        InputError: the file is neither, or corrupt.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._batches: list[pyarrow.RecordBatch] = []
+        self._parquet: pyarrow.parquet.ParquetFile | None = None
+        try:
+            if path.endswith(".parquet"):
+                self._parquet = pyarrow.parquet.ParquetFile(path)
+                schema, self.groups = self._parquet.schema_arrow, self._parquet.num_row_groups
+            else:
+                self._batches, schema = _open_arrow(path)
+                self.groups = len(self._batches)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _unreadable(path, error) from None
+        # Extension types by what they are stored as.
+        self.columns = {
+            field.name: getattr(field.type, "storage_type", field.type) for field in schema
+        }
+
+    def batches(
+        self, group: int, columns: list[str], rows_at_once: int
+    ) -> Iterator["pyarrow.RecordBatch"]:
+        """The rows of a group, a few at a time; of an Arrow file views of the file."""
+        try:
+            if self._parquet is None:
+                yield self._batches[group].select(columns)
+            else:
+                yield from self._parquet.iter_batches(
+                    rows_at_once, row_groups=[group], columns=columns, use_threads=False
+                )
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _unreadable(self.path, error) from None
+
+    def rows(self, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
+        """The rows of a group as plain values.
+
+        Raises:
+            InputError: a value that Python has no type for, such as a date after the year 9999.
+        """
+        for batch in self.batches(group, columns, _LISTED_AT_ONCE):
+            try:
+                yield from batch.to_pylist()
+            except (pyarrow.ArrowException, OverflowError, ValueError, LookupError) as error:
+                raise _unreadable(self.path, error) from None
+
+    def names_files(self, column: str) -> bool:
+        """Whether a column has paths: strings, or structs whose bytes are null, by the first row."""
+        kind = self.columns[column]
+        if not types.is_struct(kind):
+            return types.is_string(kind) or types.is_large_string(kind)
+        if kind.get_field_index("bytes") < 0:
+            return True
+        for group in range(self.groups):
+            for batch in self.batches(group, [column], 1):
+                return not (batch.column(column)[0].as_py() or {}).get("bytes")
+        return False
+
+
+class TableCursor:
+    """Rows of a table asked for one at a time, mostly forwards: going on costs nothing twice."""
+
+    def __init__(self, path: str, columns: tuple[str, ...]):
+        self.path, self.columns = path, columns
+        self._table = Table(path)
+        self._group = -1
+        self._first = self._stop = 0
+        self._batch: pyarrow.RecordBatch | None = None
+        self._rest: Iterator[pyarrow.RecordBatch] = iter(())
+
+    def row(self, group: int, row: int) -> dict[str, "pyarrow.Scalar"]:
+        """{column: scalar} of a row of a group."""
+        if group != self._group or row < self._first:
+            self._rest = self._table.batches(group, list(self.columns), _ROWS_AT_ONCE)
+            self._group, self._first, self._stop = group, 0, 0
+        while row >= self._stop:
+            self._batch = next(self._rest, None)
+            if self._batch is None:
+                raise InputError(f"{self.path} ends before row {row} of group {group}; it changed")
+            self._first, self._stop = self._stop, self._stop + self._batch.num_rows
+        assert self._batch is not None
+        return {name: self._batch.column(name)[row - self._first] for name in self.columns}
+
+
+def matrix(cell: "pyarrow.Scalar", channels: int, name: str) -> np.ndarray:
+    """Latents (T, channels) float32 of a cell: a list of lists, or a flat list, of numbers."""
+    if isinstance(cell, pyarrow.ExtensionScalar):
+        cell = cell.value
+    if not cell.is_valid:
+        raise InputError(f"column {name} is null")
+    values = cell.values
+    if types.is_nested(values.type):
+        lengths = pyarrow.compute.list_value_length(values)  # type: ignore[attr-defined]
+        widths = set(lengths.to_pylist())
+        if widths - {channels}:
+            raise InputError(
+                f"column {name} has frames of {sorted(map(str, widths))} values; {channels} are needed"
+            )
+        values = values.flatten()
+    if values.null_count or not (types.is_floating(values.type) or types.is_integer(values.type)):
+        raise InputError(f"column {name} holds {values.type} with {values.null_count} nulls")
+    numbers = values.to_numpy(zero_copy_only=False).astype(np.float32)
+    if len(numbers) % channels:
+        raise InputError(
+            f"column {name} has {len(numbers)} values, no multiple of the {channels} of a frame"
+        )
+    if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0) > np.finfo(np.float16).max:
+        raise InputError(f"column {name} has values that are not finite in float16")
+    return numbers.reshape(-1, channels)
 
 
 class _Columns:
-    """What the columns of a table are for, found once a table.
+    """What the columns of a table are for.
 
     Attributes:
         payload: the column of the audio or the latents.
@@ -111,30 +231,38 @@ class _Columns:
     """
 
     def __init__(self, table: Table):
-        from pyarrow import types
-
-        names = column_names(table)
-        payload = (
-            LATENTS if LATENTS in names else next((n for n in AUDIO_NAMES if n in names), None)
-        )
+        names = table.columns
+        payload = next((name for name in (LATENTS, *AUDIO_NAMES) if name in names), None)
         if payload is None:
             raise InputError(
                 f"{table.path}: has the columns {', '.join(names)}; one of {LATENTS}, "
                 f"{', '.join(AUDIO_NAMES)} is needed"
             )
-        kind = names[payload]
         self.payload = payload
-        self.payload_is_path = payload != LATENTS and (
-            types.is_string(kind)
-            or types.is_large_string(kind)
-            or (types.is_struct(kind) and table.all_null(payload, "bytes"))
-        )
+        self.payload_is_path = payload != LATENTS and table.names_files(payload)
         self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
         heavy = {self.reference} | (set() if self.payload_is_path else {payload})
         binary = {
             n for n, kind in names.items() if types.is_binary(kind) or types.is_large_binary(kind)
         }
         self.listed = [n for n in names if n not in heavy and n not in binary]
+
+
+def _open_arrow(path: str) -> tuple[list["pyarrow.RecordBatch"], "pyarrow.Schema"]:
+    """Record batches over a memory map, of the file format or of the stream format."""
+    mapped = pyarrow.memory_map(path)
+    if mapped.size() >= len(_ARROW_FILE_START) and mapped.read_at(6, 0) == _ARROW_FILE_START:
+        file = pyarrow.ipc.open_file(mapped)
+        return [file.get_batch(n) for n in range(file.num_record_batches)], file.schema
+    stream = pyarrow.ipc.open_stream(mapped)
+    return list(stream), stream.schema
+
+
+def _unreadable(path: str, error: Exception) -> InputError:
+    found = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(
+        f"{path}: cannot be read as a table ({found}); give a valid Parquet or Arrow file"
+    )
 
 
 def _given_folder(source: str) -> str:

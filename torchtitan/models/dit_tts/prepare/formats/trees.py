@@ -1,4 +1,4 @@
-"""Corpora that are folders of recordings with their texts beside: LJSpeech and LibriTTS-R."""
+"""Folders of recordings with their texts beside them: LJSpeech and LibriTTS-R."""
 
 import os
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from itertools import islice
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.recordings import (
     Item,
-    ItemRules,
     Unusable,
     make_item,
     sample_key,
     split_of,
 )
+from torchtitan.models.dit_tts.prepare.settings import Options
 
 _AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")
 _TEXT_SUFFIXES = (".normalized.txt", ".original.txt")
@@ -20,18 +20,18 @@ _TREE_DEPTH = 3  # folders between the source and its recordings, at most
 
 
 class LJSpeech:
-    """metadata.csv, a line `id|text|normalized text` each, without quotes; wavs/ID.wav.
+    """metadata.csv with lines `id|text|normalized text`, without quotes; wavs/ID.wav.
 
     One speaker, "LJSpeech" where --speaker gives no other name.
     """
 
     self_contained = False
 
-    def __init__(self, source: str, rules: ItemRules):
-        self.root, self.rules = os.path.abspath(source), rules
-        if not self.recognises(source):
+    def __init__(self, options: Options):
+        self.root, self.options = os.path.abspath(options.source), options
+        if not self.recognises(self.root):
             raise InputError(
-                f"{source}: has no metadata.csv with wavs/ beside it, as LJSpeech does"
+                f"{self.root}: has no metadata.csv with wavs/ beside it, as LJSpeech does"
             )
 
     @classmethod
@@ -61,10 +61,10 @@ class LJSpeech:
                 row = {
                     "text": texts[-1] or texts[0],
                     "original_text": texts[0],
-                    "speaker": self.rules.speaker or "LJSpeech",
+                    "speaker": self.options.speaker or "LJSpeech",
                 }
                 place = {"file": os.path.join("wavs", self._file_name(name))}
-                yield make_item(row, sample_key(name), place, self.rules)
+                yield make_item(row, sample_key(name), place, self.options)
 
     def _file_name(self, name: str) -> str:
         """The recording's file; a copy of the corpus may have been converted to another format."""
@@ -83,11 +83,11 @@ class LibriTTSR:
 
     self_contained = False
 
-    def __init__(self, source: str, rules: ItemRules):
-        self.root, self.rules = os.path.abspath(source), rules
-        if not self.recognises(source):
+    def __init__(self, options: Options):
+        self.root, self.options = os.path.abspath(options.source), options
+        if not self.recognises(self.root):
             raise InputError(
-                f"{source}: has no UTT.normalized.txt at most {_TREE_DEPTH} folders below, as "
+                f"{self.root}: has no UTT.normalized.txt at most {_TREE_DEPTH} folders below, as "
                 "LibriTTS-R does"
             )
 
@@ -95,7 +95,7 @@ class LibriTTSR:
     def recognises(cls, source: str) -> bool:
         if not os.path.isdir(source):
             return False
-        # The first few folders tell; all of a large corpus would take long.
+        # Not all folders: those of a large corpus would take long.
         for folder, names in islice(_walk(source), 200):
             if folder.count(os.sep) >= 1 and any(
                 name.endswith(_TEXT_SUFFIXES[0]) for name in names
@@ -118,7 +118,7 @@ class LibriTTSR:
         relative = os.path.join(folder, name)
         parts = folder.split(os.sep)
         own_name = os.path.basename(self.root)
-        # One folder less, and a subset's name would be taken for a speaker's.
+        # Without it a speaker's folder would count as the subset.
         if len(parts) == 2 and split_of(own_name) and not split_of(parts[0]):
             parts = [own_name, *parts]
         if len(parts) != 3:
@@ -148,7 +148,7 @@ class LibriTTSR:
             "subset": subset,
             "split": split_of(subset),
         }
-        return make_item(row, sample_key(stem), {"file": relative}, self.rules)
+        return make_item(row, sample_key(stem), {"file": relative}, self.options)
 
 
 def _walk(root: str) -> Iterator[tuple[str, list[str]]]:

@@ -8,6 +8,7 @@ checked, so that a corrupt tar is never a short list (see `data/tar_reader`).
 import json
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
@@ -17,20 +18,22 @@ from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
 from torchtitan.models.dit_tts.prepare.recordings import (
     TEXT_NAMES,
     Item,
-    ItemRules,
     Unusable,
     make_item,
     sample_key,
 )
+from torchtitan.models.dit_tts.prepare.settings import Options
 
 AUDIO_SUFFIXES = ("opus", "ogg", "flac", "wav", "mp3", "m4a", "aac", "webm", "mp4", "aiff")
 
 
 class AudioWebDataset:
+    """Its keys are the members' own, behind the tar's name where there are several tars."""
+
     self_contained = True
 
-    def __init__(self, source: str, rules: ItemRules):
-        self.rules = rules
+    def __init__(self, options: Options):
+        self.options, source = options, options.source
         if is_remote(source):
             self.root, self.names = "", find_shards(source)
             return
@@ -66,11 +69,10 @@ class AudioWebDataset:
         for member in walk_members(source, problems.append):
             folder, slash, basename = member.name.rpartition("/")
             stem, _, suffix = basename.partition(".")
-            kind = suffix.lower()
-            kind = "audio" if kind in AUDIO_SUFFIXES else kind
+            kind = "audio" if suffix.lower() in AUDIO_SUFFIXES else suffix.lower()
             if stem and kind in ("audio", "json", "txt"):
-                own_name = folder + slash + stem
-                recordings.setdefault(own_name, {}).setdefault(kind, []).append(member)
+                recording = recordings.setdefault(folder + slash + stem, {})
+                recording.setdefault(kind, []).append(member)
         for sentence in problems:
             yield Unusable(name, sentence)
         if not recordings and not problems:
@@ -78,41 +80,35 @@ class AudioWebDataset:
         # The same key in two tars is usual; one tar's keys need no prefix.
         prefix = f"{name.removesuffix('.tar')}/" if len(self.names) > 1 else ""
         for own_name, members in recordings.items():
-            yield self._item(source, name, prefix, own_name, members)
+            key = sample_key(prefix + own_name)
+            yield self._item(source, name, key, members)
 
     def _item(
-        self,
-        source: ShardFile,
-        tar: str,
-        prefix: str,
-        own_name: str,
-        members: dict[str, list[Member]],
+        self, source: ShardFile, tar: str, key: str, members: dict[str, list[Member]]
     ) -> Item | Unusable:
-        key = sample_key(prefix + own_name)
         for kind, needed in (("audio", "an audio member"), ("json", "KEY.json")):
             if kind not in members:
                 return Unusable(key, f"is incomplete: it lacks {needed}")
         for kind, found in members.items():
-            if len(found) > 1:
-                return Unusable(key, f"has more than one {kind} member")
-            if found[0].is_link:
-                return Unusable(key, f"has a link as its {kind} member, not a file")
+            if len(found) > 1 or found[0].is_link:
+                return Unusable(key, f"has more than one {kind} member, or a link as one")
         row = _parse(_read(source, members["json"][0]))
         if row is None:
-            return Unusable(key, f"has a {own_name}.json that is not JSON, or no object")
-        names = (self.rules.text_column,) if self.rules.text_column else TEXT_NAMES
+            return Unusable(key, "has a KEY.json that is not JSON, or no object")
+        text = self.options.text_column
+        names = (text,) if text else TEXT_NAMES
         if "txt" in members and all(row.get(name) is None for name in names):
             row[names[0]] = _read(source, members["txt"][0]).decode("utf-8", "replace").strip()
         audio = members["audio"][0]
         place = {"tar": tar, "start": audio.offset, "bytes": audio.size}
-        return make_item(row, key, place, self.rules)
+        return make_item(row, key, place, self.options)
 
 
 def _read(source: ShardFile, member: Member) -> bytes:
     return source.pread(member.size, member.offset)
 
 
-def _parse(text: bytes) -> dict | None:
+def _parse(text: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,0 +1,66 @@
+"""The command: its options, what it says, and what it needs installed."""
+
+import io
+import json
+import os
+from contextlib import redirect_stdout
+
+import pytest
+import soundfile
+import tyro
+
+from tests.helpers.speech_corpora import RATE, tone
+from torchtitan.models.dit_tts import errors
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare import command
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
+
+
+def parse(*args: str) -> Options:
+    return tyro.cli(Options, args=list(args), config=(tyro.conf.OmitArgPrefixes,))
+
+
+def test_options_on_the_command_line():
+    assert parse("in", "out") == Options("in", "out")
+    options = parse("in", "out", "--loudness", "off", "--max-silence", "0.5", "--seed", "3")
+    assert options == Options("in", "out", audio=AudioSettings(None, 0.5), seed=3)
+    text = io.StringIO()
+    with pytest.raises(SystemExit), redirect_stdout(text):
+        parse("--help")
+    assert all(f"--{name.replace('_', '-')}" in text.getvalue() for name in vars(options.audio))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("references", 0), ("workers", -1), ("heldout_fraction", 2), ("max_corrupt_fraction", -0.1)],
+)
+def test_numbers_out_of_range(name, value):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} = {value}, but"):
+        Options("in", "out", **{name: value}).check()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -71, 1])
+@pytest.mark.parametrize("name", AudioSettings.__dataclass_fields__)
+def test_numbers_of_the_audio_are_finite(name, value):
+    options = Options("in", "out", audio=AudioSettings(**{name: value}))
+    if value == 1 and name != "loudness":
+        return options.check()
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} = "):
+        options.check()
+
+
+def test_what_the_command_says(tmp_path, capsys, monkeypatch):
+    soundfile.write(tmp_path / "a.wav", tone(1), RATE)
+    row = {"audio": "a.wav", "text": "x", "speaker": "ann"}
+    (tmp_path / "list.jsonl").write_text(json.dumps(row))
+    options = Options(str(tmp_path / "list.jsonl"), str(tmp_path / "out"), workers=1, device="cpu")
+    with monkeypatch.context() as patched, pytest.raises(InputError, match=r"titan-tts\[speech\]"):
+        patched.setattr(errors, "find_spec", lambda name: None if name == "av" else name)
+        command.run(options)
+    assert sorted(os.listdir(tmp_path)) == ["a.wav", "list.jsonl"]
+    assert command.run(options) == 0
+    first = capsys.readouterr().out
+    assert "codec mel_dct: 16000 Hz" in first and "train: 1 samples" in first
+    assert f"titan-tts data inspect {tmp_path}/out/train" in first
+    assert command.run(options) == 0
+    assert "was complete already" in capsys.readouterr().out

@@ -1,0 +1,142 @@
+"""Loudness, silence and filters against figures that are known beforehand."""
+
+import cmath
+import math
+
+import numpy as np
+import pytest
+
+from tests.helpers.speech_corpora import AS_IS, RATE, speech, tone
+from torchtitan.models.dit_tts.prepare.processing import Processed, loudness, process, speech_span
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    return speech(each=4)
+
+
+def k_weighted_level(hertz: float, level: float) -> float:
+    """LUFS of a steady sine by the filters of ITU-R BS.1770-4 at 48 kHz."""
+    z = cmath.exp(-2j * math.pi * hertz / 48_000)
+    shelf = (1.53512485958697 - 2.69169618940638 * z + 1.19839281085285 * z**2) / (
+        1 - 1.69065929318241 * z + 0.73248077421585 * z**2
+    )
+    high_pass = (1 - 2 * z + z**2) / (1 - 1.99004745483398 * z + 0.99007225036621 * z**2)
+    return -0.691 + 10 * math.log10(level**2 / 2 * abs(shelf * high_pass) ** 2)
+
+
+@pytest.mark.parametrize("hertz", [60, 997, 6000])
+def test_loudness_of_a_sine(hertz):
+    found = loudness(tone(3, 0.1, 48_000, hertz), 48_000)
+    assert found == pytest.approx(k_weighted_level(hertz, 0.1), abs=0.05)
+
+
+def test_loudness_leaves_quiet_parts_out():
+    """Two loud seconds and two quiet ones: of the blocks of 0.4 s each 0.1 s, 17 are loud and three
+    partly, by 3/4, 1/2 and 1/4."""
+    waveform = np.concatenate([tone(2, 0.1, 48_000), tone(2, 0.001, 48_000)])
+    expected = k_weighted_level(997, 0.1) + 10 * math.log10((17 + 1.5) / 20)
+    assert loudness(waveform, 48_000) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("wanted, level", [(-16.0, 0.1), (-30.0, 0.1), (-16.0, 0.02)])
+def test_the_level_after_silence_is_cut_is_the_wanted_one(wanted, level):
+    silence = np.zeros(2 * 48_000, np.float32)
+    samples = np.concatenate([silence, tone(3, level, 48_000), silence])[:, None]
+    done = process(samples, 48_000, 48_000, "x", AudioSettings(loudness=wanted))
+    assert isinstance(done, Processed) and not done.peak_limited
+    # The silence that is kept, 0.25 s on each side, is in a few of the blocks.
+    middle = done.waveform[48_000:96_000]
+    gain = 20 * math.log10(float(np.abs(middle).max()) / level)
+    assert gain == pytest.approx(wanted - k_weighted_level(997, level), abs=0.5)
+    assert done.gain_db == pytest.approx(gain, abs=0.01)
+
+
+def test_a_peak_limits_the_gain():
+    samples = tone(2, 0.02)
+    samples[16_000] = -0.9
+    done = process(samples[:, None], RATE, RATE, "x", AudioSettings(max_silence=None))
+    assert done.peak_limited and done.gain_db == pytest.approx(-20 * math.log10(0.9), abs=2e-3)
+    assert 0.999 < np.abs(done.waveform).max() <= 1
+
+
+def test_loudness_of_any_length():
+    """Also below the standard's block of 0.4 s; rounding must not make a block longer than the audio."""
+    for seconds in (0.005, 0.399, 0.4, 0.401):
+        done = process(tone(seconds)[:, None], RATE, RATE, "x", AudioSettings(max_silence=None))
+        assert isinstance(done, Processed) and np.isfinite(done.gain_db)
+        if seconds > 0.3:  # the filter has settled: a sine's loudness follows its level
+            level = k_weighted_level(997, 0.1)
+            assert done.gain_db == pytest.approx(-16 - level, abs=0.5)
+    noise = (0.1 * np.random.default_rng(0).standard_normal(500)).astype("f4")
+    for rate in (16_000, 24_000, 48_000):
+        for samples in range(5, 500, 9):
+            assert -40 < loudness(noise[:samples], rate) < 0
+
+
+def test_silence_is_cut_to_the_seconds_that_are_kept():
+    """One second before, two behind; a pause and a word 30 dB down belong to the speech, an offset
+    of the whole recording does not."""
+    parts = [
+        np.zeros(RATE),
+        tone(1),
+        np.zeros(RATE // 2),
+        tone(1, 0.1 * 10**-1.5),
+        np.zeros(2 * RATE),
+    ]
+    samples = (np.concatenate(parts) + 0.05).astype(np.float32)[:, None]
+    settings = AudioSettings(loudness=None, max_silence=0.25, max_seconds=3.02)
+    done = process(samples, RATE, RATE, "x", settings)
+    assert isinstance(done, Processed)
+    assert done.seconds == len(done.waveform) / RATE == pytest.approx(3.0, abs=0.011)
+    assert done.silence_cut_seconds == pytest.approx(2.5, abs=0.011)
+    start = round(0.75 * RATE)
+    assert np.abs(done.waveform[:RATE] - samples[start : start + RATE, 0]).max() < 1e-6
+
+
+@pytest.mark.parametrize("noise_db", [None, -60, -45, -30])
+def test_silence_is_capped_and_speech_never_cut(recordings, noise_db):
+    random = np.random.default_rng(0)
+    cut = 0
+    for one in recordings:
+        lead, tail = round(0.9 * RATE), round(1.3 * RATE)
+        samples = np.concatenate([np.zeros(lead), one.samples, np.zeros(tail)]).astype("f4")
+        if noise_db is not None:
+            level = np.sqrt((one.samples**2).mean()) * 10 ** (noise_db / 20)
+            samples += level * random.standard_normal(len(samples)).astype("f4")
+        start, stop = speech_span(samples, RATE, 0.25)
+        assert start <= lead and stop >= lead + len(one.samples)
+        if noise_db in (None, -60):
+            kept = 0.25 * RATE + 160  # frames of 10 ms
+            assert start >= lead - kept and stop <= lead + len(one.samples) + kept
+        cut += start > 0
+    assert cut == len(recordings) or noise_db in (-45, -30)
+
+
+def test_silence_within_the_cap_or_nothing_but_silence_stays(recordings):
+    samples = recordings[0].samples
+    assert speech_span(samples, RATE, 0.25) == (0, len(samples))
+    assert speech_span(np.zeros(5000, "f4"), RATE, 0.25) == (0, 5000)
+    assert speech_span(np.full(77, 0.3, "f4"), RATE, 0.1) == (0, 77)
+    untouched = process(samples[:, None], RATE, RATE, "x", AS_IS)
+    np.testing.assert_array_equal(untouched.waveform, samples)
+    assert untouched.gain_db is None
+
+
+@pytest.mark.parametrize("text", ["four", "  four  "])
+def test_what_is_at_a_limit_is_kept(text):
+    samples = np.stack([tone(1), tone(1)], 1)
+    samples[:1600:2, 0], samples[1:1600:2, 0] = 1.0, -1.0  # a twentieth of all values
+    at = AudioSettings(None, None, 1.0, 1.0, 4.0, 4.0, 0.05)
+    assert isinstance(process(samples, RATE, RATE, text, at), Processed)
+    below = AudioSettings(None, None, max_clipped=0.0499)
+    assert process(samples, RATE, RATE, text, below) == "clipped"
+
+
+@pytest.mark.parametrize("settings", [AudioSettings(), AS_IS])
+def test_silence_is_dropped(settings):
+    for samples in (np.zeros((8000, 1), "f4"), np.full((8000, 2), 1e-5, "f4")):
+        assert process(samples, RATE, RATE, "x", settings) == "silent"
+    # No sample is left at the lower rate.
+    assert process(np.full((1, 1), 0.5, "f4"), 96_000, RATE, "x", settings) == "silent"

@@ -1,0 +1,297 @@
+"""Work that is killed goes on to the same bytes, mixes with no other, and replaces only what it may."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.helpers.speech_corpora import AS_IS, RATE, prepare, tone
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.prepare import encode, pack_shards, pipeline, report, work_folder
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader
+
+SMALL = {"samples_per_shard": 2, "chunk_items": 2, "audio": AS_IS}
+OTHER = SMALL | {"seed": 1}
+SKIP = {"on_error": "skip", "max_corrupt_fraction": 1}
+OUTPUT_NAMES = ["prepare.json", "report.md", "train"]
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """A manifest of six recordings of one speaker."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    rows = []
+    for number in range(6):
+        soundfile.write(folder / f"{number}.wav", tone(0.2, hertz=100 + 50 * number), RATE)
+        rows.append({"audio": f"{number}.wav", "text": f"text {number}", "speaker": "ann"})
+    (folder / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "list.jsonl"
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+def beside(out: Path) -> list[str]:
+    return sorted(name for name in os.listdir(out.parent) if name.startswith(out.name))
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("*/*.tar"))}
+
+
+class Killed(BaseException):
+    """Stands for a kill: no code of ours may handle it."""
+
+
+def kill(*args, **kwargs):
+    raise Killed
+
+
+def killed(monkeypatch, place, name, corpus, out, **options) -> None:
+    """A preparation that dies when it calls `place.name`."""
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(place, name, kill)
+        prepare(corpus, out, **options)
+
+
+def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
+    first = prepare(corpus, out, **SMALL)
+    before, shard = shards(out), out / "train/shard-000000.tar"
+    inode = shard.stat().st_ino
+    again = prepare(corpus, out, **SMALL)
+    assert again == first | {"reused": True} and shard.stat().st_ino == inode
+
+    shard.write_bytes(b"corrupt")
+    with pytest.raises(InputError, match="lacks shards.*--overwrite"):
+        prepare(corpus, out, **SMALL)
+    assert not prepare(corpus, out, **SMALL, overwrite=True)["reused"] and shards(out) == before
+
+    with pytest.raises(InputError, match=r"other settings \(seed was 0, is 1\)"):
+        prepare(corpus, out, **OTHER)
+    assert shards(out) == before
+    prepare(corpus, out, **OTHER, overwrite=True)
+    assert shards(out) != before
+    assert beside(out) == ["out"] and sorted(os.listdir(out)) == OUTPUT_NAMES
+
+    text = corpus.read_text()
+    corpus.write_text(text.replace("text 3", "text three"))
+    with pytest.raises(InputError, match="other recordings, or the source's files have changed"):
+        prepare(corpus, out, **OTHER)
+    corpus.write_text(text)
+    os.utime(corpus.parent / "0.wav", (1, 1))
+    with pytest.raises(InputError, match="other recordings, or the source's files have changed"):
+        prepare(corpus, out, **OTHER)
+
+
+def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch):
+    """An error ends the run after the first chunk; the next run encodes the rest alone."""
+    complete = prepare(corpus, out.with_name("complete"), **SMALL)
+    real = encode._encode
+    encoded = []
+
+    def breaks(run, items, device):
+        if encoded:
+            raise InputError("pulled the plug")
+        encoded.append(items)
+        return real(run, items, device)
+
+    with monkeypatch.context() as patched, pytest.raises(InputError, match="plug"):
+        patched.setattr(encode, "_encode", breaks)
+        prepare(corpus, out, **SMALL)
+    assert beside(out) == ["out.partial"]
+    with pytest.raises(InputError, match=r"earlier run on other settings \(seed was 0, is 1\)"):
+        prepare(corpus, out, **OTHER)
+    record = prepare(corpus, out, **SMALL)
+    assert record["throughput"]["recordings_encoded"] == 4
+    assert shards(out) == shards(out.with_name("complete"))
+    assert {name: record[name] for name in ("shards", "summary")} == {
+        name: complete[name] for name in ("shards", "summary")
+    }
+    assert beside(out) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["load_index", "write_atomic"])
+def test_a_chunk_that_is_killed_half_way_is_encoded_again(name, corpus, out, monkeypatch):
+    prepare(corpus, out.with_name("complete"), **SMALL)
+    killed(monkeypatch, encode, name, corpus, out, **SMALL)
+    record = prepare(corpus, out, **SMALL)
+    assert record["throughput"]["recordings_encoded"] == 6
+    assert shards(out) == shards(out.with_name("complete"))
+
+
+def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
+    """A corrupt chunk is removed, as its message says, and encoded again with one recording more."""
+    real = Loader.load
+
+    def load(self, place, channels):
+        if place["file"] == "0.wav":
+            raise InputError("input/output error")
+        return real(self, place, channels)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Loader, "load", load)
+        patched.setattr(report, "markdown", kill)
+        prepare(corpus, out, **SMALL, **SKIP)
+    chunk = out.with_name("out.partial") / "chunks/train/00000000.tar"
+    content = bytearray(chunk.read_bytes())
+    content[1500] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(InputError, match="chunks and start again"):
+        prepare(corpus, out, **SMALL, **SKIP)
+    chunk.unlink()
+    summary = prepare(corpus, out, **SMALL, **SKIP)["summary"]
+    dataset = open_dataset(str(out / "train"))
+    assert [dataset.key(sample) for sample in range(6)] == list("012345")
+    assert summary["train"]["samples"] == len(dataset) == 6 and not summary["dropped"]
+
+
+def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
+    killed(monkeypatch, report, "markdown", corpus, out, **SMALL)
+    partial = out.with_name("out.partial")
+    of_five = out.with_name("five")
+    (corpus.parent / "five.jsonl").write_text(corpus.read_text().partition("\n")[2])
+    prepare(corpus.parent / "five.jsonl", of_five, **SMALL)
+    content = {name: (partial / "train" / name).read_bytes() for name in ("shard-000002.tar",)}
+    (partial / "train/shard-000002.tar").write_bytes(
+        (of_five / "train/shard-000002.tar").read_bytes()
+    )
+    with pytest.raises(InputError, match="holds 1 valid samples of 2; remove it"):
+        prepare(corpus, out, **SMALL)
+    (partial / "train/shard-000002.tar").write_bytes(content["shard-000002.tar"])
+    (partial / "chunks/train/00000002.tar").write_bytes(
+        (of_five / "train/shard-000002.tar").read_bytes()
+    )
+    with pytest.raises(InputError, match="chunks hold 5 samples of 6"):
+        prepare(corpus, out, **SMALL)
+
+
+def test_killed_in_the_last_steps(corpus, out, monkeypatch):
+    """After prepare.json is written, between the two renames, and after them."""
+    partial = out.with_name("out.partial")
+    prepare(corpus, out, **SMALL)
+    before = shards(out)
+    killed(monkeypatch, work_folder, "finish", corpus, out, **OTHER, overwrite=True)
+    assert shards(out) == before and (partial / "prepare.json").exists()
+    after = shards(partial)
+
+    real = Path.rename
+    killed_rename = lambda path, to: kill() if path == partial else real(path, to)  # noqa: E731
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Path, "rename", killed_rename)
+        prepare(corpus, out, **OTHER, overwrite=True)
+    assert beside(out) == ["out.partial"]
+    # Back at the earlier settings, the earlier output is found; and the later work is not lost.
+    assert prepare(corpus, out, **SMALL)["reused"] is True and shards(out) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "_build", kill)
+        assert prepare(corpus, out, **OTHER, overwrite=True)["reused"] is False
+    assert shards(out) == after != before and beside(out) == ["out"]
+
+    killed(monkeypatch, work_folder, "tidy", corpus, out, **SMALL, overwrite=True)
+    assert shards(out) == before and (out / "replaced").exists()
+    assert prepare(corpus, out, **SMALL)["reused"] is True
+    assert sorted(os.listdir(out)) == OUTPUT_NAMES and beside(out) == ["out"]
+
+
+def test_two_runs_do_not_meet(corpus, out):
+    at_work = pytest.raises(InputError, match="another titan-tts prepare is at work")
+    with work_folder.locked(out), at_work:
+        prepare(corpus, out, **SMALL)
+    with at_work, work_folder.locked(out) as folder:
+        # The other run ends while this one waits for the lock: it is another folder's then.
+        real = os.stat
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(work_folder.fcntl, "flock", lambda *args: folder.rename(out))
+            with work_folder.locked(out):
+                pass
+        assert real(out)
+
+
+@pytest.mark.parametrize("record", [None, '{"mine": 1}', "[]"])
+def test_a_foreign_folder_is_not_replaced(record, corpus, out):
+    out.mkdir()
+    (out / "thesis.tex").write_text("ten years of work")
+    if record:
+        (out / "prepare.json").write_text(record)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="no prepare.json of this command.*not replaced"):
+            prepare(corpus, out, **SMALL, overwrite=overwrite)
+    assert (out / "thesis.tex").exists() and beside(out) == ["out"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_appears_in_the_output_meanwhile_stays(overwrite, corpus, out, monkeypatch):
+    def appear(*args):
+        out.mkdir()
+        (out / "thesis.tex").write_text("ten years of work")
+        return real(*args)
+
+    real = pipeline._total
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "_total", appear)
+        with pytest.raises(InputError, match="changed by others.*kept in"):
+            prepare(corpus, out, **SMALL, overwrite=overwrite)
+    assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
+    out.rename(out.with_name("elsewhere"))
+    monkeypatch.setattr(pipeline, "_build", kill)  # the work is complete: only the rename is left
+    assert prepare(corpus, out, **SMALL)["reused"] is False
+    assert sorted(os.listdir(out)) == OUTPUT_NAMES
+
+
+def test_an_output_of_an_earlier_version_may_be_overwritten(corpus, out):
+    out.mkdir()
+    (out / "prepare.json").write_text('{"version": 1, "settings": {}, "shards": {}}')
+    with pytest.raises(InputError, match="another version; pass --overwrite"):
+        prepare(corpus, out, **SMALL)
+    prepare(corpus, out, **SMALL, overwrite=True)
+    assert sorted(os.listdir(out)) == OUTPUT_NAMES
+
+
+def test_an_output_behind_a_link(corpus, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for target in ("empty", "absent"):
+        link = tmp_path / f"to_{target}"
+        link.symlink_to(target)
+        assert prepare(corpus, link, **SMALL)["reused"] is False
+        assert prepare(corpus, link, **SMALL)["reused"] is True
+        assert link.is_symlink() and sorted(os.listdir(tmp_path / target)) == OUTPUT_NAMES
+
+
+@pytest.mark.parametrize(
+    "place, name",
+    [(encode, "write_shard"), (pack_shards, "write_shard"), (work_folder.fcntl, "flock")],
+)
+def test_a_failing_file_system_is_one_sentence(place, name, corpus, out, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, full)
+        with pytest.raises(InputError, match="No space left on device.*finished work is kept"):
+            prepare(corpus, out, **SMALL)
+    assert prepare(corpus, out, **SMALL)["reused"] is False
+
+
+def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
+    killed(monkeypatch, pipeline, "_total", corpus, out, **SMALL)
+    for place, name, value, message in (
+        (work_folder, "RECORD_VERSION", 99, "prepare was [0-9]*, is 99"),
+        (pipeline, "library_versions", lambda: {"torch": "99"}, "torch was '[^']*', is '99'"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, value)
+            with pytest.raises(InputError, match=f"by other versions .*{message}.*--overwrite"):
+                prepare(corpus, out, **SMALL)
+    record = prepare(corpus, out, **SMALL)
+    assert record["versions"]["numpy"] == np.__version__
+    # A complete output mixes nothing.
+    monkeypatch.setattr(pipeline, "library_versions", lambda: {"torch": "99"})
+    assert prepare(corpus, out, **SMALL)["reused"] is True
