@@ -4,12 +4,10 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from torchtitan.models.dit_tts.doctor import inspect_command
 from torchtitan.models.dit_tts.doctor.findings import Limits
+from torchtitan.models.dit_tts.doctor.inspect_command import Paths, check_input
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path, write_atomic
 
@@ -24,7 +22,7 @@ EXIT_ERRORS_FOUND = 1
 class Options:
     """Read a whole dataset, list what is wrong with it and suggest batches."""
 
-    path: tyro.conf.Positional[list[str]]
+    path: Paths
     """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
 
     output: str = ""
@@ -51,14 +49,17 @@ class Options:
     json: bool = False
     """Print one JSON object and nothing else."""
 
-    limits: Annotated[Limits, tyro.conf.arg(name="")] = Limits()
+    limits: Limits = Limits()
 
 
 def run(options: Options) -> int:
+    from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.html_report import check_output, draw_plots, render
     from torchtitan.models.dit_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
     from torchtitan.models.dit_tts.doctor.text_report import show, show_json
 
+    limits = options.limits
+    check_input(options.path, limits.frames_per_second)
     # Whatever would fail at the end fails before hours of reading.
     if options.max_speaker_frames <= 0 or options.max_speaker_frames % SPEAKER_PATCH_SIZE:
         raise InputError(
@@ -66,10 +67,7 @@ def run(options: Options) -> int:
             f"speaker encoder's patch of {SPEAKER_PATCH_SIZE} frames"
         )
     output = check_output(options.output or default_output(options.path))
-    limits = options.limits
-    dataset = inspect_command.open_readable(
-        options.path, options.latent_channels, limits.frames_per_second
-    )
+    dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     result, found = examine(dataset, options)
     edges = result["suggestion"]["bucket_frames"] if result["suggestion"] else []
     page = render(result, draw_plots(dataset, found, limits, edges))

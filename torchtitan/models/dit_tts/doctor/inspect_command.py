@@ -3,21 +3,20 @@
 import glob
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import tyro
 
 from torchtitan.models.dit_tts.errors import InputError
 
-if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.data.dataset import Dataset
+Paths = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="PATH [PATH ...]")]
 
 
 @dataclass
 class Options:
     """What a dataset holds, from its indexes alone."""
 
-    path: tyro.conf.Positional[list[str]]
+    path: Paths
     """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
 
     frames_per_second: float = 25.0
@@ -34,10 +33,12 @@ class Options:
 
 
 def run(options: Options) -> int:
+    from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.summary import summarize
     from torchtitan.models.dit_tts.doctor.text_report import show, show_json, summary_lines
 
-    dataset = open_readable(options.path, options.latent_channels, options.frames_per_second)
+    check_input(options.path, options.frames_per_second)
+    dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     summary = summarize(dataset, options.path, options.frames_per_second, options.top)
     if options.json:
         show_json(summary)
@@ -46,19 +47,14 @@ def run(options: Options) -> int:
     return 0
 
 
-def open_readable(paths: list[str], latent_channels: int, frames_per_second: float) -> "Dataset":
-    """The dataset with its valid samples, however many are corrupt.
-
-    Raises:
-        InputError: nothing is there, arrays of another width, or no frame rate.
-    """
-    from torchtitan.models.dit_tts.data.dataset import open_dataset
-
+def check_input(paths: list[str], frames_per_second: float) -> None:
+    """Raises InputError where nothing can come of it, and names the splits of a prepared folder."""
+    if not paths:
+        raise InputError("no path was given; give a folder of .tar, a .tar, a glob or a URL")
     if not frames_per_second > 0:
         raise InputError(f"--frames-per-second = {frames_per_second}, but it must be positive")
     for path in paths:
         below = glob.glob(os.path.join(glob.escape(path), "*", "*.tar"))
         if below and not glob.glob(os.path.join(glob.escape(path), "*.tar")):
             folders = " or ".join(sorted({os.path.dirname(tar) for tar in below}))
-            raise InputError(f"{path} has no .tar, but folders below it do; give {folders}")
-    return open_dataset(paths, latent_channels, on_error="report")
+            raise InputError(f"{path} has no .tar, but folders in it do; give {folders}")
