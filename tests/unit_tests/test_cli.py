@@ -24,7 +24,7 @@ class Options:
 
 @dataclass
 class ConfigOptions:
-    config: tyro.conf.Positional[str]
+    config: tyro.conf.Positional[str] = ""
     nodes: int = 1
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
 
@@ -55,9 +55,11 @@ def test_options_reach_the_command_and_its_status_comes_back(ran):
     assert ran == [Options("corpus", 5, True)]
 
 
-def test_a_command_with_a_config_gets_the_arguments_that_it_does_not_have(ran):
-    assert cli.main(["plan", "x.toml", "--nodes", "4", "--data.path", "d", "--ema.no-enable"]) == 3
-    assert ran == [ConfigOptions("x.toml", 4, ["--data.path", "d", "--ema.no-enable"])]
+def test_a_command_with_a_config_gets_its_keys(ran):
+    keys = ["--data.path=d", "--data.bucket_frames", "8", "16", "--ema.no-enable"]
+    assert cli.main(["plan", "x.toml", *keys, "--nodes", "4"]) == 3
+    assert cli.main(["plan", *keys]) == 3
+    assert ran == [ConfigOptions("x.toml", 4, keys), ConfigOptions("", 1, keys)]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,7 @@ def test_a_command_with_a_config_gets_the_arguments_that_it_does_not_have(ran):
         ["prepare"],
         ["prepare", "corpus", "--worker-count", "5"],
         ["prepare", "corpus", "--workers", "five"],
+        ["plan", "x.toml", "--node", "4"],
         ["data"],
         ["data", "heal"],
     ],
