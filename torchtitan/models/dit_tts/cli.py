@@ -8,6 +8,7 @@ field `config_args`, that field gets the command line's keys of a config (--sect
 
 import dataclasses
 import importlib
+import inspect
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Union
 
@@ -118,7 +119,9 @@ def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
         elif args is None or args[:1] == [name]:
             options = getattr(_load(target), "Options", _not_loaded)
             if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
-                summary = options.__doc__ or summary  # a dataclass without one gets its signature
+                summary = inspect.cleandoc(
+                    options.__doc__ or summary
+                )  # a dataclass without one gets its signature
         command = tyro.conf.subcommand(name, constructor=options, description=summary)
         alternatives.append(Annotated[Any, command])
     return Union[tuple(alternatives)]  # noqa: UP007

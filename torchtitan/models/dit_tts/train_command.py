@@ -38,16 +38,17 @@ class Options:
 
 def run(options: Options) -> int:
     """Trains. Returns the exit status."""
-    args = options.config_args
-    if options.config:
-        args = ["--job.config_file", str(find_config(options.config).resolve()), *args]
-    if options.dry_run_gpus:
-        args += ["--dry-run-gpus", str(options.dry_run_gpus)]
-    flags = {"--help": "help_config", "--help-all": "help_all", "--dry-run": "dry_run"}
-    args += [flag for flag, name in flags.items() if getattr(options, name)]
     # Batches of several shapes fragment the allocator's fixed segments.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    if options.nproc > 1 and not any(arg.startswith(("--dry-run", "--help")) for arg in args):
+    args = list(options.config_args)
+    if options.config:
+        args = ["--job.config_file", str(find_config(options.config).resolve()), *args]
+    gpus = options.dry_run_gpus or (options.nproc if options.nproc > 1 else 0)
+    if options.help_config or options.help_all:
+        args = ["--help-all" if options.help_all else "--help"]
+    elif options.dry_run or options.dry_run_gpus:
+        args += ["--dry-run-gpus", str(gpus)] if gpus else ["--dry-run"]
+    elif options.nproc > 1:
         from torchtitan.models.dit_tts.torchrun import launch
 
         processes = ["--standalone", "--nproc_per_node", str(options.nproc)]
