@@ -3,11 +3,12 @@
 A sub-command is a module with a dataclass `Options`, whose fields' docstrings are the help, and
 `run(options) -> int`, which returns the exit status. The module must import without torch, so that
 help and a mistake in the options take no seconds; `run` imports what it needs. Where `Options` has a
-field `config_args`, it gets the arguments that the command itself does not have (--section.key value).
+field `config_args`, that field gets the command line's keys of a config (--section.key value).
 """
 
 import dataclasses
 import importlib
+import inspect
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Union
 
@@ -19,6 +20,8 @@ _DESCRIPTION = "Train, prepare data, plan, generate and evaluate DiT text-to-spe
 
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
+    "train": ("train_command", "Train a model."),
+    "configs": ("config.shipped", "List the configs that come with the package, or copy one."),
     "prepare": ("prepare.command", "Encode audio and text into shards of latents."),
     "data": (
         {
@@ -39,7 +42,12 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     ),
 }
 
-_STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+_STYLE = (
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.PositionalMetavarFromFieldName,
+)
 
 
 @report_input_errors
@@ -52,18 +60,31 @@ def main(args: list[str]) -> int:
     command, used = _chosen(args)
     if hasattr(command, "add_arguments"):
         return _run_argparse(command, args[:used], args[used:])
-    takes_config = command is not None and "config_args" in command.Options.__dataclass_fields__
-    parsed: Any = tyro.cli(
+    config_args: list[str] = []
+    if command is not None and "config_args" in command.Options.__dataclass_fields__:
+        args, config_args = _split_config_args(args)
+    options: Any = tyro.cli(
         _union(_COMMANDS, None if completion else args),
         prog="titan-tts",
         description=_DESCRIPTION,
         args=args or ["--help"],
-        return_unknown_args=takes_config,
         config=_STYLE,
     )
-    if takes_config:
-        parsed = dataclasses.replace(parsed[0], config_args=parsed[1])
-    return command.run(parsed)
+    if config_args:
+        options = dataclasses.replace(options, config_args=config_args)
+    return command.run(options)
+
+
+def _split_config_args(args: list[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and --section.key with the values up to the next option."""
+    own: list[str] = []
+    config: list[str] = []
+    target = own
+    for arg in args:
+        if arg.startswith("--"):
+            target = config if "." in arg.partition("=")[0] else own
+        target.append(arg)
+    return own, config
 
 
 def _load(target: str) -> Any:
@@ -97,6 +118,10 @@ def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
             )
         elif args is None or args[:1] == [name]:
             options = getattr(_load(target), "Options", _not_loaded)
+            if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
+                summary = inspect.cleandoc(
+                    options.__doc__ or summary
+                )  # a dataclass without one gets its signature
         command = tyro.conf.subcommand(name, constructor=options, description=summary)
         alternatives.append(Annotated[Any, command])
     return Union[tuple(alternatives)]  # noqa: UP007

@@ -5,12 +5,23 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 """Lower-case substrings of out-of-memory errors of the libraries below torch."""
+
+# Module -> the extra of titan-tts that installs it.
+_EXTRAS = {
+    **dict.fromkeys(
+        ("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av"), "speech"
+    ),
+    **dict.fromkeys(("transformers", "tokenizers", "safetensors"), "pretrained"),
+    "torchao": "fp8",
+    "ray": "ray",
+}
 
 
 class InputError(ValueError):
@@ -19,6 +30,21 @@ class InputError(ValueError):
     Its message is one sentence: the key or file, what was found, what is allowed, what to do. The
     entry points print it without a traceback and exit with status 2.
     """
+
+
+def require_modules(*names: str) -> None:
+    """Checks that optional packages are installed, before hours of work that end in an import.
+
+    Raises:
+        InputError: one is missing; says which extra has it.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise InputError(_missing_module(name))
+
+
+def _missing_module(name: str) -> str:
+    return f"the package {name} is not installed; run: pip install 'titan-tts[{_EXTRAS[name]}]'"
 
 
 def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
@@ -34,6 +60,11 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
             print(f"error: {error}", file=sys.stderr, flush=True)
+            return EXIT_INPUT_ERROR
+        except ModuleNotFoundError as error:
+            if error.name not in _EXTRAS:
+                raise
+            print(f"error: {_missing_module(error.name)}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
             # A peer process died; its own log has the cause.
