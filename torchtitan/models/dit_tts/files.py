@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from torchtitan.models.dit_tts.errors import InputError
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -55,6 +57,14 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_writable(path: str | os.PathLike, option: str) -> None:
+    """Raises InputError where no file can be written at `path`, whose folders may be missing yet."""
+    path = Path(path).expanduser().absolute()
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{option} = {path}, but no file can be written there; give another path")
 
 
 def temporary_files(path: str | os.PathLike) -> list[str]:
