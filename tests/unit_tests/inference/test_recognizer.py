@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.inference.evaluate import HeldOut, transcribe
 from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_errors
 from torchtitan.models.dit_tts.prepare.audio import resample
 from torchtitan.models.dit_tts.prepare.audio_corpus import read_audio_corpus
@@ -78,20 +77,6 @@ def test_reads_other_rates(recordings, recognizer):
     taken_for_16_khz = [recognizer.transcribe(wave[:48_000], 16_000) for wave in waves]
     assert word_error_rate(references, taken_for_16_khz) > 0.2
     assert recognizer.transcribe(torch.zeros(0), 48_000) == []
-
-
-def test_each_sound_is_heard_at_its_own_rate(recordings, recognizer):
-    items = [
-        HeldOut(one.key, one.key, one.text, one.speaker, torch.zeros(1, 1), torch.zeros(1, 1), {})
-        for one in recordings[:4]
-    ]
-    rates = (16_000, 48_000, 24_000, 8_000)
-    sounds = [
-        (torch.from_numpy(resample(one.waveform.numpy(), one.sample_rate, rate)), rate)
-        for one, rate in zip(recordings[:4], rates, strict=True)
-    ]
-    errors, heard = transcribe(recognizer, items, sounds)
-    assert errors.rates()["all"] < 0.1 and len(heard) == 4
 
 
 def test_recognizer_refuses(recognizer):

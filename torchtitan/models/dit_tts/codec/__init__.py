@@ -54,6 +54,25 @@ class Codec(Protocol):
         ...
 
 
+def check_waveforms(waveforms: "Tensor") -> None:
+    """Raises InputError where a batch to encode is not (B, samples) of finite samples."""
+    if waveforms.ndim != 2 or waveforms.numel() == 0 or not waveforms.isfinite().all():
+        raise InputError(
+            f"waveforms of shape {tuple(waveforms.shape)} cannot be encoded; encode (B, samples), or "
+            "(samples,) alone, of finite samples in [-1, 1]"
+        )
+
+
+def check_latents(latents: "Tensor", channels: int) -> None:
+    """Raises InputError where a batch to decode is not (B, T, channels) of finite values."""
+    shape = tuple(latents.shape)
+    if len(shape) != 3 or shape[2] != channels or 0 in shape or not latents.isfinite().all():
+        raise InputError(
+            f"latents of shape {shape} cannot be decoded; decode (B, T, {channels}), or (T, {channels}) "
+            "alone, of finite values"
+        )
+
+
 def codec_kind(name: str) -> str:
     """The kind of the codec called `name`, wherever its weights are: mel_dct or dac_vae."""
     return name if name == "mel_dct" else "dac_vae"
