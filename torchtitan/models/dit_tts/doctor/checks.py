@@ -177,7 +177,7 @@ class _Checks:
             )
 
         lowest, highest = found.channels.lowest, found.channels.highest
-        dead = np.flatnonzero(lowest == highest) if found.channels.frames > 1 else []
+        dead = np.flatnonzero((lowest == highest) & (found.channels.frames > 1))
         examples = [Example(f"channel {one}", f"always {lowest[one]:.4g}") for one in dead]
         self.add("constant_channel", len(dead), examples)
 

@@ -1,7 +1,6 @@
 """The doctor's HTML page: one file with its styles and plots inside, opened by any browser."""
 
 import io
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -22,13 +21,14 @@ from torchtitan.models.dit_tts.doctor.text_report import (
     size_text,
     thousands,
 )
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.files import check_writable
 
 GENERATOR = "titan-tts data doctor"
 # Browsers are slow with a table of more rows.
 MAX_SHARDS = 500
 _BLUE, _ORANGE = "#3465a4", "#d9730d"
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -50,18 +50,11 @@ def check_output(path: str) -> Path:
     """The page's path, once it is known that it can be written and replaces nothing else.
 
     Raises:
-        InputError: matplotlib is not installed, a folder, a file that is not a page of the doctor, or
-            no folder to write to.
+        InputError: matplotlib is not installed, no file can be written there, or another's file exists.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError(
-            'the page needs matplotlib, which is not installed; run pip install "titan-tts[speech]"'
-        ) from None
+    require_modules("matplotlib")
+    check_writable(path, "--output")
     output = Path(path).expanduser().absolute()
-    if not os.access(output.parent, os.W_OK) or output.is_dir():
-        raise InputError(f"--output = {path}, but no file can be written there; give another name")
     if output.exists() and GENERATOR.encode() not in output.read_bytes()[:1024]:
         raise InputError(
             f"--output = {path}, but that file is no page of the doctor, so it is not overwritten; "
@@ -134,7 +127,7 @@ def _draw(title: str, paint: Callable[[Any], None]) -> str:
     from matplotlib.figure import Figure
 
     # A salt of its own keeps the ids of one plot apart from another's on the same page.
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
         figure = Figure(figsize=(6.4, 3.0), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()

@@ -89,7 +89,7 @@ def suggest(
         "bucket_frames": list(policy.edges),
     }
     path = paths[0] if len(paths) == 1 else list(paths)
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "training": {"global_batch_size": policy.batch_sizes[-1]},
         "data": {"path": path, **keys},
     }

@@ -20,10 +20,10 @@ class Options(SamplingOptions):
     heldout: str
     """Shards of texts that were not trained on."""
 
-    recordings: str | None = None
+    recordings: str = ""
     """Corpus with the held-out recordings, to compare with."""
 
-    data: str | None = None
+    data: str = ""
     """Training shards; the run's [data] path by default."""
 
     vocabulary: str = "zero,one,two,three,four,five,six,seven,eight,nine"

@@ -47,10 +47,10 @@ class SamplingOptions:
     seed: int = 0
     """Seed of the noise."""
 
-    encoder: str | None = None
+    encoder: str = ""
     """Where a frozen text encoder is now; [encoder] model of the run by default."""
 
-    codec: str | None = None
+    codec: str = ""
     """Where the codec is now; [sampling] codec of the run by default."""
 
 
@@ -64,21 +64,19 @@ class Options(SamplingOptions):
     out: str = "generated.wav"
     """Wav file to write."""
 
-    reference: str | None = None
+    reference: str = ""
     """Audio file of the speaker."""
 
     reference_loudness: float | Literal["off"] | None = None
-    """Level in LUFS that the reference is brought to, or off; by default as prepare's --loudness was
-    for the training data."""
+    """LUFS of the reference, or off; by default as --loudness was for the training data."""
 
-    speaker: str | None = None
+    speaker: str = ""
     """A speaker of the training shards: gives the reference and the speaker token."""
 
     condition: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """FIELD=VALUE of a conditioning token that the run was trained with, for example language=en; may
-    be repeated."""
+    """FIELD=VALUE of a conditioning token, such as language=en; may be repeated."""
 
-    data: str | None = None
+    data: str = ""
     """Training shards; the run's [data] path by default."""
 
     duration: float | None = None
@@ -105,11 +103,10 @@ def run(options: Options) -> int:
     warn_of_untrained_tokens(conditions, loaded.tokenizer)
     data = loaded.config.data
     training_data = cache(lambda: open_training_data(replace(data, path=options.data or data.path)))
-    if options.reference is not None:
+    if options.reference:
         settings = reference_settings(options.data or data.path, options.reference_loudness)
         reference = encode_reference(options.reference, codec, settings, data.max_speaker_frames)
     else:
-        assert options.speaker is not None  # check_options
         reference = reference_of_speaker(training_data(), options.speaker)
     if options.duration is not None:
         frames = max(1, round(options.duration * codec.frames_per_second))
@@ -141,9 +138,9 @@ def check_options(options: Options) -> None:
     """Raises InputError for what can be seen without the run, whose checkpoint takes long to load."""
     if not options.text.strip():
         raise InputError("--text is empty; give what to say")
-    if (options.reference is None) == (options.speaker is None):
+    if bool(options.reference) == bool(options.speaker):
         raise InputError("give either --reference FILE or --speaker NAME")
-    if options.reference is not None and not Path(options.reference).is_file():
+    if options.reference and not Path(options.reference).is_file():
         raise InputError(f"--reference = {options.reference}, but there is no such file")
     if options.duration is not None and not 0 < options.duration <= MAX_SECONDS:
         raise InputError(

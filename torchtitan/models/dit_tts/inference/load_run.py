@@ -77,7 +77,7 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
 
 
 def load_run(
-    folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str | None = None
+    folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str = ""
 ) -> LoadedRun:
     """Load a run's model; by default the averaged weights of its last checkpoint.
 
@@ -85,7 +85,7 @@ def load_run(
         folder: the run's.
         step: of the checkpoint; None: the last.
         use_ema: the averaged weights, not the trained ones.
-        encoder: where the frozen text encoder is now; None: where it was.
+        encoder: where the frozen text encoder is now; by default where it was.
 
     Raises:
         InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer or text
