@@ -14,7 +14,8 @@ PRODUCT = ROOT / FAMILY.replace(".", "/")
 
 # A module imports from its own package and from lines above its own.
 LAYERS = [
-    {"errors", "files", "compat"},
+    {"errors"},
+    {"files", "compat"},
     {"config"},
     {"model", "flow", "codec"},
     {"data"},

@@ -71,7 +71,6 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
         plots: title -> SVG.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader(__package__, "."),
@@ -86,7 +85,7 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
         lengths=LENGTHS,
         quantiles=QUANTILES,
         shown_shards=sorted(result["shards"], key=lambda one: -one["problems"])[:MAX_SHARDS],
-        plots={title: Markup(svg) for title, svg in plots.items()},
+        plots=plots,
         **result,
     )
 
