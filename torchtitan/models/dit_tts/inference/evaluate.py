@@ -72,15 +72,16 @@ def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
     fetched = dataset.fetch(range(len(dataset)))
     for index, name in enumerate(names):
         loaded = dataset.load(index, fetched=fetched.get(index))
+        latents, reference, metadata = loaded.latents, loaded.reference, loaded.metadata
         items.append(
             HeldOut(
                 key=dataset.key(index),
                 file_name=name,
-                text=loaded.metadata["text"],
-                speaker=str(loaded.metadata.get("speaker", "")),
-                latents=torch.from_numpy(loaded.latents),
-                reference=torch.from_numpy(loaded.reference[:max_speaker_frames]),
-                metadata=loaded.metadata,
+                text=metadata["text"],
+                speaker=str(metadata.get("speaker", "")),
+                latents=torch.from_numpy(latents),
+                reference=torch.from_numpy(reference[:max_speaker_frames]),
+                metadata=metadata,
             )
         )
     return items
