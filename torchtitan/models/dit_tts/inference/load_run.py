@@ -66,7 +66,7 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     """The run's model in eval mode, its weights arbitrary."""
     args = model_flavors()[config.model.flavor]
     args.update_from_config(replace(config, job=replace(config.job, dump_folder=str(folder))))
-    # The run's own may need what sampling does not have: flex needs compiled blocks, varlen bfloat16.
+    # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):
         model = DiTTTSModel(args)
