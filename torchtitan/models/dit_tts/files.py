@@ -59,14 +59,6 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def check_writable(path: str | os.PathLike, option: str) -> None:
-    """Raises InputError where no file can be written at `path`, whose folders may be missing yet."""
-    path = Path(path).expanduser().absolute()
-    folder = next(parent for parent in path.parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"{option} = {path}, but no file can be written there; give another path")
-
-
 def temporary_files(path: str | os.PathLike) -> list[str]:
     """The temporary files of `atomic_file` for `path`, of running writers and of killed ones."""
     return glob.glob(f"{glob.escape(_temporary_prefix(os.path.abspath(path)))}*.tmp")
@@ -111,6 +103,14 @@ def local_path(path: str) -> str:
     if path.startswith("file://"):
         path = unquote(urlsplit(path).path)
     return os.path.abspath(os.path.expanduser(path))
+
+
+def check_writable(path: str | os.PathLike, option: str) -> None:
+    """Raises InputError where no file can be written at `path`, whose folders may be missing yet."""
+    path = Path(path).expanduser().absolute()
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{option} = {path}, but no file can be written there; give another path")
 
 
 def user_cache_folder(name: str) -> str:
