@@ -276,7 +276,7 @@ def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
     "waveform", [torch.zeros(0), torch.zeros(2, HOP), torch.full((HOP,), float("nan"))]
 )
 def test_encode_refuses(codec, waveform):
-    with pytest.raises(ValueError, match="waveforms of shape"):
+    with pytest.raises(ValueError, match="waveforms have shape"):
         codec.encode(waveform)
 
 
@@ -290,7 +290,7 @@ def test_encode_refuses(codec, waveform):
     ],
 )
 def test_decode_refuses(codec, latents):
-    with pytest.raises(ValueError, match=r"latents of shape .*\(B, T, 128\)"):
+    with pytest.raises(ValueError, match=r"latents have shape .*\(B, T, 128\)"):
         codec.decode(latents)
 
 

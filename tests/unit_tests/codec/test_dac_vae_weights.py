@@ -270,7 +270,7 @@ def test_files_that_are_none(tmp_path, suffix, content):
 # ---- preparation
 
 
-def test_prepared_shards_hold_what_encode_makes_of_a_recording(file, codec, tmp_path):
+def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path):
     """Voiced ends off the frame grid, two of them in one batch; within the rounding to float16."""
     source, lengths = tmp_path / "source", (23_500, 24_300, 48_000 + 100, 48_000)
     source.mkdir()

@@ -58,8 +58,8 @@ def check_waveforms(waveforms: "Tensor") -> None:
     """Raises InputError where a batch to encode is not (B, samples) of finite samples."""
     if waveforms.ndim != 2 or waveforms.numel() == 0 or not waveforms.isfinite().all():
         raise InputError(
-            f"waveforms of shape {tuple(waveforms.shape)} cannot be encoded; encode (B, samples), or "
-            "(samples,) alone, of finite samples in [-1, 1]"
+            f"waveforms have shape {tuple(waveforms.shape)}; encode finite samples in [-1, 1] of shape "
+            "(B, samples), or (samples,) alone"
         )
 
 
@@ -68,8 +68,8 @@ def check_latents(latents: "Tensor", channels: int) -> None:
     shape = tuple(latents.shape)
     if len(shape) != 3 or shape[2] != channels or 0 in shape or not latents.isfinite().all():
         raise InputError(
-            f"latents of shape {shape} cannot be decoded; decode (B, T, {channels}), or (T, {channels}) "
-            "alone, of finite values"
+            f"latents have shape {shape}; decode finite values of shape (B, T, {channels}), or "
+            f"(T, {channels}) alone"
         )
 
 
