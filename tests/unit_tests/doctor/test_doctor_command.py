@@ -1,11 +1,11 @@
 """`titan-tts data inspect` and `data doctor`: output, page and exit status."""
 
+import html
 import io
 import json
 import os
 import re
 import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.doctor.doctor_command import default_output
 
 WIDTH = ("--latent-channels", str(CHANNELS))
-VOID = {"meta", "br", "path", "use", "rect"}
 
 
 @pytest.fixture
@@ -35,39 +34,6 @@ def folder(tmp_path, monkeypatch):
 
 def data(*arguments):
     return main(["data", *map(str, arguments), *WIDTH])
-
-
-class Page(HTMLParser):
-    """Checks that tags are closed in order and gathers what a browser would load."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.loads, self.tags, self.text = [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.loads += [
-            value
-            for name, value in attributes
-            if name in ("src", "href", "xlink:href", "srcset", "data", "action") and value
-        ]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.handle_starttag(tag, attributes)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
 
 
 def test_inspect_prints_a_table(folder, capsys):
@@ -122,9 +88,8 @@ def test_doctor_of_valid_data(folder, capsys):
     assert "healthy" in said.out and "every check passed" in said.out
     assert "24/24" in said.err  # the progress bar
     name = f"{folder.name}-set-doctor.html"
-    page = Page((folder / name).read_text())
-    assert "None: every check passed." in " ".join(page.text)
-    assert page.tags.count("svg") == 4
+    page = (folder / name).read_text()
+    assert "None: every check passed." in page and page.count("<svg") == 4
     # A page is replaced, and nothing else is.
     assert data("doctor", "set", "--output", name, "--max-samples=5", "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -154,16 +119,12 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
     assert sum(shard["problems"] for shard in result["shards"]) > 0
 
-    text = (folder / "page.html").read_text()
-    page = Page(text)
-    assert "script" not in page.tags and "link" not in page.tags and "img" not in page.tags
-    assert all(load.startswith("#") for load in page.loads)
-    # Namespaces are names; nothing else may look like an address.
-    assert set(re.findall(r"""(\S*)=["']?https?:""", text)) <= {"xmlns", "xmlns:xlink"}
-    assert "url(http" not in text and "@import" not in text
-    assert evil not in text and "&lt;script&gt;" in text and "王小明" in text
-    shown = " ".join(page.text)
-    assert "shard-000000:utt003" in shown and evil in shown
+    page = (folder / "page.html").read_text()
+    assert "shard-000000:utt003" in page and "王小明" in page
+    assert evil not in page and evil in html.unescape(page)
+    # It loads nothing: namespaces are names, and nothing else may look like an address.
+    assert not re.search(r"<(script|link|img)|@import|url\((?!#)|href=.(?!#)|src=", page)
+    assert set(re.findall(r"""(\S*)=["']?https?:""", page)) <= {"xmlns", "xmlns:xlink"}
 
 
 def test_doctor_of_data_without_a_valid_sample(folder, capsys):
@@ -172,7 +133,7 @@ def test_doctor_of_data_without_a_valid_sample(folder, capsys):
     write_raw(folder / "bad.tar", raw_members(sample))
     assert data("doctor", "bad.tar", "--output=page.html") == 1
     assert "cannot be parsed" in capsys.readouterr().out
-    assert Page((folder / "page.html").read_text()).tags.count("svg") == 0
+    assert "<svg" not in (folder / "page.html").read_text()
 
 
 def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):

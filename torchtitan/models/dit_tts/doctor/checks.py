@@ -22,6 +22,8 @@ from torchtitan.models.dit_tts.files import is_remote
 RECORD_NAME = "prepare.json"
 # What the tokenizer puts around each text: begin and end.
 EXTRA_TEXT_TOKENS = 2
+# Frames by which a length may differ from its target_duration: one for rounding, one more.
+DURATION_TOLERANCE = 2.0
 # However alike the other samples are, a value within this factor of the median is no outlier.
 MIN_OUTLIER_RATIO = 2.0
 # Peaks spread more than levels do.
@@ -186,7 +188,7 @@ class _Checks:
         found, fps, frames = self.found, self.limits.frames_per_second, self.dataset.frames
         duration = found.rows["duration"]
         excess = np.abs(frames - duration * fps)
-        mismatch = found.where((duration > 0) & (excess > 1 + self.limits.duration_tolerance))
+        mismatch = found.where((duration > 0) & (excess > DURATION_TOLERANCE))
         rate = measured_frame_rate(self.dataset, found, fps)
         self.add_samples(
             "duration_mismatch",

@@ -135,9 +135,6 @@ class Limits:
     text_unit: Literal["bytes", "chars"] = "bytes"
     """What a text token is, as [encoder] model."""
 
-    duration_tolerance: float = 1.0
-    """Frames by which a length may differ from its target_duration, besides one for rounding."""
-
     outlier_sigmas: float = 5.0
     """Robust standard deviations of the logarithm beyond which a value is an outlier."""
 
