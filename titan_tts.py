@@ -60,3 +60,7 @@ def main() -> None:
     from torchtitan.models.dit_tts.cli import main as cli_main
 
     sys.exit(cli_main(sys.argv[1:]))
+
+
+if __name__ == "__main__":  # torchrun -m titan_tts train ...
+    main()

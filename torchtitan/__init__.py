@@ -8,7 +8,7 @@ from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)
 
-# Upstream decides at import which accelerator it runs on, so ours must speak first.
+# Upstream chooses the accelerator when `torchtitan.tools.utils` is imported, so this comes first.
 from importlib.metadata import version as _version  # noqa: E402
 
 from torchtitan import _cpu as _cpu  # noqa: E402

@@ -37,7 +37,7 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
         "slt",
         "--text",
         "three one four",
-        "--seconds",
+        "--duration",
         1.2,
         "--sampling-steps",
         2,
@@ -70,7 +70,7 @@ def test_generate_names_the_speakers_there_are(trained):
     folder, run = trained
     done = titan_tts("generate", run.folder, "--speaker", "nobody", "--text", "one")
     assert done.returncode == 2
-    assert "awb, kal16, rms, slt" in done.stderr and "Traceback" not in done.stderr
+    assert "'awb', 'kal16', 'rms', 'slt'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_evaluate_reads_recordings_codec_and_untrained(trained):

@@ -20,7 +20,7 @@ from torchtitan import _cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "torchtitan"
-UPSTREAM = Path(distribution("torchtitan").locate_file("torchtitan"))
+UPSTREAM = Path(distribution("torchtitan").locate_file("torchtitan")).resolve()
 
 
 def run_python(code: str, cwd: Path, *python_path: Path) -> dict:
@@ -175,6 +175,8 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
         if path.is_file() and path.suffix in (".py", ".json", ".jinja")
     }
     expected |= {"titan_tts.py", "torchtitan/_cpu.py"}
+    configs = (path.name for path in (ROOT / "train_configs").glob("*.toml"))
+    expected |= {f"torchtitan/models/dit_tts/train_configs/{name}" for name in configs}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == expected
     assert not held & {str(file) for file in distribution("torchtitan").files}

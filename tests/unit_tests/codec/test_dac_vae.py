@@ -17,7 +17,8 @@ from tests.helpers.dac_vae_checkpoints import (
     write_tiny_dac_vae,
 )
 from torchtitan.models.dit_tts.codec import Codec, build_codec
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, export_safetensors, load_dac_vae
+from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae
+from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
 from torchtitan.models.dit_tts.codec.tiling import Context, portions
 
 HOP = 1920
@@ -193,11 +194,8 @@ def test_other_sizes_are_as_defined(tmp_path):
     expected = defined_waveform(state, latents.double(), kwargs)
     assert difference(codec.decode(latents), expected) < TOLERANCE
 
-
-def test_an_export_says_the_rate(tmp_path):
-    path = write_dac_vae(tmp_path / "weights.pth", OTHER_SIZES, None)
     codec = build_codec(str(path))
-    export_safetensors(codec, tmp_path / "export.safetensors")
+    write_safetensors(codec.network, tmp_path / "export.safetensors")
     exported = build_codec(str(tmp_path / "export.safetensors"))
     assert (exported.fingerprint, exported.sample_rate) == (codec.fingerprint, 600)
 
@@ -231,29 +229,17 @@ def test_latents_of_this_fingerprint(tmp_path):
     assert difference(in_float64(codec).encode(waveform.float()), expected) < FLOAT32_TOLERANCE
 
 
-def test_decodes_audio_and_not_features(codec):
-    """Switched off by alpha = 0, the original's watermark leaves the features before the last layers."""
-    waveform = codec.decode(10 * latent_noise(4))
-    assert waveform.shape == (4 * HOP,) and waveform.abs().max() <= 1
-
-
 def test_protocol(codec):
     assert isinstance(codec, Codec)
     assert (codec.sample_rate, codec.hop_length, codec.latent_channels) == (48_000, HOP, 128)
     assert codec.frames_per_second == 25.0
-    assert not any(parameter.requires_grad for parameter in codec.network.parameters())
+    latents = codec.encode(noise(1))
+    assert latents.shape == (1, 128) and latents.dtype == torch.float32
+    waveform = codec.decode(latents)
+    assert waveform.shape == (HOP,) and waveform.dtype == torch.float32
 
 
 # ---- edges
-
-
-@pytest.mark.parametrize("samples", [1, HOP - 1, HOP, HOP + 1, 3 * HOP + 7])
-def test_shapes(codec, samples):
-    latents = codec.encode(noise(samples))
-    assert latents.shape == (-(-samples // HOP), 128)
-    assert latents.dtype == torch.float32 and latents.device.type == "cpu"
-    waveform = codec.decode(latents)
-    assert waveform.shape == (len(latents) * HOP,) and waveform.dtype == torch.float32
 
 
 def test_mirrors_the_end_to_whole_frames_and_pads_no_further(exact):
@@ -286,30 +272,12 @@ def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
     assert torch.equal(codec.encode_batch(waveforms), codec.encode_batch(whole))
 
 
-def test_batches(exact):
-    codec = exact
-    waveforms = torch.stack([noise(5 * HOP - 3, seed) for seed in range(3)])
-    latents = codec.encode_batch(waveforms)
-    assert latents.shape == (3, 5, 128)
-    for row in range(3):
-        assert difference(latents[row], codec.encode(waveforms[row])) < TOLERANCE
-        assert difference(codec.decode_batch(latents)[row], codec.decode(latents[row])) < TOLERANCE
-
-
 @pytest.mark.parametrize(
     "waveform", [torch.zeros(0), torch.zeros(2, HOP), torch.full((HOP,), float("nan"))]
 )
 def test_encode_refuses(codec, waveform):
-    with pytest.raises(ValueError, match="waveform"):
+    with pytest.raises(ValueError, match="waveforms have shape"):
         codec.encode(waveform)
-
-
-@pytest.mark.parametrize("shape", [(2, 0, 128), (0, 3, 128), (1, 3, 64), (3, 128), (1, 1, 3, 128)])
-def test_decode_batch_refuses(codec, shape):
-    with pytest.raises(ValueError, match=r"latents have shape \(.*\(B, T, 128\)"):
-        codec.decode_batch(torch.zeros(shape))
-    with pytest.raises(ValueError, match="latents hold NaN"):
-        codec.decode_batch(torch.full((1, 2, 128), float("nan")))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +290,7 @@ def test_decode_batch_refuses(codec, shape):
     ],
 )
 def test_decode_refuses(codec, latents):
-    with pytest.raises(ValueError, match="latents"):
+    with pytest.raises(ValueError, match=r"latents have shape .*\(B, T, 128\)"):
         codec.decode(latents)
 
 
@@ -366,7 +334,8 @@ def test_portions_join_without_seams(exact, in_portions, frames):
 def test_portions_of_batches(exact, in_portions):
     for frames in (4, 23):  # rows together, and rows cut
         waveforms = torch.stack([noise(frames * HOP, seed) for seed in range(3)])
-        latents = exact.encode_batch(waveforms)
+        latents = torch.stack([exact.encode(waveform) for waveform in waveforms])
+        assert difference(exact.encode_batch(waveforms), latents) < TOLERANCE
         assert difference(in_portions.encode_batch(waveforms), latents) < TOLERANCE
         decoded = in_portions.decode_batch(latents)
         assert difference(decoded, exact.decode_batch(latents)) < TOLERANCE

@@ -1,12 +1,9 @@
 """The embedded codec: rate, shapes, determinism, and that its decoder gives the speech back."""
 
-import json
-
 import pytest
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec, build_codec
-from torchtitan.models.dit_tts.codec.mel_dct import MelDctCodec
 from torchtitan.models.dit_tts.codec.spectrogram import (
     griffin_lim,
     hann_window,
@@ -63,12 +60,6 @@ def test_shapes(codec, samples):
     assert wave.shape == (len(latents) * 640,) and wave.dtype == torch.float32
 
 
-def test_deterministic(codec):
-    latents = codec.encode(vowels())
-    assert torch.equal(latents, build_codec("mel_dct").encode(vowels()))
-    assert torch.equal(codec.decode(latents), build_codec("mel_dct").decode(latents))
-
-
 def test_latents_of_this_fingerprint(codec):
     """Values of a float64 reference written from the module's docstring. Whoever changes what the
     latents are changes the fingerprint with them: data and runs are matched by it alone."""
@@ -92,12 +83,6 @@ def test_decode_undoes_the_scale_of_the_latents(codec):
     assert 0.8 < float(decoded.square().mean().sqrt() / (0.25 / 2**0.5)) < 1.2
 
 
-def test_padding_to_the_frame_grid_changes_nothing(codec):
-    wave = vowels()[: 10 * 640 + 77]
-    padded = torch.nn.functional.pad(wave, (0, 640 - 77))
-    assert torch.equal(codec.encode(wave), codec.encode(padded))
-
-
 def test_round_trip_keeps_the_speech(codec):
     wave = vowels()
     decoded = codec.decode(codec.encode(wave))
@@ -106,11 +91,6 @@ def test_round_trip_keeps_the_speech(codec):
     latents = codec.encode(wave)
     assert log_mel_distance(wave, codec.decode(latents.flip(0))) > 0.6
     assert log_mel_distance(wave, codec.decode(latents * (torch.arange(128) < 20))) > 0.4
-
-
-def test_float16_storage_is_enough(codec):
-    latents = codec.encode(vowels())
-    assert log_mel_distance(codec.decode(latents), codec.decode(latents.half())) < 0.05
 
 
 def test_latents_of_any_size_decode_to_finite_samples(codec):
@@ -166,12 +146,3 @@ def test_batches_are_encoded_as_singles(codec):
 def test_decode_refuses(codec, latents):
     with pytest.raises(ValueError, match="latents"):
         codec.decode(latents)
-
-
-def test_unknown_codec_and_bad_statistics(tmp_path):
-    with pytest.raises(ValueError, match="known are: mel_dct"):
-        build_codec("mp3")
-    file = tmp_path / "stats.json"
-    file.write_text(json.dumps({"mean": [0.0], "standard_deviation": [1.0]}))
-    with pytest.raises(ValueError, match="128 of each"):
-        MelDctCodec(file)

@@ -1,21 +1,21 @@
-"""Conditions and characters that are asked for in generation, and what the run knows of them."""
+"""`titan-tts generate`: what it refuses, and what it asks of the model."""
 
-import argparse
-
+import numpy as np
 import pytest
+import soundfile
+import torch
 
-from tests.helpers.sentences import refused
+from tests.helpers.row_model import CHANNELS
+from tests.helpers.sampled_run import HOP, Echo
+from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference import generate_command
+from torchtitan.models.dit_tts.inference.duration import LinearDurationModel
 from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
+from torchtitan.models.dit_tts.inference.generate_command import Options
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
-
-
-def options(*arguments):
-    parser = argparse.ArgumentParser()
-    generate_command.add_arguments(parser)
-    return parser.parse_args(["outputs/a", "--text=one", *arguments])
-
 
 SPEAKING = Tokenizer(
     make_vocabulary(
@@ -28,46 +28,132 @@ SPEAKING = Tokenizer(
 )
 
 
+@pytest.fixture
+def asked(loaded, monkeypatch):
+    """What `generate` asks of the model of `loaded`."""
+    asked = {}
+
+    def generated(model, tokenizer, objective, requests, guidance, steps, seed, *more):
+        asked.update(request=requests[0], settings=(guidance, steps, seed))
+        assert model is loaded.model and len(requests) == 1
+        return [torch.linspace(-50, 50, requests[0].frames)[:, None].expand(-1, CHANNELS)]
+
+    for name, replacement in (
+        ("codec.build_codec", lambda *arguments: Echo()),
+        ("codec.record.check_codec", lambda *arguments: None),
+        ("inference.load_run.load_run", lambda *arguments: loaded),
+        ("inference.sampler.generate_latents", generated),
+    ):
+        monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)
+    return asked
+
+
 @pytest.mark.parametrize(
-    "arguments, conditions",
+    "arguments, speaker, frames, settings",
     [
-        ([], {}),
-        (["--speaker", "s07"], {"speaker": "s07"}),
-        (["--speaker", "of other archives"], {}),
-        (["--language=de", "--speaker=s07"], {"language": "de", "speaker": "s07"}),
-        (["--condition", "speaker=s03", "--reference=a.wav"], {"speaker": "s03"}),
-        (["--condition", "speaker=s03", "--speaker=s07"], {"speaker": "s03"}),
-        (["--condition=language=en=gb"], {"language": "en=gb"}),
+        # Sample 3 has the longest of bob's references, and 2 of ann's.
+        (["--speaker=bob", "--duration=1.23"], 3, 31, (Guidance(2.0, 3.0, 0.25), 4, 0)),
+        (
+            ["--speaker=ann", "--duration=0.001", "--text-scale=0", "--speaker-scale=5"]
+            + ["--sampling-steps=9", "--seed=6"],
+            2,
+            1,
+            (Guidance(0.0, 5.0, 0.25), 9, 6),
+        ),
     ],
 )
-def test_conditions_that_are_asked_for(arguments, conditions):
-    assert generate_command.requested_conditions(options(*arguments), SPEAKING) == conditions
+def test_it_asks_for_what_the_options_say(asked, tmp_path, arguments, speaker, frames, settings):
+    out = tmp_path / "new" / "said.wav"
+    assert main(["generate", "run", "--text=one", f"--out={out}", *arguments]) == 0
+    request = asked["request"]
+    assert asked["settings"] == settings and request.text == "one" and request.frames == frames
+    assert request.reference.shape == (6, CHANNELS)  # cut to what the run takes
+    assert (request.reference == speaker + 10).all()
+    name = arguments[0].removeprefix("--speaker=")
+    assert request.metadata == {"speaker": name, "target_duration": frames / 25}
+    wav, rate = soundfile.read(out)
+    assert rate == 100 and len(wav) == frames * HOP
+    assert np.abs(wav - np.repeat(np.linspace(-0.5, 0.5, frames), HOP)).max() < 1e-4
+
+
+def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_path, monkeypatch):
+    weights = np.zeros(257)
+    weights[ord("o")] = 5
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.inference.duration.fit_durations",
+        lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
+    )
+    out = tmp_path / "said.wav"
+    assert main(["generate", "run", "--text=too", f"--out={out}", "--speaker=ann"]) == 0
+    assert asked["request"].frames == 30
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--language=fr"], ["--language fr", "language 'fr'", "it knows: 'de', 'en=gb'"]),
-        (["--condition=speaker=x"], ["speaker 'x'", "'s00', 's01'", "'s19' and 10 more"]),
-        (["--quality=3"], ["--quality 3", "no conditioning token 'quality'", "speaker, language"]),
-        (["--condition=mood=sad"], ["'mood'", "it has: speaker, language"]),
-        (["--condition=duration=3"], ["'duration'", "--duration"]),
-        (["--condition=speaker"], ["--condition speaker has no value", "FIELD=VALUE"]),
-        (["--condition=language=de", "--language=de"], ["'language' is given twice"]),
+        (["--text= "], "--text is empty"),
+        (["--duration=-1"], "--duration = -1, but"),
+        (["--duration=1e6"], "--duration = 1e+06, but"),
+        (["--duration=nan"], "--duration = nan, but"),
+        (["--out=said.mp3"], "only .wav"),
+        (["--out=a_file/said.wav"], "no file can be written there"),
+        (["--reference=nothing.wav"], "either --reference"),
+        (["--reference=nothing.wav", "--speaker"], "no such file"),
+        (["--sampling-steps=0"], "--sampling-steps = 0, but"),
     ],
 )
-def test_conditions_that_the_run_does_not_know(arguments, words):
-    refused(lambda: generate_command.requested_conditions(options(*arguments), SPEAKING), *words)
+def test_mistakes_are_refused_before_the_run_is_loaded(
+    tmp_path, monkeypatch, capsys, arguments, words
+):
+    def load_run(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("torchtitan.models.dit_tts.inference.load_run.load_run", load_run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").write_text("")
+    voice = [] if "--speaker" in arguments else ["--speaker=ann"]
+    arguments = [argument for argument in arguments if argument != "--speaker"]
+    assert main(["generate", "run", "--text=one", *voice, *arguments]) == 2
+    assert words in capsys.readouterr().err
 
 
-def test_a_text_with_characters_that_the_run_does_not_know():
+@pytest.mark.parametrize(
+    "given, conditions",
+    [
+        ({}, {}),
+        ({"speaker": "s07"}, {"speaker": "s07"}),
+        ({"speaker": "of other shards"}, {}),
+        ({"condition": ["language=de"], "speaker": "s07"}, {"language": "de", "speaker": "s07"}),
+        ({"condition": ["speaker=s03"], "speaker": "s07"}, {"speaker": "s03"}),
+        ({"condition": ["language=en=gb"]}, {"language": "en=gb"}),
+    ],
+)
+def test_conditions_that_are_asked_for(given, conditions):
+    options = Options(run="outputs/a", text="one", **given)
+    assert generate_command.requested_conditions(options, SPEAKING) == conditions
+
+
+@pytest.mark.parametrize(
+    "condition, words",
+    [
+        ("language=fr", ["language 'fr'", "it knows: 'de', 'en=gb'"]),
+        ("speaker=x", ["speaker 'x'", "'s00', 's01'", "'s19' and 10 more"]),
+        ("mood=sad", ["mood=sad", "of the run: speaker, language"]),
+        ("duration=3", ["--duration"]),
+        ("speaker", ["--condition = speaker", "FIELD=VALUE"]),
+    ],
+)
+def test_conditions_that_the_run_does_not_know(condition, words):
+    options = Options(run="outputs/a", text="one", condition=[condition])
+    with pytest.raises(InputError) as caught:
+        generate_command.requested_conditions(options, SPEAKING)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_what_the_run_was_never_trained_on(capsys):
     generate_command.check_text("one", SPEAKING)
-    refused(
-        lambda: generate_command.check_text("oné ½", SPEAKING), "--text", "'½', 'é'", "' enotw'"
-    )
-
-
-def test_a_left_out_condition_of_a_run_without_dropout(capsys):
+    with pytest.raises(InputError, match="--text .*'½', 'é'.*' enotw'"):
+        generate_command.check_text("oné ½", SPEAKING)
     generate_command.warn_of_untrained_tokens({"speaker": "s01"}, SPEAKING)
     assert "language not given" in capsys.readouterr().err
     trained = Tokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
@@ -75,17 +161,12 @@ def test_a_left_out_condition_of_a_run_without_dropout(capsys):
     generate_command.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
     assert capsys.readouterr().err == ""
 
-
-def test_heldout_samples_with_what_the_run_does_not_know():
     def item(text, **metadata):
         return HeldOut("k", "k", text, "", None, None, metadata)
 
     assert untrained_tokens([item("one", speaker="s00"), item("two")], SPEAKING) == []
-    sentences = untrained_tokens(
+    characters, speakers = untrained_tokens(
         [item("one ß", speaker="x"), item("é", speaker="y", language="de")], SPEAKING
     )
-    assert [sentence.split(" that ")[0] for sentence in sentences] == [
-        "2 characters",
-        "2 values of 'speaker'",
-    ]
-    assert "'ß', 'é'" in sentences[0] and "'x', 'y'" in sentences[1]
+    assert characters.startswith("2 characters that") and "'ß', 'é'" in characters
+    assert speakers.startswith("2 values of 'speaker' that") and "'x', 'y'" in speakers

@@ -1,4 +1,4 @@
-"""The recogniser reads real recordings and the codec's, and does not flatter; the error rate; pictures."""
+"""The recogniser understands recordings and the codec's sound, and does not flatter."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.inference.evaluate import HeldOut, listen
-from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_error_rate
+from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_errors
 from torchtitan.models.dit_tts.prepare.audio import resample
 from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 
+DIGITS = "zero one two three four five six seven eight nine".split()
 CORPUS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
 
 
@@ -21,7 +21,11 @@ def recordings():
 
 @pytest.fixture(scope="module")
 def recognizer():
-    return KeywordRecognizer()
+    return KeywordRecognizer(DIGITS)
+
+
+def word_error_rate(references, hypotheses):
+    return sum(map(word_errors, references, hypotheses)) / sum(map(len, references))
 
 
 @pytest.fixture(scope="module")
@@ -75,22 +79,8 @@ def test_reads_other_rates(recordings, recognizer):
     assert recognizer.transcribe(torch.zeros(0), 48_000) == []
 
 
-def test_each_sound_is_heard_at_its_own_rate(recordings, recognizer):
-    items = [
-        HeldOut(one.key, one.key, one.text, one.speaker, torch.zeros(1, 1), torch.zeros(1, 1), {})
-        for one in recordings[:4]
-    ]
-    rates = (16_000, 48_000, 24_000, 8_000)
-    sounds = [
-        (torch.from_numpy(resample(one.waveform.numpy(), one.sample_rate, rate)), rate)
-        for one, rate in zip(recordings[:4], rates, strict=True)
-    ]
-    errors, heard = listen(recognizer, items, sounds)
-    assert errors.rates()["all"] < 0.1 and len(heard) == 4
-
-
 def test_recognizer_refuses(recognizer):
-    with pytest.raises(ValueError, match="one channel"):
+    with pytest.raises(ValueError, match="is not .samples"):
         recognizer.transcribe(torch.zeros(2, 100), 16_000)
     with pytest.raises(ValueError, match="'blorptang' is not in"):
         KeywordRecognizer(["one", "blorptang"])
@@ -99,43 +89,16 @@ def test_recognizer_refuses(recognizer):
 
 
 @pytest.mark.parametrize(
-    "reference, hypothesis, rate",
+    "reference, hypothesis, errors",
     [
-        ("one two three", "one two three", 0.0),
-        ("one two three", "one three", 1 / 3),
-        ("one two three", "one nine two three", 1 / 3),
-        ("one two three", "one nine three", 1 / 3),
-        ("one two three", "", 1.0),
-        ("one", "two three four", 3.0),
-        ("one two three four", "two three four one", 0.5),
+        ("one two three", "one two three", 0),
+        ("one two three", "one three", 1),
+        ("one two three", "one nine two three", 1),
+        ("one two three", "one nine three", 1),
+        ("one two three", "", 3),
+        ("one", "two three four", 3),
+        ("one two three four", "two three four one", 2),
     ],
 )
-def test_word_error_rate(reference, hypothesis, rate):
-    assert word_error_rate([reference.split()], [hypothesis.split()]) == pytest.approx(rate)
-
-
-def test_word_error_rate_weighs_by_words():
-    references, hypotheses = (
-        [["one"], ["two", "three", "four"]],
-        [["nine"], ["two", "three", "four"]],
-    )
-    assert word_error_rate(references, hypotheses) == 0.25
-    assert word_error_rate([[], ["one"]], [["two"], ["one"]]) == 1.0
-    with pytest.raises(ValueError, match="one of each"):
-        word_error_rate([["one"]], [])
-    with pytest.raises(ValueError, match="no word"):
-        word_error_rate([[]], [[]])
-
-
-def test_spectrogram_comparison(tmp_path):
-    from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
-
-    path = tmp_path / "new" / "comparison.png"
-    panels = [("long", torch.sin(torch.arange(8000) * 0.3)), ("short", torch.zeros(3000))]
-    save_spectrogram_comparison(path, panels, 16_000)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert [file.name for file in path.parent.iterdir()] == ["comparison.png"]
-    with pytest.raises(ValueError, match="no panel"):
-        save_spectrogram_comparison(path, [], 16_000)
-    with pytest.raises(ValueError, match="'empty'"):
-        save_spectrogram_comparison(path, [("empty", torch.zeros(0))], 16_000)
+def test_word_errors(reference, hypothesis, errors):
+    assert word_errors(reference.split(), hypothesis.split()) == errors

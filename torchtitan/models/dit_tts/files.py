@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from torchtitan.models.dit_tts.errors import InputError
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -85,6 +87,14 @@ def local_path(path: str) -> str:
     if path.startswith("file://"):
         path = unquote(urlsplit(path).path)
     return os.path.abspath(os.path.expanduser(path))
+
+
+def check_writable(path: str | os.PathLike, option: str) -> None:
+    """Raises InputError where no file can be written at `path`, whose folders may be missing yet."""
+    path = Path(path).expanduser().absolute()
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{option} = {path}, but no file can be written there; give another path")
 
 
 def user_cache_folder(name: str) -> str:

@@ -1,10 +1,11 @@
-"""Codecs: waveform <-> latent frames. Everything above this folder sees the `Codec` protocol only."""
+"""Codecs: waveform <-> latent frames. The rest of the system sees the `Codec` protocol only."""
 
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torchtitan.models.dit_tts.errors import InputError
+
+if TYPE_CHECKING:  # commands import this package, and torch takes seconds
+    from torch import Tensor
 
 KNOWN_CODECS = (
     "mel_dct",
@@ -19,38 +20,57 @@ class Codec(Protocol):
 
     name: str
     sample_rate: int  # Hz, of the waveforms that go in and come out
-    hop_length: int  # samples a latent frame
+    hop_length: int  # samples per latent frame
     latent_channels: int  # 128
     fingerprint: str  # digest of all constants that change the latents; differs -> encode again
 
     @property
     def frames_per_second(self) -> float:
-        """Latent frames a second: sample_rate / hop_length."""
+        """Latent frames per second: sample_rate / hop_length."""
         ...
 
-    def to_whole_frames(self, waveforms: Tensor) -> Tensor:
+    def to_whole_frames(self, waveforms: "Tensor") -> "Tensor":
         """Waveforms (..., samples) -> (..., T * hop_length), T = ceil(samples / hop_length).
 
-        Puts behind the end what `encode` puts there, so that recordings of unlike length and equal T
-        can go through `encode_batch` together: a waveform's latents are those of its whole frames.
+        Appends what `encode` appends, so that recordings of different length and equal T can go
+        through `encode_batch` together: a waveform's latents are those of its whole frames.
         """
         ...
 
-    def encode(self, waveform: Tensor) -> Tensor:
+    def encode(self, waveform: "Tensor") -> "Tensor":
         """Waveform (samples,) float32 in [-1, 1] -> latents (T, 128), T = ceil(samples / hop_length)."""
         ...
 
-    def encode_batch(self, waveforms: Tensor) -> Tensor:
+    def encode_batch(self, waveforms: "Tensor") -> "Tensor":
         """Waveforms (B, samples) of equal length -> latents (B, T, 128), each as `encode` gives it.
 
-        Brought to whole frames and no further, as `encode` does: shorter recordings padded to a
-        longer one's length would have other latents near their end.
+        They are padded to whole frames and no further, as by `encode`: shorter recordings padded to
+        the length of a longer one would have other latents near their end.
         """
         ...
 
-    def decode(self, latents: Tensor) -> Tensor:
+    def decode(self, latents: "Tensor") -> "Tensor":
         """Latents (T, 128) -> waveform (T * hop_length,) float32 in [-1, 1]."""
         ...
+
+
+def check_waveforms(waveforms: "Tensor") -> None:
+    """Raises InputError where a batch to encode is not (B, samples) of finite samples."""
+    if waveforms.ndim != 2 or waveforms.numel() == 0 or not waveforms.isfinite().all():
+        raise InputError(
+            f"waveforms have shape {tuple(waveforms.shape)}; encode finite samples in [-1, 1] of shape "
+            "(B, samples), or (samples,) alone"
+        )
+
+
+def check_latents(latents: "Tensor", channels: int) -> None:
+    """Raises InputError where a batch to decode is not (B, T, channels) of finite values."""
+    shape = tuple(latents.shape)
+    if len(shape) != 3 or shape[2] != channels or 0 in shape or not latents.isfinite().all():
+        raise InputError(
+            f"latents have shape {shape}; decode finite values of shape (B, T, {channels}), or "
+            f"(T, {channels}) alone"
+        )
 
 
 def codec_kind(name: str) -> str:
@@ -59,13 +79,13 @@ def codec_kind(name: str) -> str:
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
-    """Make the codec called `name`; each codec's libraries are imported here and not before.
+    """The codec called `name`.
 
     Args:
-        device: where a codec with weights runs, as torch names it; mel_dct runs on the CPU always.
+        device: where a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
 
     Raises:
-        InputError: an unknown name, or weights that are not there or not a codec's.
+        InputError: an unknown name, or weights that do not exist or are not a codec's.
     """
     if name == "mel_dct":
         from torchtitan.models.dit_tts.codec.mel_dct import MelDctCodec

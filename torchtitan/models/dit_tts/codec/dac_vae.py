@@ -1,36 +1,34 @@
-"""The DAC-VAE codec: 48 kHz speech <-> 25 latent frames a second of 128 channels, learned.
+"""The DAC-VAE codec: 48 kHz speech <-> 25 latent frames per second of 128 channels, learned.
 
 The latents are the posterior mean. Everything runs in float32: in bfloat16 an encoding is 5 % off.
-A waveform's end is mirrored up to whole frames and no further (`DacVaeCodec.to_whole_frames`), as
-what stands behind the end changes the about five frames before it; recordings share a batch only
-where they have equally many frames. Long audio goes in portions of bounded memory, whose result is
-that of the whole (dac_vae_chunks.py).
+A waveform's end is mirrored up to whole frames and no further (`DacVaeCodec.to_whole_frames`): what
+follows the end changes about five frames before it, so recordings share a batch only where they have
+equally many frames. Long audio is encoded in portions of bounded memory, with the result of one
+piece (tiling.py).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torchtitan.models.dit_tts.codec import check_latents, check_waveforms
 from torchtitan.models.dit_tts.codec.dac_vae_network import build_network
 from torchtitan.models.dit_tts.codec.dac_vae_weights import (
     DacVaeWeights,
     find_weights,
     read_weights,
-    write_safetensors,
 )
 from torchtitan.models.dit_tts.codec.tiling import (
     decoder_context,
     encoder_context,
     portions,
 )
-from torchtitan.models.dit_tts.errors import InputError
 
 # Audio in the network at once. Measured at the released widths, a second takes about 70 MiB to encode
-# and 110 MiB to decode. On a CPU more than two seconds are slower: their layers' outputs are above
-# the 32 MiB that the C library's allocator keeps, and each is fetched anew from the system.
+# and 110 MiB to decode. On a CPU more than two seconds are slower: the outputs of their layers exceed
+# the 32 MiB that the C library's allocator reuses, so each is allocated from the system.
 CPU_CHUNK_SECONDS = 2.0
 GPU_CHUNK_SECONDS = 30.0
 
@@ -39,10 +37,10 @@ class DacVaeCodec:
     """`Codec` over a DAC-VAE's weights. Latents and waveforms come back on the CPU.
 
     Args:
-        name: what `build_codec` makes this codec of again, from any folder.
+        name: what `build_codec` loads this codec by, from any folder.
         device: where the network runs.
-        chunk_seconds: audio that is in the network at once, over all rows of a batch; the context
-            of a portion, about 0.5 s, comes on top. By default what suits the device.
+        chunk_seconds: audio in the network at once, over all rows of a batch, without a portion's
+            context of about 0.5 s. By default what suits the device.
     """
 
     def __init__(
@@ -61,12 +59,7 @@ class DacVaeCodec:
         self.device = torch.device(device)
         if chunk_seconds is None:
             chunk_seconds = CPU_CHUNK_SECONDS if self.device.type == "cpu" else GPU_CHUNK_SECONDS
-        self.frames_at_once = int(chunk_seconds * self.frames_per_second)
-        if self.frames_at_once < 1:
-            raise InputError(
-                f"chunk_seconds is {chunk_seconds}; it must be at least a frame, "
-                f"{1 / self.frames_per_second:g} s"
-            )
+        self.frames_at_once = max(1, int(chunk_seconds * self.frames_per_second))
         self.network = build_network(sizes)
         self.network.load_state_dict(weights.tensors, assign=True)
         self.network.requires_grad_(False).to(self.device)
@@ -80,38 +73,26 @@ class DacVaeCodec:
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
         """Waveforms (..., samples) -> (..., T * hop_length), their end mirrored, as in training.
 
-        What is too short to be mirrored has zeros behind it. The fingerprint names this rule, as
+        What is too short to be mirrored is padded with zeros. The fingerprint covers this rule:
         another one makes other latents.
         """
         samples = waveforms.shape[-1]
         missing = -samples % self.hop_length
         if missing < samples:
-            behind = waveforms[..., samples - 1 - missing : samples - 1].flip(-1)
+            padding = waveforms[..., samples - 1 - missing : samples - 1].flip(-1)
         else:
-            behind = waveforms.new_zeros(*waveforms.shape[:-1], missing)
-        return torch.cat([waveforms, behind], dim=-1)
+            padding = waveforms.new_zeros(*waveforms.shape[:-1], missing)
+        return torch.cat([waveforms, padding], dim=-1)
 
     def encode(self, waveform: Tensor) -> Tensor:
         """Waveform (samples,) in [-1, 1] -> latents (ceil(samples / hop_length), channels) float32."""
-        if waveform.ndim != 1 or waveform.numel() == 0:
-            raise InputError(
-                f"waveform has shape {tuple(waveform.shape)}; the codec takes one channel of at least one "
-                "sample, shape (samples,)"
-            )
         return self.encode_batch(waveform[None])[0]
 
     @torch.no_grad()
     def encode_batch(self, waveforms: Tensor) -> Tensor:
         """Waveforms (B, samples) of equal length -> latents (B, ceil(samples / hop), channels)."""
-        if waveforms.ndim != 2 or waveforms.numel() == 0:
-            raise InputError(
-                f"waveforms have shape {tuple(waveforms.shape)}; a batch has shape (B, samples)"
-            )
+        check_waveforms(waveforms)
         waveforms = waveforms.detach().float()
-        if not torch.isfinite(waveforms).all():
-            raise InputError(
-                "waveform holds NaN or infinite samples; encode finite samples in [-1, 1]"
-            )
         hop, waveforms = self.hop_length, self.to_whole_frames(waveforms)
         rows, frames = waveforms.shape[0], waveforms.shape[1] // hop
         latents = torch.empty(rows, frames, self.latent_channels)
@@ -124,25 +105,13 @@ class DacVaeCodec:
 
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (T, channels) -> waveform (T * hop_length,) float32 in [-1, 1]."""
-        if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
-            raise InputError(
-                f"latents have shape {tuple(latents.shape)}; the codec decodes (T, {self.latent_channels}) "
-                "with T at least 1, one sample at a time"
-            )
         return self.decode_batch(latents[None])[0]
 
     @torch.no_grad()
     def decode_batch(self, latents: Tensor) -> Tensor:
         """Latents (B, T, channels) of equal length -> waveforms (B, T * hop_length)."""
-        shape = tuple(latents.shape)
-        if len(shape) != 3 or shape[2] != self.latent_channels or 0 in shape:
-            raise InputError(
-                f"latents have shape {shape}; the codec decodes a batch (B, T, {self.latent_channels}) "
-                "with B and T at least 1"
-            )
+        check_latents(latents, self.latent_channels)
         latents = latents.detach().float()
-        if not torch.isfinite(latents).all():
-            raise InputError("latents hold NaN or infinite values; they cannot be decoded")
         hop, (rows, frames, _) = self.hop_length, latents.shape
         waveforms = torch.empty(rows, frames * hop)
         with _full_float32(self.device):
@@ -160,7 +129,7 @@ def _full_float32(device: torch.device) -> Iterator[None]:
 
     Not `torch.backends.cudnn.flags`: it fails where a program has set a precision by the newer names.
     """
-    backends = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)
+    backends = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
@@ -178,15 +147,10 @@ def load_dac_vae(
     """The codec of a path or hub name; None where `name` is neither.
 
     Raises:
-        InputError: weights that are not there or not a DAC-VAE's.
+        InputError: weights that do not exist or are not a DAC-VAE's.
     """
     found = find_weights(name)
     if found is None:
         return None
     file, full_name = found
     return DacVaeCodec(read_weights(file), full_name, device, chunk_seconds)
-
-
-def export_safetensors(codec: DacVaeCodec, path: str | Path) -> None:
-    """Write a codec's folded weights to a safetensors file, with the same fingerprint."""
-    write_safetensors(codec.network, path)

@@ -6,8 +6,8 @@
       -> out_proj 1x1               features (B, 1024, T)
       -> decoder, Snake, conv, tanh waveform (B, 1, T * hop)
 
-Widths are the released model's, `facebook/dacvae-watermarked`. The last Snake and convolution stand
-in its watermark branch, which hangs on them; the rest of that branch only adds the watermark.
+Widths are those of the released model, `facebook/dacvae-watermarked`. It stores the last Snake and
+convolution in its watermark branch; the rest of that branch only adds the watermark.
 """
 
 import math
@@ -16,15 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchtitan.models.dit_tts.errors import InputError
-
 
 @dataclass(frozen=True)
 class DacVaeSizes:
-    """What fixes the network's shapes, and the rate of its waveforms."""
+    """The sizes that determine the network's shapes, and the rate of its waveforms."""
 
-    encoder_dim: int  # channels behind the first convolution; each stride doubles them
-    strides: tuple[int, ...]  # of the encoder; the decoder's are the same backwards
+    encoder_dim: int  # channels after the first convolution; each stride doubles them
+    strides: tuple[int, ...]  # of the encoder; the decoder's are the same in reverse
     feature_dim: int  # channels between encoder and bottleneck
     decoder_dim: int  # channels before the decoder's first stride; each halves them
     latent_channels: int
@@ -32,7 +30,7 @@ class DacVaeSizes:
 
     @property
     def hop_length(self) -> int:
-        """Samples a latent frame."""
+        """Samples per latent frame."""
         return math.prod(self.strides)
 
 
@@ -58,15 +56,9 @@ class DacVae(nn.Module):
 
 
 def build_network(sizes: DacVaeSizes) -> DacVae:
-    """The network on the meta device: shapes, and no weights yet."""
-    try:
-        from transformers.models.dac.configuration_dac import DacConfig
-        from transformers.models.dac.modeling_dac import DacDecoder, DacEncoder
-    except ImportError as error:
-        raise InputError(
-            f"the DAC-VAE codec needs transformers ({error}); install it with: "
-            'pip install "titan-tts[pretrained]"'
-        ) from None
+    """The network on the meta device, without weights."""
+    from transformers.models.dac.configuration_dac import DacConfig
+    from transformers.models.dac.modeling_dac import DacDecoder, DacEncoder
 
     config = DacConfig(
         encoder_hidden_size=sizes.encoder_dim,
@@ -81,11 +73,7 @@ def build_network(sizes: DacVaeSizes) -> DacVae:
 
 
 def released_names(strides: int) -> dict[str, str]:
-    """Layer of `DacVae` -> the same layer's name in the released state dict.
-
-    Args:
-        strides: how many there are.
-    """
+    """Layer of `DacVae` -> its name in the released state dict, for this number of strides."""
     names = {
         "encoder.conv1": "encoder.block.0",
         "encoder.snake1": f"encoder.block.{strides + 1}",
@@ -103,7 +91,7 @@ def released_names(strides: int) -> dict[str, str]:
         names[f"encoder.block.{number}.conv1"] = f"{encoder}.4"
         names[f"decoder.block.{number}.snake1"] = f"{decoder}.0"
         names[f"decoder.block.{number}.conv_t1"] = f"{decoder}.1"
-        # Between the decoder's second and third unit lie two of the watermark branch.
+        # Between the decoder's second and third unit are two of the watermark branch.
         for unit, (in_encoder, in_decoder) in enumerate(((0, 4), (1, 5), (2, 8)), start=1):
             for layer, place in unit_layers.items():
                 ours = f"block.{number}.res_unit{unit}.{layer}"

@@ -1,11 +1,11 @@
-"""DAC-VAE weights on disk: found, read, checked and folded; written as safetensors.
+"""DAC-VAE weights on disk: find, read, check and fold them; write them as safetensors.
 
 Two kinds of files, both with the released model's names (`released_names`):
 - `weights.pth`: {"state_dict": tensors, "metadata": {"kwargs": sizes}}, as it was released;
 - `.safetensors`: tensors, with the kwargs as JSON under "kwargs" in the metadata header. Without
-  the header the sizes are those of the shapes.
+  the header the sizes follow from the shapes.
 
-A convolution's weight may be stored as it is (`weight`) or under weight norm (Salimans and Kingma
+A convolution's weight may be stored directly (`weight`) or under weight norm (Salimans and Kingma
 2016, w = g * v / |v|), by either of torch's names for it. Folding computes w in float64, summing in
 a fixed order, so that every machine gets the same bits and the same fingerprint.
 """
@@ -31,23 +31,23 @@ from torchtitan.models.dit_tts.codec.dac_vae_network import (
     released_names,
 )
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file
+from torchtitan.models.dit_tts.files import write_atomic
 
 SUFFIXES = (".pth", ".safetensors")
 RELEASED_FILE = "weights.pth"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Of the released model, whose hop length is 1920; a state dict alone does not tell the rate.
+# Of the released model: a state dict alone does not contain the rate.
 _RELEASED_RATE, _RELEASED_HOP = 48_000, 1920
 _NORMED = (
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
-# Layers that add the watermark, or that were of use in training only.
+# Layers that add the watermark, or that only training uses.
 _IGNORED = re.compile(
     r"decoder\.wm_model\.|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\."
 )
 _SHOWN = 5
-_FOLDED_ROWS = 64  # weights folded at once; bounds the memory in float64
+_FOLDED_ROWS = 64  # rows folded at once; bounds the memory in float64
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,17 @@ class DacVaeWeights:
     tensors: dict[str, Tensor]
 
     def fingerprint(self) -> str:
-        """Digest of all that decides what the codec makes; 16 hex digits."""
+        """16 hex digits that change with everything that changes latents or waveforms."""
         rules = "posterior mean, the end mirrored to whole frames"
         digest = hashlib.sha256(f"{rules}, {self.sizes}".encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(name.encode())
-            digest.update(tensor.contiguous().numpy())
+            digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
-# ---- finding
-
-
 def find_weights(name: str) -> tuple[Path, str] | None:
-    """(the file, its codec's name from any folder) of a path or hub name; None where it is neither.
+    """(file, name of the codec that works in any folder) of a path or hub name; None for neither.
 
     Raises:
         InputError: a path without weights, or a hub name that cannot be downloaded.
@@ -82,12 +79,10 @@ def find_weights(name: str) -> tuple[Path, str] | None:
         return path, str(path)
     if path.suffix in SUFFIXES:
         if not path.is_file():
-            raise InputError(f"codec '{name}': there is no file {path}; correct the path")
+            raise InputError(f"codec = {name}, but there is no file {path}")
         return path, str(path)
     if path.exists():
-        raise InputError(
-            f"codec '{name}': a file of DAC-VAE weights ends in {' or '.join(SUFFIXES)}; give one"
-        )
+        raise InputError(f"codec = {name}, but DAC-VAE weights end in {' or '.join(SUFFIXES)}")
     return (_download(name), name) if HUB_NAME.fullmatch(name) else None
 
 
@@ -96,14 +91,13 @@ def _only_file(folder: Path) -> Path:
     if len(found) != 1:
         has = _listed([path.name for path in found]) or "none"
         raise InputError(
-            f"{folder}: holds {len(found)} files of codec weights (*.pth, *.safetensors: {has}), where "
-            "exactly one is needed; give the path of one"
+            f"{folder} has {len(found)} files of codec weights ({has}), but must have one; give a file"
         )
     return found[0]
 
 
 def _download(name: str) -> Path:
-    """The released file of a hub repository, from the cache where it is there."""
+    """The released file of a hub repository, from the cache if possible."""
     try:
         from huggingface_hub import hf_hub_download
 
@@ -111,17 +105,13 @@ def _download(name: str) -> Path:
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise InputError(
-            f"codec '{name}': is no local path, and {RELEASED_FILE} of the hub's {name} cannot be had "
-            f"({type(error).__name__}: {reason}); download it on a machine with network and give the "
-            "file's path"
+            f"codec = {name}, but that is no local path, and the hub's {RELEASED_FILE} cannot be loaded "
+            f"({type(error).__name__}: {reason}); download it elsewhere and give the file's path"
         ) from None
 
 
-# ---- reading
-
-
 def read_weights(path: Path) -> DacVaeWeights:
-    """Reads, checks and folds a file of weights.
+    """Read, check and fold a file of weights.
 
     Raises:
         InputError: not such a file, or with keys missing, unexpected or of the wrong shape.
@@ -135,7 +125,7 @@ def read_weights(path: Path) -> DacVaeWeights:
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise InputError(
-            f"{path}: weights that are not finite: {_listed(broken)}; get the file anew"
+            f"{path} has weights that are not finite: {_listed(broken)}; copy it again"
         )
     return DacVaeWeights(sizes, tensors)
 
@@ -143,7 +133,7 @@ def read_weights(path: Path) -> DacVaeWeights:
 def match_names(
     path: Path, stored: Mapping[str, Tensor], sizes: DacVaeSizes
 ) -> dict[str, tuple[str, ...]]:
-    """Parameter of `DacVae` -> what it is stored under: its name, or those of magnitude and direction.
+    """Parameter of `DacVae` -> its name in the file, or the names of its magnitude and direction.
 
     Raises:
         InputError: keys missing, unexpected or of the wrong shape.
@@ -174,7 +164,7 @@ def match_names(
         if keys
     ]
     if faults:
-        raise InputError(f"{path}: is no DAC-VAE of {sizes}; keys {'; '.join(faults)}")
+        raise InputError(f"{path} is no DAC-VAE of {sizes}; keys {'; '.join(faults)}")
     return found
 
 
@@ -191,7 +181,7 @@ def fold_weight_norm(magnitude: Tensor, direction: Tensor) -> Tensor:
 
 
 def _sources(stored: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
-    """Names that a parameter is stored under: one, or magnitude and direction; () where it is not."""
+    """Names under which a parameter is stored: one, or magnitude and direction; () for none."""
     if name in stored:
         return (name,)
     layer, _, kind = name.rpartition(".")
@@ -207,14 +197,10 @@ def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"{path}: cannot be read as weights ({reason}); get the file anew"
-        ) from None
+        raise InputError(f"{path} cannot be read as weights ({reason}); copy it again") from None
     stored = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
-        raise InputError(
-            f"{path}: has no 'state_dict' of tensors, as a released {RELEASED_FILE} has; give such a file"
-        )
+        raise InputError(f"{path} has no 'state_dict' of tensors; give a released {RELEASED_FILE}")
     metadata = content.get("metadata")
     return stored, _mapping(_mapping(metadata).get("kwargs"))
 
@@ -228,20 +214,15 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
         return stored, _mapping(json.loads(header.get("kwargs", "{}")))
     except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read as safetensors ({error}); get the file anew"
-        ) from None
+        raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again") from None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# ---- sizes
-
-
 def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]) -> DacVaeSizes:
-    """The sizes that the shapes tell, checked against the metadata's; the rate is the metadata's."""
+    """The sizes by the shapes, checked against the metadata, which alone has the rate."""
     absent: list[str] = []
 
     def shape(layer: str) -> tuple[int, ...]:
@@ -252,10 +233,10 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
             return tuple(stored[sources[-1]].shape)
         return (0, 0, 0)
 
-    strides = []
+    strides: list[int] = []
     while _sources(stored, f"encoder.block.{len(strides) + 1}.block.4.weight"):
         strides.append(shape(f"encoder.block.{len(strides) + 1}.block.4")[2] // 2)
-    sizes = {
+    sizes: dict[str, Any] = {
         "encoder_dim": shape("encoder.block.0")[0],
         "encoder_rates": strides,
         "latent_dim": shape("quantizer.in_proj")[1],
@@ -267,25 +248,22 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
         absent.append("encoder.block.1.block.4.weight")
     if absent:
         raise InputError(
-            f"{path}: is no DAC-VAE, it lacks {_listed(absent)} (or its weight_g and weight_v); give the "
+            f"{path} is no DAC-VAE: it lacks {_listed(absent)} (or its weight_g and weight_v); give the "
             f"{RELEASED_FILE} of facebook/dacvae-watermarked or an export of it"
         )
     if not all(stride > 0 and stride % 2 == 0 for stride in strides):
-        raise InputError(f"{path}: has strides {strides}; those of a DAC-VAE are even")
+        raise InputError(f"{path} has strides {strides}, but those of a DAC-VAE are even")
     for name, found in sizes.items():
-        told = kwargs.get(name)
-        told = list(told) if isinstance(told, tuple | list) else told
-        if told is not None and told != found:
+        stated = kwargs.get(name)
+        stated = list(stated) if isinstance(stated, tuple) else stated
+        if stated not in (None, found):
             raise InputError(
-                f"{path}: its metadata tells {name} = {told}, its weights have {found}; get the file anew"
+                f"{path}: its metadata has {name} = {stated}, but its weights {found}; copy it again"
             )
     released = math.prod(strides) == _RELEASED_HOP
     rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
     if not isinstance(rate, int) or rate <= 0:
-        raise InputError(
-            f"{path}: its metadata's sample_rate is {rate!r}; it must be in Hz, as the weights alone do "
-            "not tell it"
-        )
+        raise InputError(f"{path}: its metadata has sample_rate = {rate!r}, but it must be in Hz")
     return DacVaeSizes(
         sizes["encoder_dim"],
         tuple(strides),
@@ -301,11 +279,8 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-# ---- writing
-
-
 def write_safetensors(network: DacVae, path: str | Path) -> None:
-    """The folded weights under the released names, with the sizes in the header; whole or not at all."""
+    """Write the folded weights under the released names, with the sizes in the header."""
     from safetensors.torch import save
 
     sizes = network.sizes
@@ -323,6 +298,4 @@ def write_safetensors(network: DacVae, path: str | Path) -> None:
         "codebook_dim": sizes.latent_channels,
         "sample_rate": sizes.sample_rate,
     }
-    content = save(tensors, {"format": "pt", "kwargs": json.dumps(kwargs)})
-    with atomic_file(path) as file:
-        file.write(content)
+    write_atomic(path, save(tensors, {"format": "pt", "kwargs": json.dumps(kwargs)}))

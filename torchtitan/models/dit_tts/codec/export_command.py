@@ -1,31 +1,36 @@
-"""`titan-tts export-codec`: DAC-VAE weights to a safetensors file, folded and without the watermark."""
+"""`titan-tts export-codec`: DAC-VAE weights to a safetensors file."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import check_writable
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("weights", help="weights.pth, a folder with it, or a hub name")
-    parser.add_argument("output", help="the file to write, OUT.safetensors; replaced if there")
+@dataclass
+class Options:
+    """Write a DAC-VAE's weights to a safetensors file, folded and without the watermark."""
+
+    weights: tyro.conf.Positional[str]
+    """A weights.pth, a folder with it, or a hub name."""
+
+    output: tyro.conf.Positional[str]
+    """The .safetensors file to write; replaced if it exists."""
 
 
-def run(options: argparse.Namespace) -> int:
-    from torchtitan.models.dit_tts.codec.dac_vae import export_safetensors, load_dac_vae
+def run(options: Options) -> int:
+    from torchtitan.models.dit_tts.codec.dac_vae import load_dac_vae
+    from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
 
     output = Path(options.output)
     if output.suffix != ".safetensors":
-        raise InputError(f"{output}: must end in .safetensors, by which the file is known again")
+        raise InputError(f"output = {output}, but its name must end in .safetensors")
+    check_writable(output, "output")
     codec = load_dac_vae(options.weights)
     if codec is None:
-        raise InputError(
-            f"{options.weights}: there is no such file or folder, and it is no hub name; give the path "
-            "of a DAC-VAE's weights.pth"
-        )
-    try:
-        export_safetensors(codec, output)
-    except OSError as error:
-        raise InputError(f"{output}: cannot be written ({error.strerror or error})") from None
+        raise InputError(f"weights = {options.weights}, but that is no path and no hub name")
+    write_safetensors(codec.network, output)
     print(f"{output}: codec {codec.fingerprint}, {output.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -9,11 +9,11 @@ Shapes are those of DAC-VAE (25 frames/s, 128 channels), so a model trained on i
       -> the low corner: 56+40+20+12 columns  (T, 128)
       -> minus mean, over sd^0.5, times one constant
 
-Dividing by sd^0.5 (half-whitening) keeps half of the natural order of importance: a small
+Dividing by sd^0.5 (half-whitening) leaves half of the natural order of importance: a small
 flow-matching network trained on fully whitened principal components of such blocks made five times
-the word errors. The constant brings the mean variance over the channels to one, which flow
-matching's noise expects. The 128 means and deviations in mel_dct_stats.json were measured by scripts/measure_codec_stats.py
-on the training part of assets/spoken_digits.
+the word errors. The constant brings the mean variance over the channels to one, as flow matching's
+noise has it. scripts/measure_codec_stats.py measured the 128 means and deviations in
+mel_dct_stats.json on the training part of assets/spoken_digits.
 
 Decoding runs the steps backwards; phase comes from integrating its gradients, refined by 16 fast
 Griffin-Lim iterations. About 50 times real time on one core.
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torchtitan.models.dit_tts.codec import check_latents, check_waveforms
 from torchtitan.models.dit_tts.codec.spectrogram import (
     griffin_lim,
     hann_window,
@@ -36,15 +37,14 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     mel_filters,
     stft,
 )
-from torchtitan.models.dit_tts.errors import InputError
 
 STATISTICS_FILE = Path(__file__).with_name("mel_dct_stats.json")
 SAMPLE_RATE = 16_000
 WINDOW_LENGTH = 640  # samples
 SPECTROGRAM_HOP = 160  # samples
-STACKED_FRAMES = 4  # spectrogram frames a latent frame
+STACKED_FRAMES = 4  # spectrogram frames per latent frame
 MEL_BANDS = 80
-KEPT_COLUMNS = (56, 40, 20, 12)  # DCT columns kept of each of the four rows; 128 in all
+KEPT_COLUMNS = (56, 40, 20, 12)  # DCT columns of each of the four rows; 128 in all
 AMPLITUDE_FLOOR = 1e-4  # added to the band amplitudes, where a full-scale sine has 1; -80 dB
 AMPLITUDE_CEILING = 50.0  # no speech comes near it; keeps an untrained model's output finite
 MEL_INVERSION_ITERATIONS = 10
@@ -106,11 +106,7 @@ class MelDctCodec:
         self.transform = MelDctTransform()
         self.mean = torch.tensor(statistics["mean"], dtype=torch.float32)
         deviation = torch.tensor(statistics["standard_deviation"], dtype=torch.float32)
-        if self.mean.shape != (self.latent_channels,) or deviation.shape != self.mean.shape:
-            raise InputError(
-                f"{statistics_file}: {self.mean.numel()} means and {deviation.numel()} deviations, "
-                f"{self.latent_channels} of each are needed; make it with scripts/measure_codec_stats.py"
-            )
+        assert self.mean.shape == deviation.shape == (self.latent_channels,)
         # After division by sd^0.5 the variance of a channel is its sd: their mean becomes one.
         self.scale = deviation.sqrt() * deviation.mean().sqrt()
         settings = (WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
@@ -121,45 +117,27 @@ class MelDctCodec:
         return self.sample_rate / self.hop_length
 
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
-        """Waveforms (..., samples) -> (..., T * 640), with zeros behind their end."""
+        """Waveforms (..., samples) -> (..., T * 640), padded with zeros."""
         return pad(waveforms, (0, -waveforms.shape[-1] % self.hop_length))
 
-    @torch.no_grad()
     def encode(self, waveform: Tensor) -> Tensor:
         """Waveform (samples,) in [-1, 1] at 16 kHz -> latents (ceil(samples / 640), 128) float32."""
-        if waveform.ndim != 1 or waveform.numel() == 0:
-            raise InputError(
-                f"waveform has shape {tuple(waveform.shape)}; the codec takes one channel of at least one "
-                "sample, shape (samples,)"
-            )
-        waveform = waveform.detach().to("cpu", torch.float32)
-        if not torch.isfinite(waveform).all():
-            raise InputError(
-                "waveform holds NaN or infinite samples; encode finite samples in [-1, 1]"
-            )
-        coefficients = self.transform.analyse(self.to_whole_frames(waveform))
-        return (coefficients - self.mean) / self.scale
+        return self.encode_batch(waveform[None])[0]
 
+    @torch.no_grad()
     def encode_batch(self, waveforms: Tensor) -> Tensor:
         """Waveforms (B, samples) -> latents (B, ceil(samples / 640), 128) float32.
 
         One after another: on one core a batch is no faster, and so each is `encode`'s to the bit.
         """
-        if waveforms.ndim != 2 or waveforms.numel() == 0:
-            raise InputError(
-                f"waveforms have shape {tuple(waveforms.shape)}; a batch has shape (B, samples)"
-            )
-        return torch.stack([self.encode(waveform) for waveform in waveforms])
+        check_waveforms(waveforms)
+        waveforms = self.to_whole_frames(waveforms.detach().to("cpu", torch.float32))
+        coefficients = torch.stack([self.transform.analyse(waveform) for waveform in waveforms])
+        return (coefficients - self.mean) / self.scale
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (T, 128) -> waveform (T * 640,) float32 in [-1, 1] at 16 kHz."""
-        if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
-            raise InputError(
-                f"latents have shape {tuple(latents.shape)}; the codec decodes (T, {self.latent_channels}) "
-                "with T at least 1, one sample at a time"
-            )
+        check_latents(latents[None], self.latent_channels)
         latents = latents.detach().to("cpu", torch.float32)
-        if not torch.isfinite(latents).all():
-            raise InputError("latents hold NaN or infinite values; they cannot be decoded")
         return self.transform.synthesise(latents * self.scale + self.mean).clamp(-1.0, 1.0)

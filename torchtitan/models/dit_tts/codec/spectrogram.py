@@ -72,9 +72,9 @@ def invert_mel(mel: Tensor, filters: Tensor, iterations: int) -> Tensor:
     Small and large bands are corrected at the same relative speed, which suits logarithmic targets,
     and few iterations keep the spectrum smooth.
     """
-    share = filters / filters.sum(0).clamp_min(1e-6)
+    fraction = filters / filters.sum(0).clamp_min(1e-6)
     weight = filters.sum(0).clamp_min(1e-6)
-    spectrum = (mel / filters.sum(1)) @ share
+    spectrum = (mel / filters.sum(1)) @ fraction
     for _ in range(iterations):
         ratio = mel / (spectrum @ filters.T).clamp_min(1e-10)
         spectrum = spectrum * ((ratio @ filters) / weight)

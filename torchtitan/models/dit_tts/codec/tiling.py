@@ -1,9 +1,9 @@
 """Long audio through convolutions in portions, with the same result as in one piece.
 
-An output frame of a stack of convolutions depends on a bounded stretch of its input. A portion is
-given that stretch for all of its frames, and what the network makes of the rest is dropped: at the
-cut the layers pad with zeros where there is audio, and those zeros reach only what is dropped. At
-the audio's own ends the portion ends too, and pads as the whole would.
+An output frame of a stack of convolutions depends on a bounded part of its input, its context. A
+portion is computed from its frames and their context, and the outputs of the context are dropped: at
+a cut the layers pad with zeros where there is audio, and those zeros reach only what is dropped. At
+the audio's own ends the portion ends too, and is padded as the whole would be.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Context:
-    """Frames before and after its own that a portion's output depends on."""
+    """Frames before and after its own on which a portion's output depends."""
 
     before: int
     after: int
@@ -22,12 +22,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Portion:
-    """What goes through the network at once."""
+    """A part of a batch that goes through the network at once."""
 
     rows: slice
-    given: slice  # frames that go in: its own and their context
+    given: slice  # frames of the input: its own and their context
     frames: slice  # its own frames
-    kept: slice  # its own, counted from the first that goes in
+    kept: slice  # its own frames, counted from the start of `given`
 
 
 def encoder_context(encoder: nn.Module, hop_length: int) -> Context:
@@ -45,12 +45,13 @@ def decoder_context(decoder: nn.Module, hop_length: int) -> Context:
 def _needed(network: nn.Module, first: int, last: int) -> tuple[int, int]:
     """(first, last) position of the input that the positions first..last of the output depend on.
 
-    The convolutions' order in the module is that of their execution. What goes past them, in the
-    residual units, adds the position itself, which a convolution needs too.
+    The convolutions' order in the module is that of their execution. The skip connections of the
+    residual units add the position itself, on which a convolution depends too.
     """
     convolutions = [m for m in network.modules() if isinstance(m, nn.Conv1d | nn.ConvTranspose1d)]
     for layer in reversed(convolutions):
-        [stride], [padding] = layer.stride, layer.padding
+        stride, padding = layer.stride[0], layer.padding[0]
+        assert isinstance(padding, int)
         reach = (layer.kernel_size[0] - 1) * layer.dilation[0]
         if isinstance(layer, nn.ConvTranspose1d):
             # Output o has input i where o = i * stride - padding + j for a j in 0..reach.
@@ -61,9 +62,9 @@ def _needed(network: nn.Module, first: int, last: int) -> tuple[int, int]:
 
 
 def portions(rows: int, frames: int, frames_at_once: int, context: Context) -> Iterator[Portion]:
-    """Cuts (rows, frames) into portions of about `frames_at_once`, over all of their rows.
+    """Cut (rows, frames) into portions of at most about `frames_at_once`, over all of their rows.
 
-    Rows go together as long as they fit; a row that is longer alone is cut into equal parts.
+    Rows go together as long as they fit; a longer row is cut into equal parts.
     """
     if frames <= frames_at_once:
         step, parts = frames_at_once // frames, 1

@@ -1,251 +1,171 @@
-"""The kinds of faults that the doctor knows, and what it says about them."""
+"""The kinds of faults that the doctor knows, and the limits beyond which something is one."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal
 
-import numpy as np
-
-SEVERITIES = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of fault.
-
-    Attributes:
-        code: its stable name in the JSON.
-        severity: "error" (damaged data), "warning" (sound, yet likely to harm a training) or
-            "note" (worth knowing).
-        title: what the samples or shards counted are.
-        advice: what to do.
-    """
-
-    code: str
-    severity: str
-    title: str
-    advice: str
-
-
-KINDS: dict[str, Kind] = {
-    code: Kind(code, severity, title, advice)
-    for code, severity, title, advice in (
-        (
-            "damaged_shard",
-            "error",
-            "Shards that are damaged or cut off",
-            "Copy or write the shard again; the samples behind the damage are lost to training.",
+# Severity -> code (a stable name in the JSON) -> (what is counted, what to do). An error is corrupt
+# data, a warning is valid data that is likely to harm a training, a note is worth knowing.
+_KINDS: dict[str, dict[str, tuple[str, str]]] = {
+    "error": {
+        "corrupt_shard": (
+            "Shards that are corrupt or cut off",
+            "Copy or write the shard again; the samples after the fault are lost to training.",
         ),
-        (
-            "incomplete_sample",
-            "error",
+        "incomplete_sample": (
             "Samples that lack one of their three members",
             'Complete or remove them; [data] on_error = "skip" trains on the others.',
         ),
-        (
-            "not_finite",
-            "error",
+        "not_finite": (
             "Samples with NaN or infinite values",
             "One of them makes the loss NaN: encode these utterances again or remove them.",
         ),
-        (
-            "unusable_sample",
-            "error",
+        "unusable_sample": (
             "Samples that cannot be parsed or do not fit the others",
             'Write them again or remove them; [data] on_error = "skip" trains on the others.',
         ),
-        (
-            "damaged_sample",
-            "error",
+        "corrupt_sample": (
             "Samples whose bytes are not those that were written",
-            "They were damaged on a disk or on the way: copy the shard again from a sound place.",
+            "A disk or a copy corrupted them: copy the shard again from a valid one.",
         ),
-        (
-            "shard_missing",
-            "error",
-            "Shards that prepare.json lists and that are not there",
+        "shard_missing": (
+            "Shards that prepare.json lists and that do not exist",
             "Copy them, or prepare the dataset again.",
         ),
-        (
-            "shard_changed",
-            "error",
-            "Shards that differ from what prepare.json recorded",
+        "shard_changed": (
+            "Shards of another size than prepare.json recorded",
             "Copy them again; if they were changed on purpose, remove prepare.json.",
         ),
-        (
-            "zero_latents",
-            "error",
+        "zero_latents": (
             "Latents that are all zero",
             "Nothing was encoded: encode these utterances again or remove them.",
         ),
-        (
-            "constant_latents",
-            "error",
+        "constant_latents": (
             "Latents that never change",
             "Every frame is the same, which no speech is: encode again or remove them.",
         ),
-        (
-            "constant_reference",
-            "error",
+        "constant_reference": (
             "References that are all zero or never change",
-            "They say nothing about the speaker: encode again or remove the samples.",
+            "They hold no information about the speaker: encode again or remove the samples.",
         ),
-        (
-            "std_outlier",
-            "warning",
+    },
+    "warning": {
+        "std_outlier": (
             "Latents with a standard deviation far from the others'",
             "Often another loudness, another codec or silence: listen to a few.",
         ),
-        (
-            "peak_outlier",
-            "warning",
-            "Latents with a largest value far above the others'",
-            "Often a damaged or clipped recording: listen to a few.",
+        "peak_outlier": (
+            "Latents with a maximum magnitude far above the others'",
+            "Often a corrupt or clipped recording: listen to a few.",
         ),
-        (
-            "constant_channel",
-            "warning",
+        "constant_channel": (
             "Channels that are the same in every frame",
             "The codec does not use them, or they were lost on the way.",
         ),
-        (
-            "chars_per_second_outlier",
-            "warning",
+        "chars_per_second_outlier": (
             "Speech much faster or slower than the rest",
             "Text and audio probably do not belong together, or one of them is cut.",
         ),
-        (
-            "empty_text",
-            "warning",
+        "empty_text": (
             "Samples without text",
             "The model learns to speak from nothing: give them their text or remove them.",
         ),
-        (
-            "long_text",
-            "warning",
+        "long_text": (
             "Texts over the limit of tokens",
             "Training drops them ([data] on_too_long): raise max_text_tokens or split them.",
         ),
-        (
-            "long_latents",
-            "warning",
+        "long_latents": (
             "Latents over the limit of frames",
             "Training drops or crops them ([data] on_too_long): raise max_frames or split them.",
         ),
-        (
-            "duration_mismatch",
-            "warning",
+        "duration_mismatch": (
             "Latents whose length is not their target_duration",
-            "Audio was cut or padded, or the frame rate is another: see frames_per_second.",
+            "Audio was cut or padded, or the frame rate is another: see --frames-per-second.",
         ),
-        (
-            "bad_duration",
-            "warning",
+        "bad_duration": (
             "Samples whose target_duration is no positive number",
             "Write the duration in seconds.",
         ),
-        (
-            "duplicate_latents",
-            "warning",
+        "duplicate_latents": (
             "Samples with the latents of an earlier sample",
             "The same recording counts several times: remove the copies.",
         ),
-        (
-            "duplicate_keys",
-            "warning",
-            "Samples with the key of a sample in another shard",
-            "Harmless where two corpora number alike; else a shard was packed twice.",
-        ),
-        (
-            "reference_from_target",
-            "warning",
+        "reference_from_target": (
             "References that are cut from their own target",
             "The model can copy what it should say: take another utterance of the speaker.",
         ),
-        (
-            "duplicate_text",
-            "note",
+    },
+    "note": {
+        "duplicate_text": (
             "Samples with speaker and text of an earlier sample",
-            "Several takes of one sentence, or copies that were encoded apart.",
+            "Several takes of one sentence, or copies that were encoded separately.",
         ),
-        (
-            "single_utterance_speaker",
-            "note",
+        "single_utterance_speaker": (
             "Speakers with one utterance",
             "No other utterance can be their reference.",
         ),
-        (
-            "no_speaker",
-            "note",
+        "no_speaker": (
             "Samples without a speaker",
             "They cannot be balanced by speaker nor tagged with one.",
         ),
-        (
-            "no_duration",
-            "note",
+        "no_duration": (
             "Samples without target_duration",
             "Their length was not compared with anything.",
         ),
-        (
-            "no_reference",
-            "note",
+        "no_reference": (
             "Samples whose reference is empty",
             "They train the model without a speaker.",
         ),
-    )
+    },
 }
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the doctor compares the samples with."""
+
+    frames_per_second: float = 25.0
+    """Latent frames per second of audio."""
+
+    max_frames: int = 768
+    """Maximum length of the latents, as [data] max_frames."""
+
+    max_text_tokens: int = 192
+    """Maximum length of the text with its begin and end token, as [data] max_text_tokens."""
+
+    text_unit: Literal["bytes", "chars"] = "bytes"
+    """What a text token is, as [encoder] model."""
+
+    outlier_sigmas: float = 5.0
+    """Robust standard deviations of the logarithm beyond which a value is an outlier."""
+
+    examples: int = 20
+    """Examples shown per finding."""
+
+
+@dataclass(frozen=True)
 class Example:
-    """One sample or shard, by its id, and in words what is the matter with it."""
+    """One sample or shard, by its id, and what is the matter with it."""
 
     where: str
     detail: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
-    """``count`` cases of a kind, with the first or the worst of them."""
+    """The cases of one kind of fault, with the first or the worst as examples."""
 
-    kind: Kind
-    count: int
-    examples: tuple[Example, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: code, severity, title, advice, count, examples."""
-        return {
-            **asdict(self.kind),
-            "count": self.count,
-            "examples": [asdict(example) for example in self.examples],
-        }
+    code: str
+    severity: str
+    title: str
+    advice: str
+    count: int = 0
+    examples: list[Example] = field(default_factory=list)
 
 
-def finding_of(
-    code: str,
-    cases: np.ndarray,
-    example: Callable[[int], Example],
-    max_examples: int,
-    *,
-    score: np.ndarray | None = None,
-) -> list[Finding]:
-    """One finding, or none where there is no case.
-
-    Args:
-        cases: (k,) numbers of the samples (or other things) it is about.
-        example: number -> its example.
-        score: (k,) how bad each is, to show the worst first; None: in the given order.
-    """
-    if not len(cases):
-        return []
-    order = np.arange(len(cases)) if score is None else np.argsort(-score, kind="stable")
-    shown = cases[order[:max_examples]]
-    return [Finding(KINDS[code], len(cases), tuple(example(int(case)) for case in shown))]
-
-
-def worst_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors, then warnings, then notes; within each in the order of ``KINDS``."""
-    place = {code: number for number, code in enumerate(KINDS)}
-    return sorted(
-        findings, key=lambda one: (SEVERITIES.index(one.kind.severity), place[one.kind.code])
-    )
+def all_kinds() -> dict[str, Finding]:
+    """Code -> its finding without a case, the worst first."""
+    return {
+        code: Finding(code, severity, *texts)
+        for severity, kinds in _KINDS.items()
+        for code, texts in kinds.items()
+    }

@@ -1,27 +1,60 @@
 """`titan-tts data inspect`: what a dataset holds, from its indexes alone."""
 
-import argparse
+import glob
+import os
+from dataclasses import dataclass
+from typing import Annotated
 
-from torchtitan.models.dit_tts.doctor.options import (
-    add_dataset_arguments,
-    open_whatever_is_there,
-    print_json,
-    show,
-)
+import tyro
 
+from torchtitan.models.dit_tts.errors import InputError
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_dataset_arguments(parser)
+Paths = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="PATH [PATH ...]")]
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass
+class Options:
+    """What a dataset holds, from its indexes alone."""
+
+    path: Paths
+    """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
+
+    frames_per_second: float = 25.0
+    """Latent frames per second of audio."""
+
+    latent_channels: int = 128
+    """Width of a latent frame."""
+
+    top: int = 10
+    """Speakers (languages ...) listed at either end."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def run(options: Options) -> int:
+    from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.summary import summarize
-    from torchtitan.models.dit_tts.doctor.text_report import summary_lines
+    from torchtitan.models.dit_tts.doctor.text_report import show, show_json, summary_lines
 
-    dataset = open_whatever_is_there(options)
+    check_input(options.path, options.frames_per_second)
+    dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     summary = summarize(dataset, options.path, options.frames_per_second, options.top)
     if options.json:
-        print_json(summary)
+        show_json(summary)
     else:
         show("\n".join(summary_lines(summary)))
     return 0
+
+
+def check_input(paths: list[str], frames_per_second: float) -> None:
+    """Raises InputError where nothing can come of it, and names the splits of a prepared folder."""
+    if not paths:
+        raise InputError("no path was given; give a folder of .tar, a .tar, a glob or a URL")
+    if not frames_per_second > 0:
+        raise InputError(f"--frames-per-second = {frames_per_second}, but it must be positive")
+    for path in paths:
+        below = glob.glob(os.path.join(glob.escape(path), "*", "*.tar"))
+        if below and not glob.glob(os.path.join(glob.escape(path), "*.tar")):
+            folders = " or ".join(sorted({os.path.dirname(tar) for tar in below}))
+            raise InputError(f"{path} has no .tar, but folders in it do; give {folders}")

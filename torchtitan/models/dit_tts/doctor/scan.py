@@ -1,8 +1,8 @@
 """One pass over the data: every array and JSON is read once and leaves a few numbers.
 
-A read checks the bytes against the index's hashes. Samples are read in the order in which they
-lie in the shards, in chunks, by threads. Memory holds ``ROW.itemsize`` bytes a sample and, for each
-thread, one sample (a chunk where it is fetched from a URL), whatever the size of the dataset.
+Reading a sample checks its bytes against the index's hashes. Threads read chunks of samples in the
+order in which they lie in the shards. Memory holds `ROW.itemsize` bytes per sample and, per thread,
+one sample (a chunk where it is fetched from a URL), however large the dataset is.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,23 +16,23 @@ import xxhash
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 
 CHUNK_SAMPLES = 64
-# Sentences of samples that could not be read are kept up to this number; all are counted.
-MAX_SENTENCES = 1000
+# Messages of samples that could not be read are kept up to this number; all are counted.
+MAX_MESSAGES = 1000
 
-NOT_READ, READ, DAMAGED = range(3)
+NOT_READ, READ, CORRUPT = range(3)
 CHANGING, ALL_ZERO, CONSTANT = range(3)
 OTHER, CROP, NAMED = range(3)
 
-# One row a sample.
+# One row per sample.
 ROW = np.dtype(
     [
-        ("state", "u1"),  # NOT_READ, READ or DAMAGED; the rest holds where it is READ
+        ("state", "u1"),  # NOT_READ, READ or CORRUPT; the other columns hold where it is READ
         ("latents", "u1"),  # CHANGING, ALL_ZERO or CONSTANT
         ("reference", "u1"),
         ("reference_source", "u1"),  # CROP: rows of the target itself, NAMED: by its reference_key
         ("blank_text", "?"),  # nothing but white space
         ("std", "f4"),  # over all frames and channels
-        ("peak", "f4"),  # largest magnitude
+        ("peak", "f4"),  # maximum magnitude
         ("duration", "f8"),  # target_duration in seconds; NaN: none, -1: no positive number
         ("text_hash", "u8"),  # xxh3_64 of speaker and text
     ]
@@ -41,7 +41,7 @@ ROW = np.dtype(
 
 @dataclass(frozen=True)
 class ChannelMoments:
-    """Over some frames: of every channel the sum, sum of squares and extremes, (C,) each."""
+    """Of every channel over some frames: sum, sum of squares and extremes, (C,) each."""
 
     frames: int
     total: np.ndarray
@@ -75,30 +75,27 @@ class ChannelMoments:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the pass leaves.
+    """What the pass leaves."""
 
-    Attributes:
-        samples: (m,) int64 numbers of the samples that were read, ascending.
-        rows: (n,) ``ROW``, one a sample of the dataset.
-        channels: moments of the latents that were read.
-        sentences: sample -> why it could not be read, for the first ``MAX_SENTENCES``.
-    """
-
-    samples: np.ndarray
     rows: np.ndarray
+    """(n,) `ROW`, one per sample of the dataset"""
+
     channels: ChannelMoments
-    sentences: dict[int, str]
+    """of the latents that were read"""
+
+    messages: dict[int, str]
+    """sample -> why it could not be read, for the first `MAX_MESSAGES`"""
 
     def where(self, mask: np.ndarray) -> np.ndarray:
-        """Numbers of the samples that were read and for which ``mask`` (n,) holds."""
+        """Numbers of the samples that were read and for which `mask` (n,) holds."""
         return np.flatnonzero((self.rows["state"] == READ) & mask)
 
 
-def choose_samples(count: int, max_samples: int, seed: int) -> np.ndarray:
-    """(m,) ascending numbers: all, or one of each of ``max_samples`` equal parts (0: all)."""
+def choose_samples(count: int, max_samples: int) -> np.ndarray:
+    """(m,) ascending numbers: all, or one of each of `max_samples` equal parts (0: all)."""
     if not 0 < max_samples < count:
         return np.arange(count, dtype=np.int64)
-    offsets = np.random.default_rng(seed).random(max_samples)
+    offsets = np.random.default_rng(0).random(max_samples)
     starts = (np.arange(max_samples) + offsets) * (count / max_samples)
     return np.minimum(starts.astype(np.int64), count - 1)
 
@@ -109,14 +106,14 @@ def measure(
     threads: int,
     progress: Callable[[int], Any] = lambda count: None,
 ) -> Measurements:
-    """Read ``samples`` with ``threads`` threads; ``progress`` is told how many more are done.
+    """Read `samples` with `threads` threads; `progress` is called with how many more are done.
 
     Raises:
-        InputError: a shard went away or changed during the pass.
+        InputError: a shard was removed or changed during the pass.
     """
     rows = np.zeros(len(dataset), ROW)
     channels = ChannelMoments.of_nothing(dataset.latent_channels)
-    sentences: dict[int, str] = {}
+    messages: dict[int, str] = {}
     chunks = [
         samples[start : start + CHUNK_SAMPLES] for start in range(0, len(samples), CHUNK_SAMPLES)
     ]
@@ -124,17 +121,17 @@ def measure(
     try:
         # In the order of the chunks, so that sums do not depend on which thread was faster.
         results = pool.map(lambda chunk: _measure_chunk(dataset, chunk), chunks)
-        for chunk, (chunk_rows, chunk_channels, chunk_sentences) in zip(
+        for chunk, (chunk_rows, chunk_channels, chunk_messages) in zip(
             chunks, results, strict=True
         ):
             rows[chunk] = chunk_rows
             channels = channels.plus(chunk_channels)
-            if len(sentences) < MAX_SENTENCES:
-                sentences.update(chunk_sentences)
+            if len(messages) < MAX_MESSAGES:
+                messages.update(chunk_messages)
             progress(len(chunk))
     finally:
         pool.shutdown(cancel_futures=True)
-    return Measurements(samples, rows, channels, sentences)
+    return Measurements(rows, channels, messages)
 
 
 def _measure_chunk(
@@ -143,28 +140,24 @@ def _measure_chunk(
     numbers = [int(sample) for sample in samples]
     rows = np.zeros(len(numbers), ROW)
     channels = ChannelMoments.of_nothing(dataset.latent_channels)
-    sentences: dict[int, str] = {}
+    messages: dict[int, str] = {}
     fetched = dataset.fetch(numbers)
     for row, sample in zip(rows, numbers, strict=True):
         try:
             loaded = dataset.load(sample, fetched=fetched.get(sample))
         except CorruptSampleError as error:
-            row["state"], sentences[sample] = DAMAGED, str(error)
+            row["state"], messages[sample] = CORRUPT, str(error)
             continue
         row["state"] = READ
         channels = channels.plus(_measure_arrays(row, loaded.latents, loaded.reference))
-        _measure_metadata(row, loaded.metadata, dataset.sample_id(sample))
-    return rows, channels, sentences
+        _measure_metadata(row, loaded.metadata, dataset.key(sample))
+    return rows, channels, messages
 
 
 def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) -> ChannelMoments:
-    """``latents`` (T, C) and ``reference`` (R, C), finite float32."""
-    with np.errstate(over="ignore"):
-        total = latents.sum(axis=0, dtype=np.float32).astype(np.float64)
-        squares = np.einsum("tc,tc->c", latents, latents).astype(np.float64)
-    if not (np.isfinite(total).all() and np.isfinite(squares).all()):  # float32 overflowed
-        wide = latents.astype(np.float64)
-        total, squares = wide.sum(axis=0), np.einsum("tc,tc->c", wide, wide)
+    """`latents` (T, C) and `reference` (R, C), finite float32."""
+    wide = latents.astype(np.float64)  # squares of large values overflow in float32
+    total, squares = wide.sum(axis=0), np.einsum("tc,tc->c", wide, wide)
     mean = total.sum() / latents.size
     row["std"] = np.sqrt(max(squares.sum() / latents.size - mean**2, 0.0))
     lowest, highest = latents.min(axis=0), latents.max(axis=0)
@@ -178,29 +171,22 @@ def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) ->
 
 def _constancy(array: np.ndarray) -> int:
     """Of (T, C): ALL_ZERO, CONSTANT (all frames alike, or one frame all alike) or CHANGING."""
-    first, middle = array[0], array[len(array) // 2]
-    if len(array) == 1:
-        alike = bool((first == first[0]).all()) and len(first) > 1
-    else:
-        alike = bool((first == middle).all()) and bool((array == first).all())
-    if not alike:
+    first = array[0]
+    alike = (first == first[0]).all() and len(first) > 1 if len(array) == 1 else True
+    if not alike or not (array == first).all():
         return CHANGING
     return CONSTANT if array.any() else ALL_ZERO
 
 
 def _is_crop(part: np.ndarray, whole: np.ndarray) -> bool:
-    """Whether the frames of ``part`` (R, C) stand in ``whole`` (T, C) one after another."""
+    """Whether the frames of `part` (R, C) stand in `whole` (T, C) one after another."""
     if not 0 < len(part) <= len(whole):
         return False
     starts = np.flatnonzero(whole[: len(whole) - len(part) + 1, 0] == part[0, 0])
-    return any(
-        bool((whole[start] == part[0]).all())
-        and bool((whole[start : start + len(part)] == part).all())
-        for start in starts
-    )
+    return any(bool((whole[start : start + len(part)] == part).all()) for start in starts)
 
 
-def _measure_metadata(row: np.void, metadata: dict[str, Any], sample_id: str) -> None:
+def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
     text = metadata["text"]
     speaker = metadata.get("speaker")
     row["blank_text"] = not text.strip()
@@ -212,9 +198,6 @@ def _measure_metadata(row: np.void, metadata: dict[str, Any], sample_id: str) ->
         number = isinstance(duration, int | float) and not isinstance(duration, bool)
         row["duration"] = duration if number and 0 < duration < float("inf") else -1
     keys = metadata.get("reference_keys") or metadata.get("reference_key") or []
-    keys = [keys] if isinstance(keys, str) else keys
-    named = isinstance(keys, list) and any(
-        isinstance(key, str) and sample_id.endswith(f":{key}") for key in keys
-    )
-    if named and row["reference_source"] == OTHER:
+    keys = keys if isinstance(keys, list) else [keys]
+    if key in keys and row["reference_source"] == OTHER:
         row["reference_source"] = NAMED

@@ -1,8 +1,6 @@
-"""Statistics of a dataset from its indexes alone: no array and no JSON is read.
+"""Statistics of a dataset from its indexes alone, as plain JSON: no array and no JSON is read."""
 
-Everything returned is plain JSON: the commands print it, the page shows it.
-"""
-
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +11,6 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 LABELS = ("speaker", "language", "quality", "class")
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 HISTOGRAM_BINS = 24
-# Distinct characters that are listed; a Chinese corpus has thousands.
-MAX_CHARACTERS = 400
 
 
 def summarize(
@@ -23,24 +19,27 @@ def summarize(
     """Counts, lengths and labels of a dataset.
 
     Args:
-        paths: the entries of ``[data] path``, as the user gave them.
-        frames_per_second: latent frames a second of audio.
+        paths: the entries of [data] path, as the user gave them.
+        frames_per_second: latent frames per second of audio.
         top: values of each label that are listed at either end.
     """
     frames = dataset.frames.astype(np.int64)
     seconds = np.maximum(frames, 1) / frames_per_second
     references = dataset.reference_frames
+    item_bytes = dataset.latents_item_bytes
+    dtypes = {name: int((item_bytes == n).sum()) for n, name in ((2, "float16"), (4, "float32"))}
+    samples, hours = _samples_and_hours(dataset.source, dataset, len(paths), frames_per_second)
     return {
         "path": list(paths),
         "fingerprint": dataset.fingerprint,
         "samples": len(dataset),
         "shards": len(dataset.tar_paths),
         "bytes": int(sum(dataset.tar_bytes)),
-        "hours": _hours(frames.sum(), frames_per_second),
-        "reference_hours": _hours(references.sum(dtype=np.int64), frames_per_second),
+        "hours": _number(frames.sum() / frames_per_second / 3600),
+        "reference_hours": _number(references.sum(dtype=np.int64) / frames_per_second / 3600),
         "frames_per_second": frames_per_second,
         "latent_channels": dataset.latent_channels,
-        "dtype": _dtypes(dataset),
+        "dtype": {name: count for name, count in dtypes.items() if count},
         "problems": len(dataset.problems),
         "frames": distribution(frames),
         "reference_frames": {
@@ -50,23 +49,21 @@ def summarize(
         "text_bytes": distribution(dataset.text_bytes),
         "text_chars": distribution(dataset.text_chars),
         "chars_per_second": distribution(dataset.text_chars / seconds),
-        "characters": {
-            "count": len(dataset.characters),
-            "first": dataset.characters[:MAX_CHARACTERS],
-        },
+        "characters": len(dataset.characters),
         "labels": {name: _label(dataset, name, frames_per_second, top) for name in LABELS},
-        "sources": _sources(dataset, paths, frames_per_second),
+        "sources": [
+            {"path": path, "samples": int(samples[number]), "hours": _number(hours[number])}
+            for number, path in enumerate(paths)
+        ],
     }
 
 
 def distribution(values: np.ndarray) -> dict[str, Any]:
-    """Total, extremes, mean, quantiles and an evenly spaced histogram from 0 to the largest."""
+    """Total, extremes, mean, quantiles and an evenly spaced histogram from 0 to the maximum."""
     if not len(values):
         return {
             "total": 0,
-            "min": None,
-            "max": None,
-            "mean": None,
+            **dict.fromkeys(("min", "max", "mean")),
             "quantiles": {},
             "histogram": {"edges": [], "counts": []},
         }
@@ -80,48 +77,43 @@ def distribution(values: np.ndarray) -> dict[str, Any]:
         "max": _number(values.max()),
         "mean": _number(values.mean(dtype=np.float64)),
         "quantiles": {
-            str(share): _number(value) for share, value in zip(QUANTILES, quantiles, strict=True)
+            str(fraction): _number(value)
+            for fraction, value in zip(QUANTILES, quantiles, strict=True)
         },
-        "histogram": {
-            "edges": [_number(edge) for edge in edges],
-            "counts": [int(count) for count in counts],
-        },
+        "histogram": {"edges": [_number(edge) for edge in edges], "counts": counts.tolist()},
     }
 
 
-def shard_table(
-    dataset: Dataset, frames_per_second: float, problems_by_path: dict[str, int]
-) -> list[dict[str, Any]]:
-    """One row a shard: path, bytes, samples, hours, problems."""
-    shards = len(dataset.tar_paths)
-    samples = np.bincount(dataset.shard, minlength=shards)
-    frames = np.bincount(dataset.shard, weights=dataset.frames, minlength=shards)
+def shard_table(dataset: Dataset, frames_per_second: float) -> list[dict[str, Any]]:
+    """One row per shard: path, bytes, samples, hours, problems."""
+    problems = Counter(tar_path for tar_path, _ in dataset.problems)
+    count = len(dataset.tar_paths)
+    samples, hours = _samples_and_hours(dataset.shard, dataset, count, frames_per_second)
     return [
         {
             "path": path,
             "bytes": int(dataset.tar_bytes[number]),
             "samples": int(samples[number]),
-            "hours": _hours(frames[number], frames_per_second),
-            "problems": problems_by_path.get(path, 0),
+            "hours": _number(hours[number]),
+            "problems": problems[path],
         }
         for number, path in enumerate(dataset.tar_paths)
     ]
 
 
-def hours_by_label(
-    dataset: Dataset, name: str, frames_per_second: float
-) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """(values, samples of each, hours of each) of a label, in the order of its values."""
-    codes, values = dataset.labels(name)
+def _samples_and_hours(
+    codes: np.ndarray, dataset: Dataset, count: int, frames_per_second: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(count,) each, of the samples (n,) by their code in 0..count-1; -1 is of none."""
     known = codes >= 0
-    samples = np.bincount(codes[known], minlength=len(values))
-    frames = np.bincount(codes[known], weights=dataset.frames[known], minlength=len(values))
-    return list(values), samples, frames / frames_per_second / 3600
+    samples = np.bincount(codes[known], minlength=count)
+    frames = np.bincount(codes[known], weights=dataset.frames[known], minlength=count)
+    return samples, frames / frames_per_second / 3600
 
 
 def _label(dataset: Dataset, name: str, frames_per_second: float, top: int) -> dict[str, Any]:
-    codes, _ = dataset.labels(name)
-    values, samples, hours = hours_by_label(dataset, name, frames_per_second)
+    codes, values = dataset.labels(name)
+    samples, hours = _samples_and_hours(codes, dataset, len(values), frames_per_second)
     total = max(float(hours.sum()), 1e-12)
     order = np.argsort(-hours, kind="stable")
 
@@ -131,7 +123,7 @@ def _label(dataset: Dataset, name: str, frames_per_second: float, top: int) -> d
                 "value": values[number],
                 "samples": int(samples[number]),
                 "hours": _number(hours[number]),
-                "share": _number(hours[number] / total),
+                "fraction": _number(hours[number] / total),
             }
             for number in chosen
         ]
@@ -144,36 +136,7 @@ def _label(dataset: Dataset, name: str, frames_per_second: float, top: int) -> d
     }
 
 
-def _sources(
-    dataset: Dataset, paths: Sequence[str], frames_per_second: float
-) -> list[dict[str, Any]]:
-    samples = np.bincount(dataset.source, minlength=len(paths))
-    frames = np.bincount(dataset.source, weights=dataset.frames, minlength=len(paths))
-    return [
-        {
-            "path": path,
-            "samples": int(samples[number]),
-            "hours": _hours(frames[number], frames_per_second),
-        }
-        for number, path in enumerate(paths)
-    ]
-
-
-def _dtypes(dataset: Dataset) -> dict[str, int]:
-    item_bytes = dataset.latents_item_bytes
-    names = {2: "float16", 4: "float32"}
-    return {
-        name: int((item_bytes == size).sum())
-        for size, name in names.items()
-        if (item_bytes == size).any()
-    }
-
-
-def _hours(frames: float, frames_per_second: float) -> float:
-    return _number(float(frames) / frames_per_second / 3600)
-
-
 def _number(value: float) -> float | int:
-    """A plain number of at most nine significant digits, whole where it is whole."""
+    """A plain number of at most nine significant digits, an int where it is whole."""
     value = float(value)
     return int(value) if value.is_integer() else float(f"{value:.9g}")

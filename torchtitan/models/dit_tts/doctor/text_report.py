@@ -1,55 +1,83 @@
-"""A dataset's summary and findings as lines for a terminal."""
+"""A dataset's summary and findings as lines for a terminal, and numbers as people read them."""
 
+import io
+import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.doctor.report import short_number, size_text, thousands
 from torchtitan.models.dit_tts.doctor.summary import QUANTILES
 
 _BAR_CELLS = 40
 _EXAMPLES = 3
-_LENGTHS = (
-    ("frames", "frames"),
-    ("reference frames", "reference_frames"),
-    ("text characters", "text_chars"),
-    ("text bytes", "text_bytes"),
-    ("characters a second", "chars_per_second"),
-)
+LENGTHS = {
+    "frames": "frames",
+    "reference_frames": "reference frames",
+    "text_chars": "text characters",
+    "text_bytes": "text bytes",
+    "chars_per_second": "characters per second",
+}
+
+
+def show(text: str) -> None:
+    """Print, with escapes for what the terminal's encoding lacks: texts have all scripts."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(text, flush=True)
+
+
+def show_json(value: dict[str, Any]) -> None:
+    show(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1))
+
+
+def thousands(value: float | None) -> str:
+    """1234567 -> "1,234,567"; None -> a dash."""
+    return "-" if value is None else f"{value:,}"
+
+
+def short_number(value: float | None) -> str:
+    """Whole numbers in full, others with four significant digits; None -> a dash."""
+    if value is None:
+        return "-"
+    whole = float(value).is_integer() or abs(value) >= 1000
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
+
+
+def size_text(count: float) -> str:
+    """Bytes in the largest decimal unit that leaves a number of 1 or more."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of text in columns, the first to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return lines
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            ["", row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """All of ``summary.summarize``."""
-    dtypes = ", ".join(
-        name if len(summary["dtype"]) == 1 else f"{name} in {thousands(samples)} samples"
-        for name, samples in summary["dtype"].items()
-    )
+    """All of `summary.summarize`."""
     fps = summary["frames_per_second"]
-    lines = [
-        ", ".join(summary["path"]),
-        *(
-            f"  {name:13}{value}"
-            for name, value in (
-                ("samples", f"{thousands(summary['samples'])} in {summary['shards']} shards"),
-                ("speech", f"{short_number(summary['hours'])} hours at {fps:g} frames a second"),
-                ("references", f"{short_number(summary['reference_hours'])} hours"),
-                ("size", size_text(summary["bytes"])),
-                ("arrays", f"{dtypes}, {summary['latent_channels']} channels"),
-                ("characters", f"{thousands(summary['characters']['count'])} different"),
-                ("fingerprint", summary["fingerprint"]),
-            )
-        ),
-    ]
+    dtypes = ", ".join(f"{name} in {thousands(n)} samples" for name, n in summary["dtype"].items())
+    facts = {
+        "samples": f"{thousands(summary['samples'])} in {summary['shards']} shards",
+        "speech": f"{short_number(summary['hours'])} hours at {fps:g} frames per second",
+        "references": f"{short_number(summary['reference_hours'])} hours",
+        "size": size_text(summary["bytes"]),
+        "arrays": f"{summary['latent_channels']} channels, {dtypes}",
+        "characters": f"{thousands(summary['characters'])} different",
+        "fingerprint": summary["fingerprint"],
+    }
+    lines = [", ".join(summary["path"]), *(f"  {name:13}{text}" for name, text in facts.items())]
     if len(summary["sources"]) > 1:
         rows = [["source", "samples", "hours"]]
         rows += [
@@ -57,71 +85,28 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             for one in summary["sources"]
         ]
         lines += ["", *table(rows)]
-    rows = [["", "min", *(f"{100 * share:g} %" for share in QUANTILES), "max", "mean"]]
-    for title, name in _LENGTHS:
+    rows = [["", "min", *(f"{100 * fraction:g} %" for fraction in QUANTILES), "max", "mean"]]
+    for name, title in LENGTHS.items():
         one = summary[name]
-        quantiles = [short_number(one["quantiles"].get(str(share))) for share in QUANTILES]
-        rows.append(
-            [
-                title,
-                short_number(one["min"]),
-                *quantiles,
-                short_number(one["max"]),
-                short_number(one["mean"]),
-            ]
-        )
+        quantiles = [one["quantiles"].get(str(fraction)) for fraction in QUANTILES]
+        rows.append([title, *map(short_number, (one["min"], *quantiles, one["max"], one["mean"]))])
     lines += ["", *table(rows), "", *_histogram(summary["frames"]["histogram"], fps)]
     for name, label in summary["labels"].items():
         lines += _label_lines(name, label)
     if summary["problems"]:
-        lines += [
-            "",
-            f"  problems in the shards: {thousands(summary['problems'])}; titan-tts data doctor "
-            "names them",
-        ]
+        count = thousands(summary["problems"])
+        lines += ["", f"  problems in the shards: {count}; titan-tts data doctor lists them"]
     return lines
-
-
-def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
-    """A line a finding (as ``Finding.as_dict``), and a few examples below it."""
-    if not findings:
-        return ["  no findings: every check passed"]
-    lines = []
-    for finding in findings:
-        severity, cases = finding["severity"], thousands(finding["count"])
-        lines.append(f"  {severity:8}{cases:>9}  {finding['title']}")
-        lines += [
-            f"{'':21}{example['where']}: {example['detail']}"
-            for example in finding["examples"][:_EXAMPLES]
-        ]
-    return lines
-
-
-def suggestion_lines(suggestion: dict[str, Any], toml: str) -> list[str]:
-    """Padding by number of buckets, and the TOML to paste."""
-
-    def percent(one: dict[str, Any]) -> str:
-        return f"{100 - 100 * one['useful_fraction']:.1f} %"
-
-    rows = [["buckets", "padding", "shapes"]]
-    for one in suggestion["choices"]:
-        mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
-        rows.append([f"{one['buckets']}{mark}", percent(one), str(one["shapes"])])
-    batch = suggestion["pad_to_batch_max"]
-    rows.append(["padded to the longest of all", percent(suggestion["pad_to_max"]), "1"])
-    rows.append([f"random batches of {batch['batch_size']}", percent(batch), str(batch["shapes"])])
-    return [*table(rows), "", *(f"  {line}".rstrip() for line in toml.split("\n"))]
 
 
 def _histogram(histogram: dict[str, list], frames_per_second: float) -> list[str]:
-    counts, edges = histogram["counts"], histogram["edges"]
-    most = max(counts, default=0)
-    digits = 1 if len(edges) > 1 and edges[1] / frames_per_second >= 0.5 else 2
+    counts, edges = histogram["counts"], [edge / frames_per_second for edge in histogram["edges"]]
+    digits = 1 if len(edges) > 1 and edges[1] >= 0.5 else 2
     rows = [
         [
-            f"{low / frames_per_second:.{digits}f} - {high / frames_per_second:.{digits}f} s",
+            f"{low:.{digits}f} - {high:.{digits}f} s",
             thousands(samples),
-            ("#" * -(-samples * _BAR_CELLS // most)).ljust(_BAR_CELLS),
+            ("#" * -(-samples * _BAR_CELLS // max(counts))).ljust(_BAR_CELLS),
         ]
         for low, high, samples in zip(edges, edges[1:], counts)
     ]
@@ -131,17 +116,45 @@ def _histogram(histogram: dict[str, list], frames_per_second: float) -> list[str
 def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
     if not label["count"]:
         return []
+
+    def rows(values: list[dict[str, Any]]) -> list[list[str]]:
+        return [
+            [
+                f"  {one['value']}",
+                thousands(one["samples"]),
+                short_number(one["hours"]),
+                f"{100 * one['fraction']:.2f} %",
+            ]
+            for one in values
+        ]
+
     without = f", {thousands(label['without'])} samples without" if label["without"] else ""
-    values = "value" if label["count"] == 1 else "values"
-    rows = [[f"{name}: {thousands(label['count'])} {values}{without}", "samples", "hours", "share"]]
-
-    def row(one: dict[str, Any]) -> list[str]:
-        share = f"{100 * one['share']:.2f} %"
-        return [f"  {one['value']}", thousands(one["samples"]), short_number(one["hours"]), share]
-
-    rows += [row(one) for one in label["most"]]
+    title = f"{name}: {thousands(label['count'])} different{without}"
     left = label["count"] - len(label["most"]) - len(label["least"])
-    if left > 0:
-        rows.append([f"  ... {thousands(left)} more", "", "", ""])
-    rows += [row(one) for one in reversed(label["least"])]
-    return ["", *table(rows)]
+    more = [[f"  ... {thousands(left)} more", "", "", ""]] if left > 0 else []
+    header = [title, "samples", "hours", "fraction"]
+    return ["", *table([header, *rows(label["most"]), *more, *rows(label["least"][::-1])])]
+
+
+def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
+    """A line per finding and a few examples below it."""
+    lines = [] if findings else ["  no findings: every check passed"]
+    for finding in findings:
+        count = thousands(finding["count"])
+        lines.append(f"  {finding['severity']:8}{count:>9}  {finding['title']}")
+        lines += [
+            f"{'':21}{example['where']}: {example['detail']}"
+            for example in finding["examples"][:_EXAMPLES]
+        ]
+    return lines
+
+
+def suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
+    """Padding by number of buckets, and the config to use."""
+    rows = [["buckets", "padding"]]
+    for one in suggestion["choices"]:
+        mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
+        rows.append([f"{one['buckets']}{mark}", f"{100 - 100 * one['useful_fraction']:.1f} %"])
+    toml = (f"  {line}".rstrip() for line in suggestion["toml"].split("\n"))
+    lines = [*table(rows), "", "  In the config, each key in the one table of its section:"]
+    return [*lines, *toml, "", "  or as options:", f"  {suggestion['command_line']}"]

@@ -1,8 +1,8 @@
 """How long a text takes to say: a least-squares fit of frames on the bytes of the text.
 
-Generation needs a length before there is any sound. Frames are fitted as a weighted sum of the
-text's byte counts plus a constant, with ridge regularisation, over the training archives; each
-speaker's rate is the ratio of real to fitted frames over that speaker's utterances.
+Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
+weighted sum of the text's byte counts plus a constant, with ridge regularisation; each speaker's rate
+is the ratio of real to fitted frames over that speaker's utterances.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 
 _RIDGE = 1.0
-_MOST_SAMPLES = 20_000
+_MAX_SAMPLES = 20_000
 
 
 def _features(text: str) -> np.ndarray:
@@ -36,15 +36,15 @@ class LinearDurationModel:
 
 
 def fit_durations(dataset: Dataset) -> LinearDurationModel:
-    """Fits on the archives' texts and lengths (an even selection where there are very many).
+    """Fit on the texts and lengths of a dataset, or of an even selection where it is very large.
 
     Raises:
-        InputError: archives without a sample.
+        InputError: no sample.
     """
     total = len(dataset.frames)
     if total == 0:
-        raise InputError("no sample to fit durations on; give archives with samples")
-    chosen = np.unique(np.linspace(0, total - 1, min(total, _MOST_SAMPLES)).astype(np.int64))
+        raise InputError("no sample to fit durations on; give --data with samples, or --duration")
+    chosen = np.unique(np.linspace(0, total - 1, min(total, _MAX_SAMPLES)).astype(np.int64))
     metadata = dataset.metadata_of(chosen.tolist())
     features = np.stack([_features(m["text"]) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)

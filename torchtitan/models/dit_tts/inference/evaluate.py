@@ -1,11 +1,12 @@
-"""How well a run's speech can be read: word error rates beside those of what it could at best reach."""
+"""Held-out texts synthesized by a run, transcribed by a recogniser, and the word error rates."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -27,11 +28,11 @@ _SHOWN = 5
 
 @dataclass
 class HeldOut:
-    """One held-out utterance of an archive."""
+    """One held-out utterance."""
 
     key: str
     file_name: str
-    """of its wav and picture, without suffix"""
+    """of its wav and spectrogram, without suffix"""
 
     text: str
     speaker: str
@@ -49,18 +50,18 @@ class HeldOut:
 class WordErrors:
     """Word errors and words of one kind of audio, by speaker."""
 
-    errors: dict[str, int] = field(default_factory=dict)
-    words: dict[str, int] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    words: Counter[str] = field(default_factory=Counter)
 
     def add(self, speaker: str, reference: list[str], hypothesis: list[str]) -> None:
-        self.errors[speaker] = self.errors.get(speaker, 0) + word_errors(reference, hypothesis)
-        self.words[speaker] = self.words.get(speaker, 0) + len(reference)
+        self.errors[speaker] += word_errors(reference, hypothesis)
+        self.words[speaker] += len(reference)
 
     def rates(self) -> dict[str, float]:
         """Word error rate of each speaker and, as "all", over all words."""
         rates = {s: self.errors[s] / self.words[s] for s in sorted(self.words) if self.words[s]}
-        words = sum(self.words.values())
-        return {**rates, "all": sum(self.errors.values()) / words} if words else rates
+        words = self.words.total()
+        return {**rates, "all": self.errors.total() / words} if words else rates
 
 
 def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
@@ -92,7 +93,7 @@ def _file_name(name: str) -> str:
 
 
 def untrained_tokens(items: list[HeldOut], tokenizer: ConditionedTokenizer) -> list[str]:
-    """What of the items the run was never trained on, a sentence a kind; they get unknown tokens."""
+    """What of the items the run was never trained on, one sentence per kind."""
     characters = {c for item in items for c in tokenizer.unknown_characters(item.text)}
     kinds: dict[str, set[str]] = {"characters": characters} if characters else {}
     for item in items:
@@ -105,7 +106,7 @@ def untrained_tokens(items: list[HeldOut], tokenizer: ConditionedTokenizer) -> l
     ]
 
 
-def speak(
+def synthesize(
     run: LoadedRun,
     model: DiTTTSModel,
     codec: Codec,
@@ -114,17 +115,15 @@ def speak(
     guidance: Guidance,
     steps: int,
     seed: int,
-    progress: Callable[[Iterable[Any]], Iterable[Any]],
+    label: str,
 ) -> list[torch.Tensor]:
-    """Waveforms of the items' texts in their speakers' voices, with fitted lengths."""
-    frames_per_second = run.config.data.frames_per_second
+    """Waveforms of the items' texts in their speakers' voices, with estimated lengths."""
     waveforms = []
-    starts = range(0, len(items), _BATCH)
-    for start in progress(starts):
+    for start in tqdm(range(0, len(items), _BATCH), label, unit="batch"):
         requests = []
         for item in items[start : start + _BATCH]:
             frames = durations.frames(item.text, item.speaker)
-            conditions = with_duration(item.metadata, frames, frames_per_second)
+            conditions = with_duration(item.metadata, frames, run.config.data.frames_per_second)
             requests.append(SpeechRequest(item.text, item.reference, frames, conditions))
         latents = generate_latents(
             model,
@@ -141,12 +140,10 @@ def speak(
     return waveforms
 
 
-def listen(
-    recognizer: KeywordRecognizer,
-    items: list[HeldOut],
-    sounds: list[Sound],
+def transcribe(
+    recognizer: KeywordRecognizer, items: list[HeldOut], sounds: list[Sound]
 ) -> tuple[WordErrors, list[list[str]]]:
-    """Word errors of the sounds against the items' texts, and what was heard."""
+    """Word errors of the sounds against the items' texts, and the words that were recognised."""
     errors, heard = WordErrors(), []
     for item, (waveform, sample_rate) in zip(items, sounds, strict=True):
         heard.append(recognizer.transcribe(waveform, sample_rate))

@@ -1,62 +1,60 @@
-"""`titan-tts evaluate`: lets a run say held-out texts in each voice and has a recogniser read them."""
+"""`titan-tts evaluate`: synthesizes held-out texts in each voice and counts a recogniser's word errors."""
 
-import argparse
 import json
 import sys
 import time
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
-import torch
-from tqdm import tqdm
-
-from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.inference.audio_files import write_wav
-from torchtitan.models.dit_tts.inference.duration import fit_durations
-from torchtitan.models.dit_tts.inference.evaluate import (
-    Sound,
-    listen,
-    read_heldout,
-    speak,
-    untrained_tokens,
-)
 from torchtitan.models.dit_tts.inference.generate_command import (
-    add_sampling_arguments,
-    build_run_codec,
-    sampling_settings,
+    SamplingOptions,
+    load_for_sampling,
 )
-from torchtitan.models.dit_tts.inference.load_run import load_run, untrained_model
-from torchtitan.models.dit_tts.inference.pictures import save_spectrogram_comparison
-from torchtitan.models.dit_tts.inference.recognizer import SPOKEN_DIGITS, KeywordRecognizer
-from torchtitan.models.dit_tts.prepare.audio import resample
-from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_sampling_arguments(parser)
-    parser.add_argument(
-        "--heldout", required=True, help="archives of texts that were not trained on"
+@dataclass(kw_only=True)
+class Options(SamplingOptions):
+    """Measure the word error rate of a run's speech on held-out texts; write its wavs."""
+
+    heldout: str
+    """Shards of texts that were not trained on."""
+
+    recordings: str = ""
+    """Corpus with the held-out recordings, to compare with."""
+
+    data: str = ""
+    """Training shards; the run's [data] path by default."""
+
+    vocabulary: str = "zero,one,two,three,four,five,six,seven,eight,nine"
+    """Words that the recogniser may hear, with commas between."""
+
+    pictures: int = 4
+    """Spectrograms per voice."""
+
+
+def run(options: Options) -> int:
+    import torch
+
+    from torchtitan.models.dit_tts.data.build import open_training_data
+    from torchtitan.models.dit_tts.inference.duration import fit_durations
+    from torchtitan.models.dit_tts.inference.evaluate import (
+        Sound,
+        read_heldout,
+        synthesize,
+        transcribe,
+        untrained_tokens,
     )
-    parser.add_argument("--recordings", help="corpus with the held-out recordings, to compare with")
-    parser.add_argument("--data", help="training archives; the run's [data] path by default")
-    parser.add_argument(
-        "--vocabulary",
-        default=",".join(SPOKEN_DIGITS),
-        help="words that the recogniser may hear, with commas between",
-    )
-    parser.add_argument("--pictures", type=int, default=4, help="pictures for each voice")
+    from torchtitan.models.dit_tts.inference.load_run import untrained_model
+    from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer
+    from torchtitan.models.dit_tts.inference.samples import save_spectrograms, write_wav
+    from torchtitan.models.dit_tts.prepare.audio import resample
+    from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 
-
-def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
-    loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
-    config = loaded.config
-    codec = build_run_codec(options, loaded)
-    guidance, steps = sampling_settings(options, loaded)
     recognizer = KeywordRecognizer(options.vocabulary.split(","))
-    data = config.data
+    loaded, codec, guidance, steps = load_for_sampling(options)
+    data = loaded.config.data
     durations = fit_durations(open_training_data(replace(data, path=options.data or data.path)))
     heldout = open_training_data(replace(data, path=options.heldout))
     items = read_heldout(heldout, data.max_speaker_frames)
@@ -78,13 +76,22 @@ def run(options: argparse.Namespace) -> int:
     audio["codec"] = [(codec.decode(item.latents), codec.sample_rate) for item in items]
     untrained = untrained_model(loaded)
     for name, model in (("generated", loaded.model), ("untrained", untrained)):
-        bar = partial(tqdm, desc=f"speaking ({name})", unit="batch")
-        spoken = speak(loaded, model, codec, items, durations, guidance, steps, options.seed, bar)
-        audio[name] = [(waveform, codec.sample_rate) for waveform in spoken]
+        waveforms = synthesize(
+            loaded,
+            model,
+            codec,
+            items,
+            durations,
+            guidance,
+            steps,
+            options.seed,
+            f"synthesizing ({name})",
+        )
+        audio[name] = [(waveform, codec.sample_rate) for waveform in waveforms]
 
     rates, heard = {}, {}
     for name, sounds in audio.items():
-        errors, heard[name] = listen(recognizer, items, sounds)
+        errors, heard[name] = transcribe(recognizer, items, sounds)
         rates[name] = errors.rates()
 
     folder = loaded.folder / "samples" / f"step-{loaded.step}"
@@ -101,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
                 (f'{item.speaker}: "{item.text}", recording', recording),
                 (f'generated, heard as "{" ".join(heard["generated"][index])}"', generated),
             ]
-            save_spectrogram_comparison(folder / f"{item.file_name}.png", panels, rate)
+            save_spectrograms(folder / f"{item.file_name}.png", panels, rate)
 
     report = {
         "step": loaded.step,
@@ -118,10 +125,10 @@ def run(options: argparse.Namespace) -> int:
         ],
     }
     write_atomic(folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
-    speakers = sorted({item.speaker for item in items}) + ["all"]
+    speakers = [*sorted(drawn), "all"]
     print(f"\nWord error rate of {len(items)} held-out utterances, step {loaded.step}:")
     print(f"{'':12}" + "".join(f"{speaker:>9}" for speaker in speakers))
     for name, by_speaker in rates.items():
         print(f"{name:12}" + "".join(f"{by_speaker[speaker]:>9.1%}" for speaker in speakers))
-    print(f"wavs, pictures and evaluation.json: {folder}")
+    print(f"wavs, spectrograms and evaluation.json: {folder}")
     return 0

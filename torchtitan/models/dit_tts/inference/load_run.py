@@ -23,7 +23,7 @@ from torchtitan.tools.utils import device_type
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What generation needs of a run. The model is in eval mode."""
+    """A run as generation uses it. The model is in eval mode."""
 
     folder: Path
     config: JobConfig
@@ -39,12 +39,11 @@ class LoadedRun:
 
 
 def checkpoint_steps(checkpoints: Path) -> list[int]:
-    """Steps of the whole checkpoints in a run's checkpoint folder, ascending."""
-    steps = []
-    for path in checkpoints.glob("step-*"):
-        match = re.fullmatch(r"step-(\d+)", path.name)
-        if match and (path / ".metadata").is_file():
-            steps.append(int(match.group(1)))
+    """Steps of the complete checkpoints in a run's checkpoint folder, ascending."""
+    found = (
+        re.fullmatch(r"step-(\d+)", path.parent.name) for path in checkpoints.glob("*/.metadata")
+    )
+    steps = [int(match.group(1)) for match in found if match]
     return sorted(steps)
 
 
@@ -57,6 +56,7 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
     with torch.no_grad():
         model.init_weights()
     if isinstance(model.text_encoder, PretrainedTextEncoder):
+        assert run.model.text_encoder is not None
         model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
     return model
 
@@ -76,15 +76,15 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
 
 
 def load_run(
-    folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str | None = None
+    folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str = ""
 ) -> LoadedRun:
-    """Loads a run's model; by default the averaged weights of its last checkpoint.
+    """Load a run's model; by default the averaged weights of its last checkpoint.
 
     Args:
         folder: the run's.
         step: of the checkpoint; None: the last.
         use_ema: the averaged weights, not the trained ones.
-        encoder: where the frozen text encoder is now; None: where it was.
+        encoder: where the frozen text encoder is now; by default where it was.
 
     Raises:
         InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer or text
@@ -92,9 +92,7 @@ def load_run(
     """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
-        raise InputError(
-            f"{folder} is not a run's folder: it has no config.toml; give outputs/NAME"
-        )
+        raise InputError(f"{folder} is no run's folder: it has no config.toml; give outputs/NAME")
     config = load_config(["--job.config_file", str(folder / "config.toml")])
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
@@ -116,9 +114,7 @@ def load_run(
             f"only); load the trained ones with --no-ema"
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.distributed is disabled"
-        )  # as is meant here
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

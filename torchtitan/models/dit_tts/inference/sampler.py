@@ -40,18 +40,9 @@ def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return padded, torch.arange(padded.shape[1])[None] < lengths[:, None]
 
 
-def _repeat(conditions: Conditions, times: int) -> Conditions:
-    return Conditions(
-        *(
-            tensor.repeat(times, *[1] * (tensor.dim() - 1))
-            for tensor in (
-                conditions.text,
-                conditions.text_mask,
-                conditions.speaker,
-                conditions.speaker_mask,
-            )
-        )
-    )
+def _tile(tensor: torch.Tensor, times: int) -> torch.Tensor:
+    """(B, ...) -> (times * B, ...)"""
+    return tensor.repeat(times, *[1] * (tensor.dim() - 1))
 
 
 @torch.no_grad()
@@ -69,8 +60,10 @@ def generate_latents(
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
     The noise of request i is keyed by (seed, i), so a request's result does not depend on how long
-    the others of its batch are. Conditions are encoded once and their K and V kept for all steps.
-    text_encoder is the frozen one of a model that has none inside.
+    the others of its batch are. Conditions are encoded once, and their K and V serve all steps.
+
+    Args:
+        text_encoder: the frozen one of a model that has none inside.
     """
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
@@ -94,10 +87,15 @@ def generate_latents(
     ) -> torch.Tensor:
         times = len(latents) // len(requests)
         if times not in repeated:
-            repeated[times] = _repeat(conditions, times)
+            c = conditions
+            tensors = (c.text, c.text_mask, c.speaker, c.speaker_mask)
+            repeated[times] = Conditions(*(_tile(tensor, times) for tensor in tensors))
             key_values[times] = [
-                tuple(tuple(x.repeat(times, 1, 1, 1) for x in stream) for stream in layer)
-                for layer in key_values[1]
+                (
+                    (_tile(text_key, times), _tile(text_value, times)),
+                    (_tile(speaker_key, times), _tile(speaker_value, times)),
+                )
+                for (text_key, text_value), (speaker_key, speaker_value) in key_values[1]
             ]
         t_batch = torch.full((len(latents),), t, device=device)
         output = model.denoise(

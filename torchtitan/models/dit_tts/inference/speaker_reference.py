@@ -1,35 +1,44 @@
-"""A recording of a speaker to the latents that a model takes as its reference."""
+"""The latents that a model takes as its reference: of a recording, or of a speaker of the data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.codec.record import recorded_codecs
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.audio import decode
 from torchtitan.models.dit_tts.prepare.processing import REASONS, SILENCE_LUFS, process
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.text.vocabulary import named
 
-# Less than a syllable, which tells nothing of a voice.
+# Less is not even a syllable.
 MIN_SECONDS = 0.2
 
 
-def reference_settings(data_path: str | Sequence[str]) -> AudioSettings:
+def reference_settings(
+    data_path: str | Sequence[str], loudness: float | Literal["off"] | None = None
+) -> AudioSettings:
     """Loudness and silence as the training data's references had them.
 
-    Data without a record: as `titan-tts prepare` has them by default. Data that were prepared in
-    several ways: as the first were; the model was trained on all of them.
+    Data without a prepare.json: as `titan-tts prepare` has them by default. Data that were prepared
+    in several ways: as the first were; the model was trained on all of them.
 
     Args:
         data_path: as [data] path.
+        loudness: instead of the data's.
     """
     audio = next((record.audio for record in recorded_codecs(data_path)), {})
     # The filters change no recording; they are not for one that the user chose.
     steps = {name: audio[name] for name in ("loudness", "max_silence") if name in audio}
+    if loudness is not None:
+        steps["loudness"] = None if loudness == "off" else loudness
     return replace(AudioSettings(), **steps)
 
 
@@ -50,8 +59,8 @@ def encode_reference(
     loudness = settings.loudness
     if loudness is not None and not SILENCE_LUFS < loudness <= 0:
         raise InputError(
-            f"--reference-loudness is {loudness}; it must be above {SILENCE_LUFS:g} and at most 0 LUFS, "
-            "or off"
+            f"--reference-loudness = {loudness}, but it must be above {SILENCE_LUFS:g} and at most 0 "
+            "LUFS, or off"
         )
     try:
         samples, rate = decode(str(path))
@@ -67,5 +76,22 @@ def encode_reference(
             f"--reference {path}: has {found.seconds:.3f} s beside silence; give at least {MIN_SECONDS} s "
             "of speech, better 5 to 15 s"
         )
-    # What lies behind is not needed: a long recording would take long for nothing.
+    # The model takes no more, and a long recording would take long to encode.
     return codec.encode(torch.from_numpy(found.waveform)[: max_frames * codec.hop_length])
+
+
+def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
+    """(R, C): the longest reference among a speaker's samples.
+
+    Raises:
+        InputError: no such speaker.
+    """
+    codes, speakers = dataset.labels("speaker")
+    if speaker not in speakers:
+        raise InputError(
+            f"--speaker = {speaker}, but the data have no such speaker; they have: "
+            f"{named(sorted(speakers), 20) or 'none'}"
+        )
+    samples = np.flatnonzero(codes == speakers.index(speaker))
+    longest = int(samples[np.argmax(dataset.reference_frames[samples])])
+    return torch.from_numpy(dataset.load(longest).reference)

@@ -1,0 +1,78 @@
+"""The pass over the data: what it measures, of which samples, and what ends it."""
+
+import fsspec
+import numpy as np
+import pytest
+
+from tests.helpers.sound_samples import (
+    CHANNELS,
+    changed,
+    raw_members,
+    sound_samples,
+    write_raw,
+    write_shards,
+)
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.doctor import scan
+from torchtitan.models.dit_tts.doctor.scan import ALL_ZERO, READ, choose_samples, measure
+from torchtitan.models.dit_tts.errors import InputError
+
+
+def test_threads_and_chunks_change_nothing(tmp_path, monkeypatch):
+    samples = sound_samples(40)
+    samples[0].latents[:] += 3
+    samples[1].latents[4, 2] = -20
+    write_shards(tmp_path, samples)
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    monkeypatch.setattr(scan, "CHUNK_SAMPLES", 7)
+    done = []
+    one = measure(dataset, np.arange(40), 1, done.append)
+    many = measure(dataset, np.arange(40), 4)
+    assert sum(done) == 40
+    np.testing.assert_array_equal(one.rows, many.rows)
+    np.testing.assert_array_equal(one.channels.total, many.channels.total)
+    arrays = [sample.latents.astype(np.float64) for sample in samples]
+    np.testing.assert_allclose(one.rows["std"], [array.std() for array in arrays], rtol=1e-4)
+    np.testing.assert_array_equal(one.rows["peak"], [np.abs(array).max() for array in arrays])
+    latents = np.concatenate(arrays)
+    np.testing.assert_allclose(one.channels.mean, latents.mean(0), atol=1e-9)
+    np.testing.assert_allclose(one.channels.std, latents.std(0), rtol=1e-4)
+
+
+def test_huge_float32_values_do_not_overflow(tmp_path):
+    (sample,) = sound_samples(1)
+    latents = sample.latents.astype(np.float32) * np.float32(1e30)
+    write_raw(tmp_path / "x.tar", raw_members(changed(sample, latents=latents)))
+    found = measure(open_dataset(str(tmp_path), CHANNELS), np.arange(1), 1)
+    assert found.rows["std"][0] == pytest.approx(latents.astype(np.float64).std(), rel=1e-4)
+
+
+def test_subset_is_even(tmp_path):
+    assert (choose_samples(1000, 100) // 10 == np.arange(100)).all()
+    for everything in (0, 9, -1):
+        np.testing.assert_array_equal(choose_samples(5, everything), np.arange(5))
+    write_shards(tmp_path, sound_samples())
+    found = measure(open_dataset(str(tmp_path), CHANNELS), choose_samples(24, 6), 2)
+    assert (found.rows["state"] == READ).sum() == 6
+
+
+def test_shard_that_changes_meanwhile_ends_the_pass(tmp_path):
+    path = write_shards(tmp_path, sound_samples())[1]
+    dataset = open_dataset(str(tmp_path), CHANNELS)
+    with open(path, "ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(InputError, match="shard-000001.tar"):
+        measure(dataset, np.arange(24), 2)
+
+
+def test_remote_shards_are_read_through_the_filesystem(tmp_path):
+    samples = sound_samples()
+    samples[5] = changed(samples[5], latents=np.zeros((50, CHANNELS)))
+    memory = fsspec.filesystem("memory")
+    for path in write_shards(tmp_path, samples):
+        memory.pipe(f"/inspected/{path.name}", path.read_bytes())
+    try:
+        found = measure(open_dataset("memory://inspected", CHANNELS), np.arange(24), 2)
+    finally:
+        memory.rm("/inspected", recursive=True)
+    assert found.where(found.rows["latents"] == ALL_ZERO).tolist() == [5]

@@ -1,0 +1,107 @@
+"""Suggested buckets: what padding they cost, and that the loader takes them."""
+
+import shlex
+import tomllib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.buckets import MAX_BUCKETS, make_batch_policy, select_samples
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.doctor.findings import Limits
+from torchtitan.models.dit_tts.doctor.suggest_buckets import (
+    bucket_choices,
+    fewest_buckets,
+    suggest,
+)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    write_shards(tmp_path / "set", sound_samples())
+    return open_dataset(str(tmp_path / "set"), CHANNELS)
+
+
+def suggestion_of(dataset, limits=Limits(), paths=("set",), **options):
+    return suggest(dataset, limits, paths=paths, max_speaker_frames=64, **options)
+
+
+def test_more_buckets_waste_less():
+    generator = np.random.default_rng(0)
+    lengths = generator.lognormal(np.log(225), 0.5, 20_000)
+    frames = np.clip(lengths, 8, 768).astype(np.int64)
+    choices = bucket_choices(frames, 768)
+    useful = [choice["useful_fraction"] for choice in choices]
+    assert [choice["buckets"] for choice in choices] == list(range(1, MAX_BUCKETS + 1))
+    assert useful == sorted(useful) and useful[0] < 0.5 < 0.85 < useful[-1] < 1
+    assert useful[0] == pytest.approx(frames.mean() / 768, rel=1e-4)
+    padded = np.array(choices[3]["edges"])
+    bucket = np.searchsorted(padded, frames)
+    assert useful[3] == pytest.approx(frames.sum() / padded[bucket].sum(), abs=1e-6)
+
+
+def test_fewest_buckets_within_the_tolerance():
+    assert fewest_buckets([0.4, 0.7, 0.89, 0.905, 0.91]) == 2
+    assert fewest_buckets([0.99, 1.0]) == 0
+
+
+def test_suggestion_can_be_pasted_and_trains(dataset):
+    """The TOML is taken by the loader and gives the padding that it promises."""
+    suggestion = suggestion_of(dataset)
+    pasted = tomllib.loads(suggestion["toml"])
+    options = SimpleNamespace(**pasted["data"])
+    tokens = dataset.text_bytes + 2
+    selection = select_samples(
+        dataset.frames,
+        tokens,
+        max_frames=options.max_frames,
+        max_text_tokens=options.max_text_tokens,
+        on_too_long="error",
+    )
+    policy = make_batch_policy(
+        selection.frames,
+        dataset.reference_frames,
+        tokens,
+        max_frames=options.max_frames,
+        max_speaker_frames=options.max_speaker_frames,
+        max_text_tokens=options.max_text_tokens,
+        num_buckets=options.num_buckets,
+        bucket_frames=options.bucket_frames,
+        global_batch_size=pasted["training"]["global_batch_size"],
+        batch_multiple=8,
+        speaker_patch_size=4,
+    )
+    assert list(policy.edges) == suggestion["bucket_frames"]
+    useful = [choice["useful_fraction"] for choice in suggestion["choices"]]
+    enough = [number for number, each in enumerate(useful, 1) if each >= max(useful) - 0.02]
+    assert suggestion["num_buckets"] == enough[0] > 1
+    for bucket in suggestion["buckets"]:
+        per_epoch = bucket["samples"] / bucket["batch_size"]
+        assert bucket["batches_per_epoch"] == pytest.approx(per_epoch, abs=0.006)
+    assert policy.useful_fraction == pytest.approx(useful[enough[0] - 1], abs=1e-6)
+    assert [bucket["batch_size"] for bucket in suggestion["buckets"]] == list(policy.batch_sizes)
+
+
+def test_toml_and_options_say_the_same(dataset):
+    paths = ['/a "quoted" \\ folder', "/Ordner für 王"]
+    suggestion = suggestion_of(dataset, paths=paths)
+    pasted = tomllib.loads(suggestion["toml"])
+    assert pasted["data"]["path"] == paths
+    config = load_config(shlex.split(suggestion["command_line"]))
+    assert config.training.global_batch_size == pasted["training"]["global_batch_size"]
+    assert {name: getattr(config.data, name) for name in pasted["data"]} == pasted["data"]
+
+
+def test_batch_frames_set_the_batch(dataset):
+    suggestion = suggestion_of(dataset, batch_frames=10_000)
+    longest, size = suggestion["bucket_frames"][-1], suggestion["global_batch_size"]
+    assert size % 8 == 0 and size * longest <= 10_000 < (size + 8) * longest
+    # Less than one multiple of 8 of the longest cannot be had.
+    assert suggestion_of(dataset, batch_frames=1)["global_batch_size"] == 8
+
+
+def test_no_suggestion_where_nothing_fits(dataset):
+    assert suggestion_of(dataset, Limits(max_frames=10)) is None

@@ -1,0 +1,104 @@
+"""References of a speaker: recordings treated as the training data were, or samples of the data."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from tests.helpers.dac_vae_checkpoints import write_tiny_dac_vae
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
+from torchtitan.models.dit_tts.inference.speaker_reference import (
+    encode_reference,
+    reference_settings,
+)
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory) -> DacVaeCodec:
+    return build_codec(str(write_tiny_dac_vae(tmp_path_factory.mktemp("dac_vae"))))
+
+
+def recording(seconds: float, rate: int, level: float = 0.1) -> np.ndarray:
+    time = np.arange(int(seconds * rate)) / rate
+    return (level * np.sin(2 * np.pi * 220 * time) * (1 + np.sin(9 * time)) / 2).astype(np.float32)
+
+
+def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
+    path = tmp_path / "voice.wav"
+    soundfile.write(path, recording(1.0, 48_000), 48_000, subtype="FLOAT")
+    at_level = encode_reference(path, codec, AudioSettings(), 384)
+    as_is = encode_reference(path, codec, AudioSettings(loudness=None), 384)
+    assert at_level.shape == as_is.shape == (25, 128)
+    assert (at_level - as_is).abs().max() > 0.1
+
+    quiet = recording(1.0, 44_100, level=0.01)
+    soundfile.write(path, np.stack([quiet, quiet], axis=1), 44_100, subtype="FLOAT")
+    other = encode_reference(path, codec, AudioSettings(), 384)
+    # Within what resampling leaves of the last frames.
+    assert (other - at_level)[:18].abs().max() < 0.05 * at_level.std()
+
+
+def test_reference_is_cut_to_what_the_model_takes(codec, tmp_path):
+    path = tmp_path / "voice.wav"
+    soundfile.write(path, recording(2.0, 48_000), 48_000, subtype="FLOAT")
+    cut, whole = (encode_reference(path, codec, AudioSettings(), frames) for frames in (20, 384))
+    assert cut.shape == (20, 128) and whole.shape == (50, 128)
+    torch.testing.assert_close(cut[:13], whole[:13], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "samples, sentence",
+    [
+        (np.zeros(0, np.float32), "has 0 samples"),
+        (np.zeros(48_000, np.float32), "quieter than -70 LUFS"),
+        (recording(0.1, 48_000), "has 0.100 s beside silence"),
+    ],
+)
+def test_references_without_a_voice(codec, tmp_path, samples, sentence):
+    path = tmp_path / "voice.wav"
+    soundfile.write(path, samples, 48_000)
+    with pytest.raises(ValueError, match=f"--reference {path}: .*({sentence})"):
+        encode_reference(path, codec, AudioSettings(), 384)
+
+
+def test_references_that_are_no_audio(codec, tmp_path):
+    (tmp_path / "x.wav").write_text("no audio")
+    for path in (tmp_path / "x.wav", tmp_path / "none.wav", tmp_path):
+        with pytest.raises(ValueError, match=f"--reference {path}: "):
+            encode_reference(path, codec, AudioSettings(), 384)
+    with pytest.raises(ValueError, match="--reference-loudness = 3.0, but"):
+        encode_reference(tmp_path / "x.wav", codec, AudioSettings(loudness=3.0), 384)
+
+
+def write_record(folder: Path, codec: DacVaeCodec, audio: dict) -> str:
+    """A prepare.json, as far as it is read beside the data; returns the [data] path."""
+    folder.mkdir()
+    settings = {"codec": "dac_vae", "codec_fingerprint": codec.fingerprint, "audio": audio}
+    (folder / "prepare.json").write_text(json.dumps({"settings": settings}))
+    return str(folder / "train")
+
+
+def test_references_are_treated_as_the_data_were(codec, tmp_path):
+    as_they_are = AudioSettings(loudness=None, max_silence=None)
+    off = write_record(tmp_path / "off", codec, asdict(replace(as_they_are, max_seconds=0.1)))
+    other = write_record(tmp_path / "other", codec, asdict(AudioSettings(-23.0, 0.5)))
+    assert reference_settings(off) == as_they_are  # and no filter
+    assert reference_settings(other) == AudioSettings(-23.0, 0.5)
+    assert reference_settings([other, off]) == AudioSettings(-23.0, 0.5)
+    assert reference_settings(other, "off") == AudioSettings(None, 0.5)
+    assert reference_settings(other, -18.0) == AudioSettings(-18.0, 0.5)
+    assert reference_settings(write_record(tmp_path / "old", codec, {})) == AudioSettings()
+    assert reference_settings(str(tmp_path / "nowhere")) == AudioSettings(-16.0, 0.25)
+
+    path = tmp_path / "voice.wav"
+    voice = np.concatenate([np.zeros(24_000, np.float32), recording(1.0, 48_000)])
+    soundfile.write(path, voice, 48_000, subtype="FLOAT")
+    given = encode_reference(path, codec, reference_settings(off), 384)
+    assert torch.equal(given, codec.encode(torch.from_numpy(voice)))
+    assert len(encode_reference(path, codec, AudioSettings(), 384)) < len(given)

@@ -1,0 +1,74 @@
+"""Generated speech on disk: wavs, and log-mel spectrograms one under the other to compare by eye."""
+
+import io
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchtitan.models.dit_tts.codec.spectrogram import hann_window, mel_filters, stft
+from torchtitan.models.dit_tts.files import write_atomic
+
+MEL_BANDS = 80
+DYNAMIC_RANGE_DB = 70.0  # what is farther below the loudest point of all panels is drawn black
+
+
+def write_wav(path: str | Path, waveform: Tensor, sample_rate: int) -> None:
+    """Write (samples,) float in [-1, 1] as 16-bit PCM, replacing the file at once."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    samples = waveform.detach().cpu().clamp(-1.0, 1.0).numpy()
+    soundfile.write(buffer, samples, sample_rate, format="WAV", subtype="PCM_16")
+    write_atomic(path, buffer.getvalue())
+
+
+def log_mel_decibels(waveform: Tensor, sample_rate: int) -> Tensor:
+    """Log-mel spectrogram (frames, 80) in dB of a waveform (samples,): window 40 ms, hop 10 ms."""
+    hop = sample_rate // 100
+    window = hann_window(4 * hop)
+    waveform = waveform.detach().to("cpu", torch.float32)
+    waveform = torch.nn.functional.pad(waveform, (0, -len(waveform) % hop))
+    amplitude = stft(waveform, window, hop).abs() * (2 / window.sum())
+    mel = amplitude @ mel_filters(MEL_BANDS, amplitude.shape[1], sample_rate).T
+    return 20 * mel.clamp_min(1e-6).log10()
+
+
+def save_spectrograms(path: str | Path, panels: list[tuple[str, Tensor]], sample_rate: int) -> None:
+    """Draw one log-mel spectrogram per panel (title, waveform (samples,)) into a PNG.
+
+    All panels share the time axis and the colour scale. The file is replaced at once: whoever shows
+    it while a run writes it never sees half a picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    spectrograms = [log_mel_decibels(waveform, sample_rate) for _, waveform in panels]
+    loudest = max(float(one.max()) for one in spectrograms)
+    longest = max(len(waveform) for _, waveform in panels) / sample_rate
+
+    # Figure and canvas by hand: pyplot keeps every figure in a global list.
+    figure = Figure(figsize=(9, 0.6 + 1.9 * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (title, _), spectrogram in zip(axes, panels, spectrograms, strict=True):
+        image = axis.imshow(
+            spectrogram.T.numpy(),
+            origin="lower",
+            aspect="auto",
+            interpolation="nearest",
+            cmap="magma",
+            vmin=loudest - DYNAMIC_RANGE_DB,
+            vmax=loudest,
+            extent=(0, len(spectrogram) / 100, 0, MEL_BANDS),
+        )
+        axis.set_facecolor("black")
+        axis.set_title(title, fontsize=9, loc="left")
+        axis.set_ylabel("mel band")
+        axis.set_xlim(0, longest)
+    axes[-1].set_xlabel("time (seconds)")
+    figure.colorbar(image, ax=list(axes), label="dB")
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    write_atomic(path, buffer.getvalue())
