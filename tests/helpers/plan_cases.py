@@ -1,14 +1,14 @@
-"""What the tests of plans share: a small config, a forecaster for it, and the passes that they measure."""
+"""What tests of plans share: a small config, and the passes that they measure."""
 
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.plan.constants import guesses
-from torchtitan.models.dit_tts.plan.devices import cluster_of, find_device
-from torchtitan.models.dit_tts.plan.forecast import Forecaster
-from torchtitan.models.dit_tts.plan.operations import OperationRecorder
+from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.plan.devices import find_device
 
 DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
 H200 = find_device("H200")
@@ -21,26 +21,23 @@ SMALL = [
 ]
 
 
-def debug_config(*arguments: str):
-    return load_config([f"--job.config_file={DEBUG}", *SMALL, *arguments])
+def debug_config(*arguments: str, **sections: dict):
+    """The debug config with short batches."""
+    return shipped_debug_config(*SMALL, *arguments, **sections)
 
 
-def forecaster(config, gpus: int = 1, device=H200, *, shorter: bool = False) -> Forecaster:
-    return Forecaster(config, cluster_of(device, gpus, gpus), guesses(), shorter=shorter)
+def shipped_debug_config(*arguments: str, **sections: dict):
+    config = load_config([f"--job.config_file={DEBUG}", *arguments])
+    for section, values in sections.items():
+        setattr(config, section, replace(getattr(config, section), **values))
+    return config
 
 
 # Sections that a pass does not depend on, or only by its other arguments.
-_NO_PART = (
-    "job",
-    "benchmark",
-    "checkpoint",
-    "metrics",
-    "lr_scheduler",
-    "optimizer",
-    "data",
-    "compile",
-)
-_NO_PART += ("parallelism",)
+_NO_PART = {
+    *("job", "benchmark", "checkpoint", "metrics", "lr_scheduler", "optimizer", "data", "compile"),
+    *("parallelism", "training", "activation_checkpoint"),
+}
 
 
 class RememberedPasses:
@@ -51,30 +48,43 @@ class RememberedPasses:
         self._measure = measure
         self._known: dict[str, tuple[Any, Any]] = {}
 
-    def __call__(self, config, args, samples, lengths, checkpointing, **options):
-        compiler, recorder = options.pop("compiler", None), options.pop("recorder", None)
-        sections = {field.name: getattr(config, field.name) for field in fields(config)}
-        for name in _NO_PART:
-            del sections[name]
-        training = sections.pop("training")
-        # How blocks are checkpointed is an argument.
-        sections["activation_checkpoint"] = replace(
-            config.activation_checkpoint, mode="none", selective_ac_option="op"
-        )
+    def __call__(self, config, args, samples, lengths, checkpointing, *, compiler=None, **options):
+        names = [field.name for field in fields(config) if field.name not in _NO_PART]
         key = repr(
             (
-                sections,
-                (training.dtype, training.mixed_precision_param),
+                [getattr(config, name) for name in names],
+                (config.training.dtype, config.training.mixed_precision_param),
                 (args, samples, lengths, checkpointing, options),
-                compiler and (compiler.decoder, compiler._components, compiler._options),
+                compiler and (compiler.components, vars(compiler.decoder)["_keep_products"]),
+                compiler and vars(compiler.decoder)["_budget"],
             )
         )
         if key not in self._known:
-            own = OperationRecorder()
-            options |= {"compiler": compiler, "recorder": own}
-            found = self._measure(config, args, samples, lengths, checkpointing, **options)
-            self._known[key] = found, own.operations()
-        found, operations = self._known[key]
-        if recorder is not None:
-            recorder.operations = lambda: operations
+            shape = samples, lengths
+            options |= {"compiler": compiler}
+            found = self._measure(config, args, *shape, checkpointing, **options)
+            self._known[key] = found, compiler and compiler.decoder.graphs
+        found, graphs = self._known[key]
+        if compiler is not None:
+            compiler.decoder.graphs = graphs
         return found
+
+
+LENGTHS = Lengths(frames=40, text_tokens=24, speaker_frames=16)
+SAMPLES = 3
+
+
+def random_inputs() -> dict[str, torch.Tensor]:
+    """What the debug model is called with: `SAMPLES` samples of `LENGTHS`."""
+    frames, text, speaker = LENGTHS.frames, LENGTHS.text_tokens, LENGTHS.speaker_frames
+    return {
+        "latents": torch.randn(SAMPLES, frames, 128),
+        "t": torch.rand(SAMPLES),
+        "frame_mask": torch.ones(SAMPLES, frames, dtype=torch.bool),
+        "text_ids": torch.randint(3, 259, (SAMPLES, text)),
+        "text_mask": torch.ones(SAMPLES, text, dtype=torch.bool),
+        "speaker": torch.randn(SAMPLES, speaker, 128),
+        "speaker_mask": torch.ones(SAMPLES, speaker, dtype=torch.bool),
+        "keep_text": torch.ones(SAMPLES, dtype=torch.bool),
+        "keep_speaker": torch.ones(SAMPLES, dtype=torch.bool),
+    }

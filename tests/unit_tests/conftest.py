@@ -36,7 +36,6 @@ def _passes():
 @pytest.fixture
 def remembered_passes(_passes, monkeypatch):
     """Plans measure each pass once for all tests."""
-    from torchtitan.models.dit_tts.plan import activations, profile
+    from torchtitan.models.dit_tts.plan import activations
 
-    for module in (activations, profile):
-        monkeypatch.setattr(module, "measure", _passes)
+    monkeypatch.setattr(activations, "measure", _passes)

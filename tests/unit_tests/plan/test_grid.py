@@ -1,16 +1,15 @@
 """titan-tts plan --grid: every choice is ranked, shown as too large, or refused with training's words."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts.plan import grid as grid_module
-from torchtitan.models.dit_tts.plan.constants import guesses
 from torchtitan.models.dit_tts.plan.devices import cluster_of
-from torchtitan.models.dit_tts.plan.forecast_report import as_json, grid_lines
 from torchtitan.models.dit_tts.plan.grid import grid
+from torchtitan.models.dit_tts.plan.report import grid_lines
+from torchtitan.models.dit_tts.plan.step_time import GUESS
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 
@@ -32,7 +31,7 @@ def test_the_grid_drops_nothing():
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=8"]
     config = debug_config(*own, *batch, *SHORT, "--training.local_batch_size=8")
     cluster = cluster_of(replace(H200, memory_gib=1.68), 1, 1)
-    choices = grid(config, cluster, guesses())
+    choices = grid(config, cluster, GUESS)
     assert len(choices) == 3 * 2 * 5  # checkpointing x compile x 1, 2, 4, 8, 16
     refused = [choice for choice in choices if choice.refused]
     # 16 accumulation steps do not divide the batch multiple of 8: training would say so.
@@ -46,18 +45,15 @@ def test_the_grid_drops_nothing():
     assert all(choice.micro_batch * choice.accumulation == 16 for choice in choices)
     # Short buckets have more samples, each with its reference.
     assert all(
-        c.most > c.step.memory.total for c in choices if c.step and c.checkpointing == "full"
+        c.max_bytes > c.step.memory.total for c in choices if c.step and c.checkpointing == "full"
     )
     [mine] = [choice for choice in choices if choice.own]
     assert (mine.checkpointing, mine.compiled, mine.micro_batch) == ("every 4", False, 8)
-    said = grid_lines(choices, cluster, guesses())
+    printed = grid_lines(choices, cluster, GUESS)
     assert (
-        sum("* one GPU" in line for line in said) == 1
-        and sum("refused: " in line for line in said) == 6
+        sum("* one GPU" in line for line in printed) == 1
+        and sum("refused: " in line for line in printed) == 6
     )
-    first, *_, last = json.loads(json.dumps(as_json(choices)))
-    assert first["fits"] and not last["fits"]
-    assert first["step"]["seconds"]["low"] < first["step"]["seconds"]["high"]
 
 
 @pytest.mark.long
@@ -65,8 +61,8 @@ def test_what_cannot_fit_is_shown():
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]
     config = debug_config("--model.flavor=800M", *batch)
     cluster = cluster_of(replace(H200, memory_gib=1.6), 16, 8)
-    choices = grid(config, cluster, guesses())
+    choices = grid(config, cluster, GUESS)
     assert {choice.layout.name for choice in choices} == {"DDP", "FSDP2", "HSDP"}
     assert len(choices) == 3 * 2 * 2 and not any(choice.fits for choice in choices)
-    said = "\n".join(grid_lines(choices, cluster, guesses()))
-    assert said.count("states alone") == len(choices)
+    printed = "\n".join(grid_lines(choices, cluster, GUESS))
+    assert printed.count("states alone") == len(choices)

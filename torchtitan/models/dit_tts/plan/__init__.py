@@ -1,5 +1,5 @@
-"""What a run will need, computed before it starts: parameters, memory, downloads, arithmetic.
+"""Memory, time and MFU of a run, computed before it starts.
 
-Functions here return dataclasses; `report` alone makes text of them. Nothing is allocated: models
-are on the meta device or fake, and process groups exchange nothing.
+Functions here return dataclasses; only `report` makes text. Nothing is allocated: models are on the meta
+device or made of fake tensors, and process groups exchange nothing.
 """

@@ -1,30 +1,36 @@
-"""Bytes that one micro-batch keeps for its backward pass, measured on tensors without data.
+"""Bytes that a micro-batch keeps for its backward pass, measured on tensors without data.
 
-The model runs forward and backward as fake tensors on the CPU, whose attention keeps what the fused
-kernels of a GPU keep: q, k, v, output and one number a query. A ledger notes when each storage is
-born and when it dies. Two and three blocks are run; the others are like the third.
+The model runs forward and backward on fake tensors on the CPU, whose attention keeps what the fused
+kernels of a GPU keep: q, k, v, output and one number per query. A ledger notes when each storage is born
+and when it dies. Decoders of two and of three blocks are run; each further block is like the third.
 """
 
 import contextlib
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.config.job_config import ActivationCheckpoint, Compile
+from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.compiled_block import ModelCompiler
-from torchtitan.models.dit_tts.plan.operations import OperationRecorder
-from torchtitan.models.dit_tts.plan.storage_ledger import StorageLedger
+from torchtitan.models.dit_tts.plan.compiled_block import (
+    BlockCompiler,
+    ModelCompiler,
+    compiled_stacks,
+)
 from torchtitan.tools.utils import set_default_dtype
 
 
@@ -39,11 +45,62 @@ class ActivationMemory:
     """alive between the forward and the backward pass"""
 
     working: int
-    """most that is alive at once on top of that"""
+    """the maximum that is alive on top of that"""
+
+
+class StorageLedger(TorchDispatchMode):
+    """Notes each storage that operations make: its bytes, when it is born and when it dies."""
+
+    def __init__(self, known: Iterable[torch.Tensor]):
+        """known: tensors that are not counted."""
+        super().__init__()
+        self._known = {_key(tensor) for tensor in known}
+        self._alive: dict[int, tuple[int, int, weakref.ref]] = {}
+        self._dead: list[tuple[int, int, int]] = []
+        self._now = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._now += 1
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, torch.Tensor):
+                self._note(_key(tensor), tensor.untyped_storage())
+        return out
+
+    def _note(self, key: int, storage: torch.UntypedStorage) -> None:
+        if key in self._known or key in self._alive:
+            return
+
+        def bury(_: weakref.ref) -> None:
+            size, born, _ = self._alive.pop(key)
+            self._dead.append((size, born, self._now))
+
+        # A storage's object in Python lives as long as the storage.
+        self._alive[key] = storage.nbytes(), self._now, weakref.ref(storage, bury)
+
+    def alive(self) -> int:
+        """Bytes that are alive now."""
+        return sum(size for size, _, _ in self._alive.values())
+
+    def peak(self, without: Iterable[torch.Tensor]) -> int:
+        """Maximum of the bytes that were alive after any operation, without the storages of these
+        tensors."""
+        left_out = {_key(tensor) for tensor in without}
+        changes = np.zeros(self._now + 2, np.int64)
+        for size, born, died in self._dead:
+            changes[born] += size
+            changes[died + 1] -= size
+        for key, (size, born, _) in self._alive.items():
+            changes[born] += 0 if key in left_out else size
+        return int(changes.cumsum().max())
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 class NoRowsByMask(TorchDispatchMode):
-    """Rows chosen by a mask are none, where fake tensors cannot tell how many there are.
+    """Makes rows chosen by a mask none: fake tensors cannot tell how many there are.
 
     T5Gemma2 replaces the embeddings of image tokens in this way, which texts do not have.
     """
@@ -56,39 +113,11 @@ class NoRowsByMask(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def activation_memory(
-    config: JobConfig, args: DiTTTSModelArgs, samples: int, lengths: Lengths, *, sharded: bool
-) -> ActivationMemory:
-    """Bytes of a micro-batch in eager mode, under the config's activation checkpointing.
-
-    Args:
-        config: the run's.
-        args: the model's sizes.
-        samples: in the micro-batch.
-        lengths: padded lengths of its samples.
-        sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
-    """
-    fixed = blocks = working = batch = 0
-    options = config.activation_checkpoint
-    for kind, layers in blocks_by_checkpointing(options, args.n_layers, compiled=False).items():
-        two, three = (
-            measure(config, replace(args, n_layers=n), samples, lengths, kind, sharded=sharded)
-            for n in (2, 3)
-        )
-        block = three.saved - two.saved
-        # What blocks share is the same in every mode but for what checkpoints hold on to.
-        fixed = max(fixed, two.saved - 2 * block)
-        blocks += layers * block
-        working = max(working, three.working)
-        batch = three.batch
-    return ActivationMemory(batch, fixed + blocks, working)
-
-
 def blocks_by_checkpointing(
     options: ActivationCheckpoint, n_layers: int, *, compiled: bool
 ) -> dict[str, int]:
-    """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective",
-    which is by operation, or "memory_budget"."""
+    """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective"
+    (by operation) or "memory_budget"."""
     if options.mode == "selective" and options.selective_ac_option != "op":
         whole = n_layers // int(options.selective_ac_option)
         blocks = {"full": whole, "none": n_layers - whole}
@@ -96,9 +125,64 @@ def blocks_by_checkpointing(
         blocks = {options.mode: n_layers}
     elif options.mode == "memory_budget" and compiled:
         blocks = {"memory_budget": n_layers}
-    else:  # a memory budget is the compiler's: without it nothing is computed again
+    else:  # a memory budget is the compiler's: without it nothing is recomputed
         blocks = {"none": n_layers}
     return {kind: count for kind, count in blocks.items() if count}
+
+
+@dataclass(frozen=True)
+class KindMemory:
+    """Bytes of a micro-batch whose blocks are all checkpointed in one way."""
+
+    batch: int
+    shared: int
+    """saved by all but the decoder's blocks"""
+
+    block: int
+    """saved by one block"""
+
+    working: int
+    graphs: list[list[str]]
+    """of compiled decoder blocks"""
+
+
+def kind_memory(
+    config: JobConfig,
+    args: DiTTTSModelArgs,
+    samples: int,
+    lengths: Lengths,
+    kind: str,
+    *,
+    sharded: bool,
+    encoders: dict[type, BlockCompiler],
+) -> KindMemory:
+    """
+    Args:
+        samples: of the micro-batch.
+        lengths: padded lengths of its samples.
+        kind: as `blocks_by_checkpointing` names it.
+        sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
+        encoders: compilers of encoder blocks, used again by the next call.
+    """
+    budget = config.activation_checkpoint.memory_budget if kind == "memory_budget" else 1.0
+    decoder = BlockCompiler(kind == "selective", budget)
+    compiler = ModelCompiler(compiled_stacks(config), decoder, encoders)
+    two, three = (
+        measure(config, each, samples, lengths, kind, sharded=sharded, compiler=compiler)
+        for each in (replace(args, n_layers=2), replace(args, n_layers=3))
+    )
+    block = three.saved - two.saved
+    shared = two.saved - 2 * block
+    return KindMemory(three.batch, shared, block, three.working, decoder.graphs)
+
+
+def activation_memory(blocks: dict[str, int], kinds: dict[str, KindMemory]) -> ActivationMemory:
+    """Bytes of a micro-batch, from the number of blocks and the bytes of each kind."""
+    # What blocks share is the same in every kind but for what checkpoints hold on to.
+    saved = max(each.shared for each in kinds.values())
+    saved += sum(count * kinds[kind].block for kind, count in blocks.items())
+    batch = max(each.batch for each in kinds.values())
+    return ActivationMemory(batch, saved, max(each.working for each in kinds.values()))
 
 
 def measure(
@@ -111,35 +195,32 @@ def measure(
     sharded: bool,
     fake: bool = True,
     compiler: ModelCompiler | None = None,
-    recorder: OperationRecorder | None = None,
 ) -> ActivationMemory:
-    """One forward and backward pass of a model with these sizes.
+    """Bytes of one forward and backward pass of a model with exactly these sizes.
 
     Args:
-        config: the run's.
-        args: the model's sizes.
-        samples: in the micro-batch.
-        lengths: padded lengths of its samples.
+        samples, lengths, sharded: as in `kind_memory`.
         checkpointing: of every block, as `blocks_by_checkpointing` names it.
-        sharded: as in `activation_memory`.
         fake: false computes with data, on the CPU.
-        compiler: blocks run as it compiles them.
-        recorder: takes note of the operations.
+        compiler: compiles the blocks.
     """
     compute_dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
     own_dtype = compute_dtype if sharded else TORCH_DTYPE_MAP[config.training.dtype]
+    compiler = compiler or ModelCompiler(())
     with contextlib.ExitStack() as modes:
         if fake:
             modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             modes.enter_context(NoRowsByMask())
         modes.enter_context(torch.device("cpu"))
         with set_default_dtype(own_dtype):
-            model = get_train_spec().model_cls(args)
-        made = compiler is None or compiler.install(model)
-        decoder_compiled = compiler is not None and compiler.decoder
-        by_partition = decoder_compiled and checkpointing in ("selective", "memory_budget")
+            model: Any = get_train_spec().model_cls(args)
+        compiler.install(model)
+        by_partition = "model" in compiler.components and checkpointing in (
+            "selective",
+            "memory_budget",
+        )
         model = _checkpointed(model, config, "none" if by_partition else checkpointing)
-        batch = _micro_batch(config, args, samples, lengths)
+        batch: dict[str, Any] = _micro_batch(config, args, samples, lengths)
         inputs = list(batch.values())
         if args.text_encoder:
             every_token = np.ones((samples, lengths.text_tokens), bool)
@@ -152,20 +233,17 @@ def measure(
             with torch.autocast("cpu", compute_dtype, enabled=autocast):
                 return squared_error_sum(model(**batch), target, batch["frame_mask"])
 
-        if not made:
-            forward().backward()
+        traced = -1
+        while (
+            traced != compiler.traced
+        ):  # tracing makes tensors of its own: such a pass is repeated
+            traced = compiler.traced
             model.zero_grad()
-        recorder = recorder or OperationRecorder()
-        with StorageLedger(known) as ledger, recorder:
-            if compiler is not None:
-                compiler.watch(ledger, recorder)
-            loss = forward()
-            saved = ledger.alive()
-            recorder.backward = True
-            loss.backward()
-            del loss
-        if compiler is not None:
-            compiler.watch(None, None)
+            with StorageLedger(known) as ledger:
+                loss = forward()
+                saved = ledger.alive()
+                loss.backward()
+                del loss
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         peak = ledger.peak(without=gradients)
     # Clean latents and the target are as large as the noisy ones that the model sees.
@@ -173,7 +251,7 @@ def measure(
     return ActivationMemory(size, saved, peak - saved)
 
 
-def _checkpointed(model: nn.Module, config: JobConfig, mode: str) -> nn.Module:
+def _checkpointed(model: Any, config: JobConfig, mode: Any) -> nn.Module:
     """The model with activation checkpointing as training applies it, on one rank."""
     options = replace(
         config.activation_checkpoint,
@@ -181,7 +259,8 @@ def _checkpointed(model: nn.Module, config: JobConfig, mode: str) -> nn.Module:
         selective_ac_option="op",
         preserve_rng_state=False,  # fake tensors have none
     )
-    plain = replace(config, activation_checkpoint=options, compile=Compile())
+    eager = replace(config.compile, enable=False)
+    plain = replace(config, activation_checkpoint=options, compile=eager)
     alone = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     return get_train_spec().parallelize_fn(model, alone, plain)
 

@@ -1,9 +1,10 @@
-"""plan.json of a run that has ended: what the plan predicts beside what was measured."""
+"""plan.json of a run that has ended: predicted beside measured; and factors of GPUs from such files."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ import numpy as np
 
 from torchtitan.models.dit_tts.config.checks import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.constants import Constants, load
 from torchtitan.models.dit_tts.plan.devices import Device, cluster_of, device_of
-from torchtitan.models.dit_tts.plan.forecast import Forecaster, layout_of
+from torchtitan.models.dit_tts.plan.plan import Batches, Planner
+from torchtitan.models.dit_tts.plan.step_time import (
+    GUESS,
+    MEASURED_ERROR,
+    Factor,
+    rate,
+    with_error,
+)
 from torchtitan.tools.logging import logger
 
 FILE_NAME = "plan.json"
@@ -45,8 +52,9 @@ def write_plan(
     shapes: list[RanShape],
     since: float,
 ) -> None:
-    """Never raises, not even for an interrupt: the run has succeeded. For one process, when the others
-    have nothing more to exchange with it.
+    """Writes plan.json. Never raises, not even for an interrupt: the run has succeeded.
+
+    Called by one process, when the others have nothing more to exchange with it.
 
     Args:
         folder: the run's.
@@ -64,10 +72,7 @@ def write_plan(
         elif measured is None or not shapes:
             why = "nothing was logged"
         else:
-            logger.info(
-                f"The run has completed. What was to be expected of it is predicted for {FILE_NAME}, up "
-                f"to half a minute on the CPU"
-            )
+            logger.info(f"The run has completed. {FILE_NAME} takes up to half a minute on the CPU")
             predicted, why = _predicted_or_why(config, device, gpus, gpus_per_node, shapes)
         content = {"predicted": predicted, "measured": measured, "note": why}
         write_atomic(folder / FILE_NAME, json.dumps(content, indent=1) + "\n")
@@ -91,7 +96,7 @@ def _predicted_or_why(
 
 
 def _measured(rows: list[dict[str, Any]], since: float) -> dict[str, Any] | None:
-    """Medians over the logged intervals; the first, which compiles, counts only where it is all."""
+    """Medians over the logged intervals; the first, which compiles, counts only if it is the only one."""
     rows = [row for row in rows if row["time"] >= since]
     if not rows:
         return None
@@ -114,30 +119,103 @@ def _measured(rows: list[dict[str, Any]], since: float) -> dict[str, Any] | None
 def _predicted(
     config: JobConfig, device: Device, gpus: int, gpus_per_node: int, shapes: list[RanShape]
 ) -> dict[str, Any]:
-    constants: Constants = load(None, device.name)
-    layout = layout_of(config, gpus)
-    cluster = cluster_of(device, gpus, gpus_per_node)
-    forecaster = Forecaster(config, cluster, constants, shorter=True)
+    factor = load_factor(None, device.name)
     accumulation = accumulation_steps(config, gpus)
-    config = upstream_view(config, run_folder_path(config), gpus)
-    times = np.array([shape.times for shape in shapes], float)
+    cluster = cluster_of(device, gpus, gpus_per_node)
+    planner = Planner(config, gpus)
     steps = [
-        forecaster.step(config, layout, shape.lengths, shape.samples, accumulation)
+        planner.step(
+            planner.config, cluster, factor, Batches(shape.lengths, shape.samples, accumulation)
+        )
         for shape in shapes
     ]
-    share = times / times.sum()
-    seconds = {
-        name: float(share @ [getattr(step.seconds, name) for step in steps])
-        for name in ("low", "middle", "high")
-    }
-    flops = float(share @ [float(step.flops.total) for step in steps])
-    at_peak = flops / gpus / device.peak_flops
-    most = max(step.memory.total for step in steps)
+    times = np.array([shape.times for shape in shapes], float)
+    fraction = times / times.sum()
+    seconds = with_error(float(fraction @ [step.seconds.middle for step in steps]), factor)
+    flops = float(fraction @ [float(step.flops) for step in steps])
+    mfu = rate(flops / gpus / device.peak_flops, seconds)
     return {
-        "seconds_per_step": seconds["middle"],
-        "seconds_per_step_range": [seconds["low"], seconds["high"]],
-        "mfu": at_peak / seconds["middle"],
-        "mfu_range": [at_peak / seconds["high"], at_peak / seconds["low"]],
-        "peak_memory_gib": most / 2**30,
-        "constants": constants.origin,
+        "device": device.name,
+        "factor": factor.value,
+        "factor_origin": factor.origin,
+        "seconds_per_step": seconds.middle,
+        "seconds_per_step_range": [seconds.low, seconds.high],
+        "mfu": mfu.middle,
+        "mfu_range": [mfu.low, mfu.high],
+        "peak_memory_gib": max(step.memory.total for step in steps) / 2**30,
     }
+
+
+# Factors
+
+
+def factors_file() -> Path:
+    """The user's file of measured factors."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(os.path.expanduser(home)) / "titan-tts" / "plan_factors.json"
+
+
+def load_factor(path: Path | None, device: str) -> Factor:
+    """A device's factor from a file; None takes the user's file, and a guess where it has none.
+
+    Raises:
+        InputError: a named file without this device, or a file that cannot be read.
+    """
+    content = _read(path or factors_file()) if path or factors_file().exists() else {}
+    if device not in content:
+        if path:
+            raise InputError(
+                f"--factors {path} has no factor of {device}, only of {', '.join(content)}; calibrate it "
+                f"with runs on this GPU, or leave --factors out"
+            )
+        return GUESS
+    return content[device]
+
+
+def calibrate(runs: list[Path], path: Path) -> dict[str, Factor]:
+    """Measures factors from ended runs and saves them to `path`, beside those of other GPUs there.
+
+    A run's factor is the one that its plan used, times measured over predicted seconds of a step; a GPU
+    has the median of its runs. Communication counts as computation, so take runs on one GPU or in one
+    node.
+
+    Args:
+        runs: folders of runs, plan.json files, or files with a list of their contents in "plans".
+
+    Raises:
+        InputError: a file without a prediction and a measurement.
+    """
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        file = run / FILE_NAME if run.is_dir() else run
+        try:
+            content = json.loads(file.read_text())
+            for each in content.get("plans", [content]):
+                predicted, measured = each["predicted"], each["measured"]["seconds_per_step"]
+                value = predicted["factor"] * measured / predicted["seconds_per_step"]
+                if not 0.1 < value < 100:
+                    raise ValueError(f"a factor of {value}")
+                values.setdefault(predicted["device"], []).append(value)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"--calibrate {file} has no predicted and measured seconds of a step "
+                f"({type(error).__name__}: {error}); give the folder of an ended run on a known GPU"
+            ) from error
+    found = {}
+    for device, each in values.items():
+        middle = float(np.median(each))
+        error = max(MEASURED_ERROR, max(abs(value / middle - 1) for value in each))
+        found[device] = Factor(middle, error, f"measured in {len(each)} runs")
+    kept = _read(path) if path.exists() else {}
+    content = {device: asdict(factor) for device, factor in (kept | found).items()}
+    write_atomic(path, json.dumps(content, indent=1) + "\n")
+    return found
+
+
+def _read(path: Path) -> dict[str, Factor]:
+    try:
+        return {device: Factor(**row) for device, row in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} cannot be read as factors ({error}); give a file that --calibrate wrote"
+        ) from error

@@ -1,7 +1,6 @@
-"""GPUs that a plan can be made for: what their datasheets say of rate, memory and links.
+"""GPUs that a plan can be made for: memory, bandwidth and links of their datasheets.
 
-Rates here are the vendors' peaks; what a run reaches of them is in `constants`. The dense bf16 peaks
-are those of `metrics`, which divides by them for MFU.
+The dense bf16 peaks are those of `metrics`, which divides by them for MFU.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ class Device:
     """tensor cores multiply 8-bit floats, at twice the bf16 rate"""
 
     source: str
-    """where the figures are from, and which of them are guesses"""
+    """which model, and its links in both directions"""
 
     peak_tflops: float = 0.0
     """dense bf16 as [metrics] peak_tflops gives it; 0: by name"""
@@ -46,108 +45,34 @@ class Device:
         return peak
 
 
+# From NVIDIA's datasheets; links are half of what both directions have, and PCIe's where bridges are
+# faster. The usable GiB are as seen on an H200 and else guesses.
 DEVICES = (
-    Device(
-        "A100",
-        79.0,
-        2039 * _GB,
-        300 * _GB,
-        False,
-        "NVIDIA A100 80GB SXM datasheet: 80 GB, 2039 GB/s, NVLink 600 GB/s both ways; usable GiB a guess",
-    ),
-    Device(
-        "A100 40GB",
-        39.0,
-        1555 * _GB,
-        300 * _GB,
-        False,
-        "NVIDIA A100 40GB SXM datasheet: 40 GB, 1555 GB/s, NVLink 600 GB/s both ways; usable GiB a guess",
-    ),
-    Device(
-        "H100 NVL",
-        93.0,
-        3900 * _GB,
-        64 * _GB,
-        True,
-        "NVIDIA H100 NVL datasheet: 94 GB, 3.9 TB/s, PCIe 5 128 GB/s both ways (bridged pairs are faster); "
-        "usable GiB a guess",
-    ),
-    Device(
-        "H100 PCIe",
-        79.0,
-        2000 * _GB,
-        64 * _GB,
-        True,
-        "NVIDIA H100 datasheet: 80 GB, 2 TB/s, PCIe 5 128 GB/s both ways (bridged pairs are faster); "
-        "usable GiB a guess",
-    ),
-    Device(
-        "H100",
-        79.0,
-        3350 * _GB,
-        450 * _GB,
-        True,
-        "NVIDIA H100 SXM datasheet: 80 GB, 3.35 TB/s, NVLink 900 GB/s both ways; usable GiB a guess",
-    ),
-    Device(
-        "GH200",
-        95.0,
-        4000 * _GB,
-        450 * _GB,
-        True,
-        "NVIDIA GH200 datasheet, the model with 96 GB of HBM3: 4 TB/s, NVLink 900 GB/s both ways; usable "
-        "GiB a guess",
-    ),
-    Device(
-        "H200",
-        139.0,
-        4800 * _GB,
-        450 * _GB,
-        True,
-        "NVIDIA H200 SXM datasheet: 141 GB, 4.8 TB/s, NVLink 900 GB/s both ways; usable GiB as seen on "
-        "one",
-    ),
-    Device(
-        "H200 NVL",
-        139.0,
-        4800 * _GB,
-        64 * _GB,
-        True,
-        "NVIDIA H200 NVL datasheet: 141 GB, 4.8 TB/s, PCIe 5 128 GB/s both ways (bridged GPUs are faster); "
-        "usable GiB a guess",
-    ),
-    Device(
-        "B200",
-        178.0,
-        8000 * _GB,
-        900 * _GB,
-        True,
-        "NVIDIA HGX B200 datasheet: 180 GB, 8 TB/s, NVLink 1.8 TB/s both ways; usable GiB a guess",
-    ),
-    Device(
-        "L40S",
-        44.0,
-        864 * _GB,
-        32 * _GB,
-        True,
-        "NVIDIA L40S datasheet: 48 GB, 864 GB/s, PCIe 4 64 GB/s both ways; usable GiB a guess",
-    ),
+    Device("A100", 79.0, 2039 * _GB, 300 * _GB, False, "A100 80GB SXM: 80 GB, NVLink 600 GB/s"),
+    Device("A100 40GB", 39.0, 1555 * _GB, 300 * _GB, False, "A100 40GB SXM: NVLink 600 GB/s"),
+    Device("H100 NVL", 93.0, 3900 * _GB, 64 * _GB, True, "H100 NVL: 94 GB, PCIe 5 128 GB/s"),
+    Device("H100 PCIe", 79.0, 2000 * _GB, 64 * _GB, True, "H100 PCIe: 80 GB, PCIe 5 128 GB/s"),
+    Device("H100", 79.0, 3350 * _GB, 450 * _GB, True, "H100 SXM: 80 GB, NVLink 900 GB/s"),
+    Device("GH200", 95.0, 4000 * _GB, 450 * _GB, True, "GH200 with 96 GB of HBM3, NVLink 900 GB/s"),
+    Device("H200", 139.0, 4800 * _GB, 450 * _GB, True, "H200 SXM: 141 GB, NVLink 900 GB/s"),
+    Device("H200 NVL", 139.0, 4800 * _GB, 64 * _GB, True, "H200 NVL: 141 GB, PCIe 5 128 GB/s"),
+    Device("B200", 178.0, 8000 * _GB, 900 * _GB, True, "HGX B200: 180 GB, NVLink 1.8 TB/s"),
+    Device("L40S", 44.0, 864 * _GB, 32 * _GB, True, "L40S: 48 GB, PCIe 4 64 GB/s"),
 )
 
 ACCELERATOR = "cuda"
-"""torch's name of the kind of device that all of them are"""
+"""torch's name for the kind of device that all of them are"""
 
 INTER_NODE_BYTES_PER_GPU = 50 * _GB
-"""between nodes, bytes/s in one direction for each GPU of a node: one 400 Gbit/s port a GPU, a guess
+"""between nodes, bytes/s in one direction for each GPU of a node: one 400 Gbit/s port per GPU, a guess
 that `--inter-node-gbps` replaces"""
 
-
 _VARIANTS = {"pcie", "nvl", "40gb", "64gb", "96gb", "144g", "144gb", "mig"}
-"""words of a driver's name that tell another memory, other links or a slice"""
+"""words in a driver's name that mean another memory, other links or a slice"""
 
 
 def find_device(name: str) -> Device:
-    """By the name that the command line has.
+    """The device with this name in the table.
 
     Raises:
         InputError: a GPU that the table does not have.
@@ -161,7 +86,7 @@ def find_device(name: str) -> Device:
 
 
 def device_of(reported: str) -> Device | None:
-    """By the name that the driver reports, such as "NVIDIA H100 80GB HBM3"; None where it is not known."""
+    """The device that a driver reports as, for example, "NVIDIA H100 80GB HBM3"; None if not known."""
     # A GH200 is no H200, and an H100 NVL or a slice of an H100 (MIG) is no H100: whole words only.
     words = set(reported.lower().replace("-", " ").split())
     for device in DEVICES:
@@ -172,22 +97,22 @@ def device_of(reported: str) -> Device | None:
 
 
 def check_device(config: JobConfig, device: Device) -> None:
-    """Raises InputError for what a device cannot train, or what nothing is known of."""
+    """Raises InputError for what a device cannot train, or what plans cannot predict."""
     precision = config.training.mixed_precision_param
     if precision != "bfloat16":
         raise InputError(
-            f"[training] mixed_precision_param = {precision!r}: plans know the devices' rates in bfloat16 "
-            f"alone; set it to 'bfloat16'"
+            f"[training] mixed_precision_param = {precision!r}: plans know only the devices' bfloat16 "
+            f"rates; set it to 'bfloat16'"
         )
     if runs_fp8(config) and not device.fp8:
         raise InputError(
-            f"[model] converters = ['float8'] needs a GPU with fp8, and the {device.name} has none; take it "
-            f"out, or plan for another GPU"
+            f"[model] converters = ['float8'] needs a GPU with fp8, which the {device.name} has not; remove "
+            f"it, or plan for another GPU"
         )
 
 
 def runs_fp8(config: JobConfig) -> bool:
-    """Whether the blocks' products run in 8 bits, not emulated."""
+    """Whether the blocks' matmuls run in 8 bits, not emulated."""
     return bool(config.model.converters) and not config.quantize.linear.float8.emulate
 
 
@@ -198,7 +123,7 @@ def with_peak(device: Device, config: JobConfig) -> Device:
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of a run and how they are joined."""
+    """GPUs of a run and their links."""
 
     device: Device
     gpus_per_node: int
@@ -220,9 +145,7 @@ def cluster_of(
         InputError: GPUs that do not make whole nodes.
     """
     if gpus % gpus_per_node:
-        raise InputError(
-            f"{gpus} GPUs are no whole number of nodes of {gpus_per_node}; change one of them"
-        )
+        raise InputError(f"{gpus} GPUs do not fill nodes of {gpus_per_node}; change one of them")
     nodes = gpus // gpus_per_node
     between = inter_node or gpus_per_node * INTER_NODE_BYTES_PER_GPU
     return Cluster(device, gpus_per_node, nodes, between)

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a training command would build, take and cost, without starting anything."""
+"""`--dry-run`: the plan of a training command without a named GPU; nothing is started."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """What the command line says beside the config."""
+    """What the command line has beside the config."""
 
     config_args: list[str]
     """the arguments of the training command"""
@@ -23,7 +23,7 @@ def take_options(args: list[str]) -> DryRunOptions | None:
     """Takes the dry run's flags out of a command line; None where there is none.
 
     Raises:
-        InputError: a number of GPUs that is none.
+        InputError: not a number of GPUs.
     """
     rest: list[str] = []
     asked, gpus = False, None
@@ -46,14 +46,14 @@ def run_dry(options: DryRunOptions) -> int:
     """Prints the report. Returns the exit status.
 
     Raises:
-        InputError: what a run with these settings would end with, before it reads data.
+        InputError: what a run with these settings would end with before it reads data.
     """
     if os.environ.get("RANK", "0") != "0":
-        return 0  # under torchrun, one process says it
+        return 0  # under torchrun, one process prints it
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.plan.plan import make_plan, planned_gpus
-    from torchtitan.models.dit_tts.plan.report import report
+    from torchtitan.models.dit_tts.plan.plan import make_summary, planned_gpus
+    from torchtitan.models.dit_tts.plan.report import summary_lines
 
     quiet_known_warnings()
     config = load_config(options.config_args)
@@ -63,5 +63,5 @@ def run_dry(options: DryRunOptions) -> int:
         gpus, why = int(os.environ["WORLD_SIZE"]), "as many as there are processes"
     else:
         gpus, why = planned_gpus(config)
-    print("\n".join(report(make_plan(config, gpus), why)))
+    print("\n".join(summary_lines(*make_summary(config, gpus), why)))
     return 0

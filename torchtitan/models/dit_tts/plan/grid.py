@@ -1,26 +1,25 @@
-"""Choices of layout, activation checkpointing, compile and micro-batch, ranked by predicted speed.
+"""Choices of layout, activation checkpointing, compilation and micro-batch, ranked by predicted speed.
 
 Every choice keeps the config's global batch, so all train the same; the config's own is among them.
-Those that do not fit are ranked behind the others, those that training would refuse stand last with its
+Those that do not fit come after the others, those that training would refuse come last with its
 sentence, and none is left out.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.plan.buckets import estimated_buckets
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled, with_blocks
-from torchtitan.models.dit_tts.plan.constants import Constants
-from torchtitan.models.dit_tts.plan.devices import ACCELERATOR, Cluster
-from torchtitan.models.dit_tts.plan.forecast import Forecaster, StepForecast, layout_of
+from torchtitan.models.dit_tts.plan.devices import ACCELERATOR, Cluster, check_device
 from torchtitan.models.dit_tts.plan.memory import capacity, states_total
+from torchtitan.models.dit_tts.plan.plan import Planner, Step, estimated_buckets, layout_of
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout
+from torchtitan.models.dit_tts.plan.step_time import Factor
 
 # Activation checkpointing: mode and option.
 _CHECKPOINTING = (("none", "op"), ("selective", "op"), ("selective", "2"), ("full", "op"))
@@ -36,24 +35,21 @@ class Choice:
 
     accumulation: int
     own: bool
-    """the config's"""
+    """whether it is the config's"""
 
     refused: str
-    """what training would say instead of starting; empty where it starts"""
+    """the sentence that training would end with; empty where it starts"""
 
     states: int
     """bytes of a GPU without any batch"""
 
     capacity: int
-    most: int
-    """bytes in the bucket that needs most; the states where not even these fit"""
+    max_bytes: int
+    """in the bucket that needs most; the states where not even these fit"""
 
-    step: StepForecast | None
+    fits: bool
+    step: Step | None
     """in the longest bucket; None where it is refused or not even the states fit"""
-
-    @property
-    def fits(self) -> bool:
-        return self.step is not None and self.most <= self.capacity
 
 
 def checkpointing_name(options: ActivationCheckpoint) -> str:
@@ -65,21 +61,21 @@ def checkpointing_name(options: ActivationCheckpoint) -> str:
     return "op" if options.selective_ac_option == "op" else f"every {options.selective_ac_option}"
 
 
-def grid(config: JobConfig, cluster: Cluster, constants: Constants) -> list[Choice]:
+def grid(config: JobConfig, cluster: Cluster, factor: Factor) -> list[Choice]:
     """All choices, the fastest that fits first."""
+    check_device(config, cluster.device)
     own_layout = layout_of(config, cluster.gpus)
-    config = upstream_view(config, run_folder_path(config), cluster.gpus)
-    forecaster = Forecaster(config, cluster, constants, shorter=True)
+    planner = Planner(config, cluster.gpus)
+    config = planner.config
     own = own_layout, config.activation_checkpoint, blocks_compiled(config)
-    layouts = dict.fromkeys([own_layout, *_layouts(cluster)])
-    checkpointing = [own[1]]
+    checkpointing = {checkpointing_name(own[1]): own[1]}
+    mode: Any
     for mode, option in _CHECKPOINTING:
         other = replace(own[1], mode=mode, selective_ac_option=option)
-        if checkpointing_name(other) != checkpointing_name(own[1]):
-            checkpointing.append(other)
+        checkpointing.setdefault(checkpointing_name(other), other)
     choices = []
-    for layout in layouts:
-        for options in checkpointing:
+    for layout in dict.fromkeys([own_layout, *_layouts(cluster)]):
+        for options in checkpointing.values():
             for compiled in (True, False):
                 chosen = with_blocks(_with_layout(config, layout), compiled)
                 chosen = replace(chosen, activation_checkpoint=options)
@@ -88,19 +84,22 @@ def grid(config: JobConfig, cluster: Cluster, constants: Constants) -> list[Choi
                     is_own = (layout, options, compiled) == own
                     is_own = is_own and samples == config.training.local_batch_size
                     each = replace(chosen, training=training)
-                    choices.append(_choice(forecaster, each, layout, accumulation, is_own))
+                    arguments = planner, each, cluster, factor, accumulation
+                    choices.append(_choice(*arguments, own=is_own))
     return sorted(choices, key=_rank)
 
 
 def _choice(
-    forecaster: Forecaster,
+    planner: Planner,
     config: JobConfig,
-    layout: DataParallelLayout,
+    cluster: Cluster,
+    factor: Factor,
     accumulation: int,
+    *,
     own: bool,
 ) -> Choice:
-    cluster, samples = forecaster.cluster, config.training.local_batch_size
-    states = most = states_total(forecaster.states(config, layout))
+    samples = config.training.local_batch_size
+    states = max_bytes = states_total(planner.states(config))
     room = capacity(cluster.device)
     refused, step = "", None
     try:
@@ -108,14 +107,15 @@ def _choice(
     except InputError as error:
         refused = str(error)
     if not refused and states <= room:
-        step = forecaster.step(config, layout, forecaster.lengths, samples, accumulation)
+        longest = replace(planner.longest, micro_batch=samples, accumulation=accumulation)
+        step = planner.step(config, cluster, factor, longest)
         needs = [
-            forecaster.memory(config, layout, bucket.lengths, bucket.micro_batch).total
+            planner.memory(config, cluster.device, bucket.batches).total
             for bucket in estimated_buckets(config, cluster.gpus)
         ]
-        most = max(step.memory.total, *needs)
+        max_bytes = max(step.memory.total, *needs)
     return Choice(
-        layout=layout,
+        layout=layout_of(config, cluster.gpus),
         checkpointing=checkpointing_name(config.activation_checkpoint),
         compiled=blocks_compiled(config),
         micro_batch=samples,
@@ -124,7 +124,8 @@ def _choice(
         refused=refused,
         states=states,
         capacity=room,
-        most=most,
+        max_bytes=max_bytes,
+        fits=step is not None and max_bytes <= room,
         step=step,
     )
 
@@ -156,8 +157,8 @@ def _layouts(cluster: Cluster) -> Iterator[DataParallelLayout]:
 
 
 def _micro_batches(config: JobConfig, gpus: int) -> Iterator[tuple[int, int]]:
-    """(samples, accumulation steps) that come to the global batch: powers of two, all of it and what
-    the config has."""
+    """(samples, accumulation steps) with the config's global batch: powers of two, all of it and the
+    config's own."""
     training = config.training
     samples = training.global_batch_size // gpus
     if training.global_batch_size < 0:

@@ -1,19 +1,141 @@
-"""What a GPU holds when it holds most, and how many samples that leaves room for."""
+"""What one GPU holds at its peak, and how many samples fit.
 
-from dataclasses import dataclass
+Activations of every shape are predicted from a few measured passes, because sizes are affine: over B
+samples of T frames and L text tokens a pass holds a + B (b + c T + d L) bytes. Passes with two sample
+counts, half the frames and half the text give the four numbers. (Tables of angles grow with T but not
+with B: nothing beside a micro-batch of any use.)
 
-from torchtitan.models.dit_tts.plan.activations import ActivationMemory
+Under a memory budget the compiler decides anew at every shape, and its decision can differ from one
+shape to the next. Such blocks are measured near the config's own micro-batch, and without shards, where
+autocast's copies of weights are part of the decision, at each bucket's lengths.
+"""
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.plan.activations import (
+    ActivationMemory,
+    KindMemory,
+    activation_memory,
+    blocks_by_checkpointing,
+    kind_memory,
+)
+from torchtitan.models.dit_tts.plan.compiled_block import (
+    BlockCompiler,
+    blocks_compiled,
+    compiled_stacks,
+)
 from torchtitan.models.dit_tts.plan.devices import Device
-from torchtitan.models.dit_tts.plan.profile import Profile, Shape
 from torchtitan.models.dit_tts.plan.states import StateMemory
 
 CONTEXT_BYTES = int(1.5 * 2**30)
 """the device's context, libraries' workspaces and buffers of collectives; a guess"""
 
-FRAGMENTED_SHARE = 0.04
-"""of a GPU's memory, that the allocator has reserved and cannot use; a guess"""
+FRAGMENTED_FRACTION = 0.04
+"""of a GPU's memory: reserved by the allocator and not usable; a guess"""
 
-_MOST_SAMPLES = 4096
+_MAX_SAMPLES = 4096
+# Of the passes. One sample would not do: what is laid out by samples is then not copied.
+_SAMPLES = 2
+
+
+class Activations:
+    """Activations of micro-batches of any shape; passes that configs have in common run once."""
+
+    def __init__(self, args: DiTTTSModelArgs, longest: Lengths, micro_batch: int):
+        """
+        Args:
+            longest: padded lengths of the longest bucket; all references are as long as its.
+            micro_batch: the config's, in samples; shorter buckets have as many frames.
+        """
+        self._args = args
+        self._longest = longest
+        self._frames = micro_batch * longest.frames
+        self._kinds: dict[tuple[Any, ...], KindMemory] = {}
+        self._encoders: dict[type, BlockCompiler] = {}
+
+    def measured(
+        self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
+    ) -> tuple[ActivationMemory, list[list[list[str]]]]:
+        """(bytes of a micro-batch from passes of just this shape, graphs of its decoder blocks).
+
+        Args:
+            config: says how blocks are checkpointed and compiled.
+            sharded: as in `kind_memory`.
+        """
+        options, stacks = config.activation_checkpoint, compiled_stacks(config)
+        blocks = blocks_by_checkpointing(
+            options, self._args.n_layers, compiled=blocks_compiled(config)
+        )
+        found = {}
+        for kind in blocks:
+            budget = options.memory_budget if kind == "memory_budget" else None
+            key = kind, budget, stacks, sharded, samples, lengths
+            if key not in self._kinds:
+                self._kinds[key] = kind_memory(
+                    config,
+                    self._args,
+                    samples,
+                    lengths,
+                    kind,
+                    sharded=sharded,
+                    encoders=self._encoders,
+                )
+            found[kind] = self._kinds[key]
+        return activation_memory(blocks, found), [each.graphs for each in found.values()]
+
+    def memory(
+        self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
+    ) -> ActivationMemory:
+        """Bytes of a micro-batch, predicted from passes of few shapes; arguments as in `measured`."""
+        options = config.activation_checkpoint
+        by_compiler = options.mode == "memory_budget" and blocks_compiled(config)
+        found = None
+        if sharded or not by_compiler:
+            first = max(_SAMPLES, self._frames // self._longest.frames) if by_compiler else _SAMPLES
+            found = self._affine(config, sharded, first, samples, lengths)
+        if found is None:
+            found = self._at_lengths(config, sharded, samples, lengths)
+        return ActivationMemory(*(round(float(size)) for size in found))
+
+    def _affine(
+        self, config: JobConfig, sharded: bool, first: int, samples: int, lengths: Lengths
+    ) -> np.ndarray | None:
+        """(batch, saved, working) bytes; None where the compiler decided differently among the passes."""
+        longest = self._longest
+        T, L = max(2, longest.frames), max(2, longest.text_tokens)
+        longest = replace(longest, frames=T, text_tokens=L)
+        fewer_T, fewer_L = replace(longest, frames=T // 2), replace(longest, text_tokens=L // 2)
+        shapes = (first, longest), (first + 1, longest), (first, fewer_T), (first, fewer_L)
+        passes = [self.measured(config, sharded, *shape) for shape in shapes]
+        if any(graphs != passes[0][1] for _, graphs in passes):
+            return None
+        base, more, frames, tokens = (np.array(astuple(sizes), float) for sizes, _ in passes)
+        shift = (lengths.frames - T) * (base - frames) / (T - T // 2)
+        shift += (lengths.text_tokens - L) * (base - tokens) / (L - L // 2)
+        return base + shift + (samples - first) * (more - base + shift / first)
+
+    def _at_lengths(
+        self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
+    ) -> np.ndarray:
+        """(batch, saved, working) bytes, from passes at these lengths."""
+        lengths = replace(lengths, speaker_frames=self._longest.speaker_frames)
+        own = max(_SAMPLES, self._frames // lengths.frames)
+        # Where the decision changes from one number of samples to the next, the next two are taken.
+        for first in (own, own + 1, own + 2):
+            (base, graphs), (more, others) = (
+                self.measured(config, sharded, n, lengths) for n in (first, first + 1)
+            )
+            if graphs == others:
+                break
+        fewer, sizes = np.array(astuple(base), float), np.array(astuple(more), float)
+        return fewer + (samples - first) * (sizes - fewer)
 
 
 @dataclass(frozen=True)
@@ -24,17 +146,11 @@ class MemoryNeed:
     """weights, gradients, optimizer, EMA, a frozen encoder, and what is whole for a while"""
 
     activations: ActivationMemory
+    total: int
     capacity: int
-    """what allocations may come to"""
+    """maximum of what allocations may add up to"""
 
-    @property
-    def total(self) -> int:
-        each = self.activations
-        return self.states + each.batch + each.saved + each.working
-
-    @property
-    def fits(self) -> bool:
-        return self.total <= self.capacity
+    fits: bool
 
 
 def states_total(states: StateMemory) -> int:
@@ -50,23 +166,21 @@ def states_total(states: StateMemory) -> int:
 
 
 def capacity(device: Device) -> int:
-    """Bytes that allocations may come to."""
-    return int(device.memory_gib * 2**30 * (1 - FRAGMENTED_SHARE)) - CONTEXT_BYTES
+    """Maximum bytes of allocations."""
+    return int(device.memory_gib * 2**30 * (1 - FRAGMENTED_FRACTION)) - CONTEXT_BYTES
 
 
-def memory_need(profile: Profile, states: StateMemory, device: Device, shape: Shape) -> MemoryNeed:
-    return MemoryNeed(states_total(states), profile.memory(shape), capacity(device))
+def memory_need(states: int, each: ActivationMemory, device: Device) -> MemoryNeed:
+    total = states + each.batch + each.saved + each.working
+    return MemoryNeed(states, each, total, capacity(device), total <= capacity(device))
 
 
-def largest_micro_batch(
-    profile: Profile, states: StateMemory, device: Device, frames: int, text_tokens: int
-) -> int:
-    """Most samples that fit; 0 where not one does."""
-    low, high = 0, _MOST_SAMPLES
+def largest_micro_batch(fits: Callable[[int], bool]) -> int:
+    """The largest number of samples for which `fits(samples)` holds; 0 where one is too many."""
+    low, high = 0, _MAX_SAMPLES
     while low < high:
         samples = (low + high + 1) // 2
-        shape = Shape(samples, frames, text_tokens)
-        if memory_need(profile, states, device, shape).fits:
+        if fits(samples):
             low = samples
         else:
             high = samples - 1

@@ -1,5 +1,7 @@
-"""Sizes and exact parameter counts of the model that a config describes, without data or weights."""
+"""Sizes and exact parameter counts of the model that a config describes, and the pretrained parts that
+it downloads. Nothing is fetched, and no data or weights are read."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,14 +10,15 @@ import torch
 from torch import nn
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.dit_tts import get_train_spec
+from torchtitan.models.dit_tts import get_train_spec, model_flavors
+from torchtitan.models.dit_tts.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
 from torchtitan.tools.utils import set_default_dtype
 
-# The parts of the model as people speak of them, by the first word of a parameter's name.
+# Part of the model by the first word of a parameter's name.
 _PARTS = {
     "text_encoder": "text encoder",
     "condition_embedding": "conditioning tokens",
@@ -28,6 +31,8 @@ _PARTS = {
     "norm": "output",
     "output": "output",
 }
+
+_CODEC_FILE = "weights.pth"
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,15 @@ class ModelSizes:
     """What is known of a config's model before its data are read."""
 
     args: DiTTTSModelArgs
-
     source: HFEncoderSpec | None
     """of a pretrained text encoder, inside the model or beside it"""
 
     unknown: tuple[str, ...]
-    """sentences about what only the data tell"""
+    """sentences about what depends on the data"""
 
 
 def model_sizes(config: JobConfig) -> ModelSizes:
-    """The sizes that training would take, as far as they are known without data; no network is used.
+    """The sizes that training would take, as far as they are known without data or network.
 
     Args:
         config: its dump_folder is the run's own folder, as upstream sees it.
@@ -75,14 +79,14 @@ def model_sizes(config: JobConfig) -> ModelSizes:
     if is_pretrained(encoder.model):
         source = find_source(encoder.model, download=False, folder=Path(config.job.dump_folder))
     n_ids, unknown = _known_ids(config, source)
-    args = get_train_spec().model_args[config.model.flavor]
+    args = model_flavors()[config.model.flavor]
     known = replace(config, encoder=replace(encoder, vocab_size=n_ids))
     args.update_from_config(known, download=False)
     return ModelSizes(args, source, unknown)
 
 
 def _known_ids(config: JobConfig, source: HFEncoderSpec | None) -> tuple[int, tuple[str, ...]]:
-    """(ids of the tokenizer as far as they are known, what is not)."""
+    """(token ids as far as they are known, sentences about the others)."""
     encoder, data = config.encoder, config.data
     if encoder.vocab_size:
         return encoder.vocab_size, ()
@@ -97,11 +101,11 @@ def _known_ids(config: JobConfig, source: HFEncoderSpec | None) -> tuple[int, tu
     labels = [name for name in data.conditioning if name != "duration"]
     unknown = []
     if encoder.model == "chars":
-        unknown.append("the characters of the texts: only the data tell them, and none is counted")
+        unknown.append("the characters of the texts: they depend on the data; none is counted")
     if labels:
         unknown.append(
-            f"the values of {', '.join(labels)}: only the data tell them, and of the conditioning "
-            f"tokens the unknown one alone is counted"
+            f"the values of {', '.join(labels)}: they depend on the data; of their conditioning tokens "
+            f"only the one for an unknown value is counted"
         )
     if source is not None:
         added = Vocabulary("bytes", "", fields).size - Vocabulary("bytes").size
@@ -119,19 +123,65 @@ def count_parameters(
     model: nn.Module, encoder: Encoder, source: HFEncoderSpec | None
 ) -> list[Part]:
     """Exact counts by part; a frozen encoder beside the model is the first row."""
-    parts = []
+    parts: list[Part] = []
     if source is not None and encoder.frozen:
         where = "features from files, not in memory" if encoder.cache_features else encoder.dtype
         parts.append(
             Part(f"text encoder {source.model}", source.num_parameters(), False, f"frozen, {where}")
         )
     counts: dict[str, int] = {}
+    blocks = len(list(model.get_submodule("layers").children()))
     for name, parameter in model.named_parameters():
         first = name.partition(".")[0]
         part = _PARTS.get(first, first)
         counts[part] = counts.get(part, 0) + parameter.numel()
     for part, number in counts.items():
         name = f"{part} {encoder.model}" if part == "text encoder" else part
-        note = f"{len(model.layers)} of {number // len(model.layers):,}" if part == "blocks" else ""
+        note = f"{blocks} of {number // blocks:,}" if part == "blocks" else ""
         parts.append(Part(name, number, True, note))
     return parts
+
+
+@dataclass(frozen=True)
+class Download:
+    """Pretrained weights that a config names."""
+
+    purpose: str
+    name: str
+    """hub name or path"""
+
+    here: bool
+    """whether this machine has them"""
+
+    command: str = ""
+    """fetches them on a machine with network; empty for a path"""
+
+
+def downloads(config: JobConfig, source: HFEncoderSpec | None) -> list[Download]:
+    """The pretrained text encoder, if `source` is one, and the codec of [sampling] codec."""
+    found = []
+    if source is not None:
+        name, here = source.model, bool(source.files())
+        folder = os.path.isdir(name)
+        if not folder:
+            here = here and not source.built_in and _cached(name, "tokenizer.json")
+        found.append(Download("text encoder", name, here, "" if folder else f"hf download {name}"))
+    name = config.sampling.codec
+    if name != "mel_dct":
+        path, purpose = Path(name).expanduser(), "codec, for preparation and generation"
+        # As the codec takes a name: what exists or ends like a file of weights is a path.
+        if path.exists() or path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
+            found.append(Download(purpose, name, path.exists()))
+        else:
+            here, command = _cached(name, _CODEC_FILE), f"hf download {name} {_CODEC_FILE}"
+            found.append(Download(purpose, name, here, command))
+    return found
+
+
+def _cached(name: str, file: str) -> bool:
+    """Whether the Hugging Face cache has a file; False also without the hub's library."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return False
+    return isinstance(try_to_load_from_cache(name, file), str)

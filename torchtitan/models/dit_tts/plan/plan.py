@@ -1,96 +1,367 @@
-"""Everything that can be said of a run before it starts, from its config and a number of GPUs."""
+"""Parameters, memory, time and MFU of a run, from its config and a number of GPUs; nothing is started.
+
+`make_summary` needs no GPU to be named: `--dry-run` prints it. `make_plan` adds memory against a GPU's
+capacity, communication and time on a named cluster, for every length bucket.
+"""
 
 from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.checks import data_parallel_degree, validate_config
+from torchtitan.models.dit_tts.benchmark.synthetic import (
+    BYTES_PER_SECOND,
+    SUBWORDS_PER_SECOND,
+    SyntheticDataset,
+)
+from torchtitan.models.dit_tts.config.checks import (
+    accumulation_steps,
+    data_parallel_degree,
+    validate_config,
+)
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.plan.activations import ActivationMemory, activation_memory
-from torchtitan.models.dit_tts.plan.arithmetic import StepArithmetic, step_arithmetic
-from torchtitan.models.dit_tts.plan.downloads import Download, downloads
+from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
+from torchtitan.models.dit_tts.plan.activations import (
+    ActivationMemory,
+    blocks_by_checkpointing,
+)
+from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled, with_blocks
+from torchtitan.models.dit_tts.plan.devices import Cluster, Device, check_device, runs_fp8
+from torchtitan.models.dit_tts.plan.memory import (
+    Activations,
+    MemoryNeed,
+    largest_micro_batch,
+    memory_need,
+    states_total,
+)
 from torchtitan.models.dit_tts.plan.parameters import (
+    Download,
     ModelSizes,
     Part,
     build_on_meta,
     count_parameters,
+    downloads,
     model_sizes,
 )
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory, state_memory
+from torchtitan.models.dit_tts.plan.step_time import (
+    Communication,
+    Factor,
+    Interval,
+    StepTime,
+    StepWork,
+    communication,
+    copied_bytes,
+    optimizer_bytes,
+    pointwise_work,
+    rate,
+    repeated_flops,
+    step_time,
+    with_error,
+)
+from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 
 _SHARDS = (8, 4, 2, 1)
+_BEGIN_AND_END = 2
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of one static shape in every step."""
+
+    lengths: Lengths
+    """padded"""
+
+    micro_batch: int
+    """samples of one rank"""
+
+    accumulation: int
+    """micro-batches per step"""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    batches: Batches
+    fraction: float
+    """of the steps"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of a run whatever its GPUs are."""
+
+    config: JobConfig
+    layout: DataParallelLayout
+    parts: list[Part]
+    unknown: tuple[str, ...]
+    """sentences about what depends on the data"""
+
+    states: StateMemory
+    downloads: list[Download]
+    longest: Batches
+    """of the longest bucket"""
+
+    samples: int
+    """per step, of all ranks"""
+
+    flops: int
+    """per step of the longest bucket, of all ranks: training FLOPs without recomputation"""
+
+    encoder_flops: int
+    """likewise of a pretrained text encoder"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted optimizer step with micro-batches of one shape."""
+
+    batches: Batches
+    memory: MemoryNeed
+    time: StepTime
+    seconds: Interval
+    flops: int
+    """of all ranks, without recomputation"""
+
+    mfu: Interval
+    """over the dense bf16 peak, also in fp8"""
+
+    samples_per_second: Interval
+    communication: Communication
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    fraction: float
+    """of the steps"""
+
+    step: Step
+    largest: int
+    """micro-batch that fits, in samples"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was not started."""
+    """What `titan-tts plan` prints of one config."""
 
-    config: JobConfig
-    layout: DataParallelLayout
-    sizes: ModelSizes
-    parts: list[Part]
-    states: StateMemory
-    activations: ActivationMemory
-    downloads: list[Download]
-    step: StepArithmetic
+    summary: Summary
+    cluster: Cluster
+    factor: Factor
+    longest: Step
+    neediest: Step
+    """of all buckets, the one that needs most memory"""
+
+    largest: int
+    """local_batch_size with which every bucket fits"""
+
+    buckets: list[BucketPlan]
+    mean_seconds: Interval
+    """of a step, over the buckets"""
+
+    mean_mfu: Interval
+
+
+def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
+    """Raises InputError at degrees that do not multiply to the number of GPUs."""
+    ranks = data_parallel_degree(config, gpus)
+    replicas = config.parallelism.data_parallel_replicate_degree
+    return DataParallelLayout(replicas, ranks // replicas)
 
 
 def planned_gpus(config: JobConfig) -> tuple[int, str]:
-    """(number of GPUs, why that many) where nobody has said it.
+    """(number of GPUs, the reason for it) where the command line does not set it.
 
     Raises:
         InputError: no number that could be assumed fits the config.
     """
-    parallelism = config.parallelism
-    replicas, shards = (
-        parallelism.data_parallel_replicate_degree,
-        parallelism.data_parallel_shard_degree,
-    )
+    replicas = config.parallelism.data_parallel_replicate_degree
+    shards = config.parallelism.data_parallel_shard_degree
     if replicas >= 1 and shards >= 1:
         return replicas * shards, "the product of the degrees in [parallelism]"
-    mistake: InputError | None = None
+    mistakes = []
     for assumed in _SHARDS:
         gpus = max(1, replicas) * assumed
         try:
             validate_config(config, gpus, list(model_flavors()))
-            return (
-                gpus,
-                "assumed; --dry-run-gpus N or, in scripts/train_tts.sh, NGPU says otherwise",
-            )
+            return gpus, "assumed; set it by --dry-run-gpus N or, in scripts/train_tts.sh, by NGPU"
         except InputError as error:
-            mistake = error
-    raise mistake
+            mistakes.append(error)
+    raise mistakes[-1]
 
 
-def make_plan(config: JobConfig, gpus: int) -> Plan:
-    """Computes the plan; nothing is allocated, read from the data or fetched.
+def longest_batches(config: JobConfig, ranks: int) -> Batches:
+    """Of samples as long as the limits of [data] allow."""
+    data = config.data
+    longest = data.bucket_frames[-1] if data.bucket_frames else data.max_frames
+    return Batches(
+        Lengths(longest, data.max_text_tokens, data.max_speaker_frames),
+        config.training.local_batch_size,
+        accumulation_steps(config, ranks),
+    )
+
+
+def estimated_buckets(config: JobConfig, ranks: int) -> list[Bucket]:
+    """The length buckets, shortest first, as data with the lengths of [benchmark] would have them.
 
     Raises:
-        InputError: what a run with these settings would end with, before it reads data.
+        InputError: lengths that hardly any utterance can have within the config's limits.
+    """
+    data, accumulation = config.data, accumulation_steps(config, ranks)
+    rate = SUBWORDS_PER_SECOND if is_pretrained(config.encoder.model) else BYTES_PER_SECOND
+    extra_tokens = _BEGIN_AND_END + len(data.conditioning)
+    dataset = SyntheticDataset(config.benchmark, data, data.seed, rate, extra_tokens)
+    per_step = ranks * accumulation
+    global_batch_size = per_step * config.training.local_batch_size
+    policy = batch_policy(
+        data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
+    )
+    steps = [n / size for n, size in zip(policy.sample_counts, policy.batch_sizes)]
+    return [
+        Bucket(Batches(Lengths(*shape), size // per_step, accumulation), number / sum(steps))
+        for shape, size, number in zip(policy.shapes, policy.batch_sizes, steps, strict=True)
+        if number
+    ]
+
+
+def _sample_flops(sizes: ModelSizes, lengths: Lengths) -> tuple[int, int]:
+    """(training FLOPs of the model, FLOPs of a pretrained text encoder) for one sample."""
+    encoder = sizes.args.text_encoder_sizes
+    text = text_encoder_flops(encoder, 1, lengths.text_tokens) if encoder else 0
+    return training_flops(sizes.args, lengths), text
+
+
+class Planner:
+    """Predicts steps of configs that differ only in layout, checkpointing, compilation and batch."""
+
+    def __init__(self, config: JobConfig, gpus: int):
+        """config: its model and limits hold for all."""
+        self.config = upstream_view(config, run_folder_path(config), gpus)
+        self.gpus = gpus
+        sizes = model_sizes(self.config)
+        # All attention backends of a GPU keep the same; the CPU's stand-ins keep all scores.
+        self.sizes = replace(sizes, args=replace(sizes.args, attention="sdpa"))
+        model = build_on_meta(self.sizes.args, config.training.dtype)
+        self.parts = count_parameters(model, config.encoder, sizes.source)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.longest = longest_batches(self.config, gpus)
+        longest = self.longest.lengths, self.longest.micro_batch
+        self.activations = Activations(self.sizes.args, *longest)
+        self._states: dict[tuple[DataParallelLayout, bool], StateMemory] = {}
+
+    def states(self, config: JobConfig) -> StateMemory:
+        layout = layout_of(config, self.gpus)
+        key = layout, config.training.enable_cpu_offload
+        if key not in self._states:
+            self._states[key] = state_memory(config, self.sizes.args, self.sizes.source, layout)
+        return self._states[key]
+
+    def memory(self, config: JobConfig, device: Device, batches: Batches) -> MemoryNeed:
+        sharded, shape = (
+            layout_of(config, self.gpus).sharded,
+            (batches.micro_batch, batches.lengths),
+        )
+        activations = self.activations.memory(config, sharded, *shape)
+        return memory_need(states_total(self.states(config)), activations, device)
+
+    def largest(self, config: JobConfig, device: Device, batches: Batches) -> int:
+        """The largest micro-batch of this shape that fits."""
+
+        def fits(samples: int) -> bool:
+            return self.memory(config, device, replace(batches, micro_batch=samples)).fits
+
+        return largest_micro_batch(fits)
+
+    def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
+        args, samples, lengths = self.sizes.args, batches.micro_batch, batches.lengths
+        layout, states = layout_of(config, self.gpus), self.states(config)
+        compiled, options = blocks_compiled(config), config.activation_checkpoint
+        blocks = blocks_by_checkpointing(options, args.n_layers, compiled=compiled)
+        pointwise, kernels = pointwise_work(args, lengths.frames, blocks, compiled)
+        flops, encoder_flops = _sample_flops(self.sizes, lengths)
+        times, units = batches.accumulation, args.n_layers + 2
+        exchanges = communication(config, self.parameters, states, layout, cluster, units, times)
+        work = StepWork(
+            accumulation=times,
+            flops=samples * (flops + repeated_flops(args, lengths, blocks)),
+            encoder_flops=samples * encoder_flops,
+            pointwise_bytes=samples * pointwise,
+            kernels=kernels,
+            copied_bytes=copied_bytes(config, self.parameters, layout),
+            optimizer_bytes=optimizer_bytes(config, states),
+            communication=exchanges,
+        )
+        time = step_time(work, cluster.device, factor, fp8=runs_fp8(config))
+        seconds = with_error(time.seconds, factor)
+        samples *= self.gpus * times
+        flops = samples * (flops + encoder_flops)
+        return Step(
+            batches=batches,
+            memory=self.memory(config, cluster.device, batches),
+            time=time,
+            seconds=seconds,
+            flops=flops,
+            mfu=rate(flops / self.gpus / cluster.device.peak_flops, seconds),
+            samples_per_second=rate(samples, seconds),
+            communication=exchanges,
+        )
+
+    def summary(self) -> Summary:
+        longest = self.longest
+        samples = self.gpus * longest.micro_batch * longest.accumulation
+        flops, encoder_flops = _sample_flops(self.sizes, longest.lengths)
+        return Summary(
+            config=self.config,
+            layout=layout_of(self.config, self.gpus),
+            parts=self.parts,
+            unknown=self.sizes.unknown,
+            states=self.states(self.config),
+            downloads=downloads(self.config, self.sizes.source),
+            longest=longest,
+            samples=samples,
+            flops=samples * flops,
+            encoder_flops=samples * encoder_flops,
+        )
+
+
+def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemory]:
+    """(the summary, activations of an eager micro-batch of the longest bucket).
+
+    Raises:
+        InputError: what a run with these settings would end with before it reads data.
     """
     validate_config(config, gpus, list(model_flavors()))
-    ranks = data_parallel_degree(config, gpus)
-    replicas = config.parallelism.data_parallel_replicate_degree
-    layout = DataParallelLayout(replicas, ranks // replicas)
-    config = upstream_view(config, run_folder_path(config), ranks)
-    sizes = model_sizes(config)
-    model = build_on_meta(sizes.args, config.training.dtype)
-    step = step_arithmetic(config, sizes.args, ranks)
+    planner = Planner(config, gpus)
+    summary, longest = planner.summary(), planner.longest
+    # Compiling blocks takes most of a plan's time.
+    eager, shape = with_blocks(planner.config, False), (longest.micro_batch, longest.lengths)
+    return summary, planner.activations.measured(eager, summary.layout.sharded, *shape)[0]
+
+
+def make_plan(config: JobConfig, cluster: Cluster, factor: Factor) -> Plan:
+    """Raises InputError for what the GPU cannot train."""
+    check_device(config, cluster.device)
+    planner = Planner(config, cluster.gpus)
+    config, longest, device = planner.config, planner.longest, cluster.device
+    step = planner.step(config, cluster, factor, longest)
+    largest = planner.largest(config, device, longest)
+    buckets = []
+    for bucket in estimated_buckets(config, cluster.gpus):
+        fits = planner.largest(config, device, bucket.batches)
+        each = planner.step(config, cluster, factor, bucket.batches)
+        buckets.append(BucketPlan(bucket.fraction, each, fits))
+        # Every bucket's micro-batch is in proportion to the longest's.
+        largest = min(largest, fits * longest.micro_batch // bucket.batches.micro_batch)
+    seconds = sum(each.fraction * each.step.seconds.middle for each in buckets)
+    flops = sum(each.fraction * each.step.flops for each in buckets)
+    mean = with_error(seconds, factor)
     return Plan(
-        config=config,
-        layout=layout,
-        sizes=sizes,
-        parts=count_parameters(model, config.encoder, sizes.source),
-        states=state_memory(config, sizes.args, sizes.source, layout),
-        activations=activation_memory(
-            config,
-            # Every backend of a GPU keeps the same, and varlen's stand-in on the CPU keeps all scores.
-            replace(sizes.args, attention="sdpa"),
-            step.micro_batch,
-            step.lengths,
-            sharded=layout.sharded,
-        ),
-        downloads=downloads(config, sizes.source),
-        step=step,
+        summary=planner.summary(),
+        cluster=cluster,
+        factor=factor,
+        longest=step,
+        neediest=max([step, *(b.step for b in buckets)], key=lambda each: each.memory.total),
+        largest=largest,
+        buckets=buckets,
+        mean_seconds=mean,
+        mean_mfu=rate(flops / cluster.gpus / device.peak_flops, mean),
     )

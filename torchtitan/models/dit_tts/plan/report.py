@@ -1,113 +1,141 @@
-"""A plan as aligned plain text."""
-
-from dataclasses import dataclass
+"""A summary, a plan or a grid as aligned plain text, each figure with its origin."""
 
 from torchtitan.models.dit_tts.config.job_config import Optimizer
+from torchtitan.models.dit_tts.plan.activations import ActivationMemory
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled
+from torchtitan.models.dit_tts.plan.devices import Cluster
+from torchtitan.models.dit_tts.plan.grid import Choice, checkpointing_name
+from torchtitan.models.dit_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from torchtitan.models.dit_tts.plan.parameters import frozen_total, trained_total
-from torchtitan.models.dit_tts.plan.plan import Plan
+from torchtitan.models.dit_tts.plan.plan import Plan, Step, Summary
 from torchtitan.models.dit_tts.plan.states import Gathered, StateMemory
+from torchtitan.models.dit_tts.plan.step_time import Factor, Interval
+
+_GIB = 2**30
+
+MemoryLine = tuple[str, int, str]
+"""(what, bytes, origin)"""
 
 
-@dataclass(frozen=True)
-class MemoryLine:
-    """A row of the memory table."""
+def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str) -> list[str]:
+    """The report of `--dry-run`.
 
-    what: str
-    size: int
-    """bytes"""
-
-    how: str
-    """where the figure comes from"""
-
-
-def report(plan: Plan, why_gpus: str) -> list[str]:
-    """Lines of the whole report; why_gpus says where the number of GPUs comes from."""
-    job, layout = plan.config.job, plan.layout
-    lines = [
-        f"dry run of {job.config_file or 'the default config'}: flavor {plan.config.model.flavor}",
-        f"GPUs: {layout.gpus} ({why_gpus})",
-        f"layout: {layout.name}, replicas x shards = {layout.replicas} x {layout.shards}",
+    Args:
+        activations: of an eager micro-batch of the longest bucket.
+        why_gpus: where the number of GPUs comes from.
+    """
+    config = summary.config
+    lines = memory_lines(summary, activations, summary.longest.micro_batch, compiled=False)
+    lines.append(("sum", sum(size for _, size, _ in lines), "longest bucket, an upper bound"))
+    notes = [
+        "not in the sum: the device's context, fragmentation, buffers of kernels and collectives",
+        "shorter buckets have more samples and can need more; titan-tts plan lists each of them",
     ]
-    sections = (
-        ("Parameters", _parameters(plan)),
-        ("Memory of one GPU", _memory(plan)),
-        ("Downloads", _downloads(plan)),
-        ("One step in the longest bucket", _step(plan)),
-    )
-    for title, rows in sections:
-        lines += ["", title, *(f"  {row}" for row in rows)]
+    if blocks_compiled(config):
+        notes.append("[compile] enable = true keeps less; titan-tts plan computes how much")
+    return [
+        f"dry run of {config.job.config_file or 'the default config'}: flavor {config.model.flavor}",
+        f"GPUs: {summary.layout.gpus} ({why_gpus})",
+        _layout(summary),
+        *_section("Parameters", _parameters(summary)),
+        *_section("Memory of one GPU", [*_table(lines), *_offloaded(summary.states), *notes]),
+        *_section("Downloads", _downloads(summary)),
+        *_section("One step in the longest bucket", _arithmetic(summary)),
+    ]
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The report of `titan-tts plan`."""
+    summary, config, neediest = plan.summary, plan.summary.config, plan.neediest
+    mode = "compiled" if blocks_compiled(config) else "eager"
+    lines = [
+        f"plan of {config.job.config_file}: flavor {config.model.flavor}",
+        *_cluster(plan.cluster, plan.factor),
+        f"{_layout(summary)}; {mode}, activation checkpointing "
+        f"'{checkpointing_name(config.activation_checkpoint)}'",
+        *_section("Parameters", _parameters(summary)),
+        *_section(
+            f"Memory of one GPU in the bucket that needs most, {neediest.batches.lengths.frames} frames",
+            _memory(plan),
+        ),
+        *_section("Downloads", _downloads(summary)),
+        *_section("One step in the longest bucket", _arithmetic(summary)),
+        *_section("Communication of one rank in that step", _communication(plan.longest)),
+        *_section("Time of that step", _time(plan)),
+        *_section("Buckets, for lengths as [benchmark] mean_seconds and sigma say", _buckets(plan)),
+    ]
+    if summary.states.offloaded:
+        lines += ["", "the time is without the transfers of enable_cpu_offload and its optimizer"]
     return lines
 
 
-def _parameters(plan: Plan) -> list[str]:
-    rows = [(p.name, p.parameters, p.note or ("trained" if p.trained else "")) for p in plan.parts]
-    rows.append(("trained", trained_total(plan.parts), "optimizer, EMA and checkpoints have these"))
-    rows.append(("frozen", frozen_total(plan.parts), ""))
+def _section(title: str, rows: list[str]) -> list[str]:
+    return ["", title, *(f"  {row}" for row in rows)]
+
+
+def _layout(summary: Summary) -> str:
+    layout = summary.layout
+    return f"layout: {layout.name}, replicas x shards = {layout.replicas} x {layout.shards}"
+
+
+def _cluster(cluster: Cluster, factor: Factor) -> list[str]:
+    device = cluster.device
+    return [
+        f"GPUs: {cluster.nodes} x {cluster.gpus_per_node} {device.name} ({device.source}): "
+        f"{device.peak_flops / 1e12:.0f} dense bf16 TFLOP/s, {device.memory_gib:g} GiB, "
+        f"{device.bandwidth / 1e9:.0f} GB/s; links {device.link / 1e9:.0f} GB/s in a node, "
+        f"{cluster.inter_node / 1e9:.0f} GB/s between nodes",
+        f"factor over the roofline: {factor.value:.2f}, {factor.origin}",
+    ]
+
+
+def _parameters(summary: Summary) -> list[str]:
+    parts = summary.parts
+    rows = [(p.name, p.parameters, p.note or ("trained" if p.trained else "")) for p in parts]
+    rows.append(("trained", trained_total(parts), "optimizer, EMA and checkpoints have these"))
+    rows.append(("frozen", frozen_total(parts), ""))
     width = max(len(name) for name, _, _ in rows)
     table = [f"{name:{width}}  {number:>15,}  {note}".rstrip() for name, number, note in rows]
-    return [*table, *(f"not known yet: {sentence}" for sentence in plan.sizes.unknown)]
+    return [*table, *(f"not known yet: {sentence}" for sentence in summary.unknown)]
 
 
-def memory_lines(plan: Plan) -> list[MemoryLine]:
-    """What one GPU holds when it holds most, each with its origin."""
-    states, acts, training = plan.states, plan.activations, plan.config.training
-    lines = _state_lines(plan, states)
+def memory_lines(
+    summary: Summary, activations: ActivationMemory, samples: int, *, compiled: bool
+) -> list[MemoryLine]:
+    """What one GPU holds at its peak; all lines are counted in its total."""
+    config, states = summary.config, summary.states
+    dtype, sharded = config.training.dtype, summary.layout.sharded
+    lines: list[MemoryLine] = []
+    if not states.offloaded:
+        how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if sharded else "whole")
+        lines += [
+            ("weights", states.weights, how),
+            ("gradients", states.gradients, f"{dtype}, like the weights"),
+            ("optimizer", states.optimizer, _moments(config.optimizer, dtype)),
+        ]
+        if states.ema:
+            lines.append(("EMA", states.ema, "float32, like the weights"))
     if states.encoder:
         kind = "shard" if states.encoder_sharded else "whole"
-        lines.append(
-            MemoryLine(
-                "frozen text encoder",
-                states.encoder,
-                f"{plan.config.encoder.dtype}, {kind} ([encoder] fsdp_min_gib = "
-                f"{plan.config.encoder.fsdp_min_gib:g})",
-            )
-        )
+        how = f"{config.encoder.dtype}, {kind} ([encoder] fsdp_min_gib)"
+        lines.append(("frozen text encoder", states.encoder, how))
         if states.encoder_sharded:
-            lines.append(_gathered_line("gathered of the text encoder", states.encoder_gathered))
-    if plan.layout.sharded:
-        lines.append(_gathered_line("gathered weights", states.gathered))
-        lines.append(
-            MemoryLine(
-                "gradients on their way",
-                states.gradients_in_turn,
-                f"largest unit, whole: {training.mixed_precision_param}, and the input of its "
-                f"reduce-scatter in {training.mixed_precision_reduce}",
-            )
-        )
+            lines.append(_gathered("gathered of the text encoder", states.encoder_gathered))
+    if sharded:
+        lines.append(_gathered("gathered weights", states.gathered))
+        how = "largest unit, whole, and the input of its reduce-scatter"
+        lines.append(("gradients on their way", states.gradients_in_turn, how))
     elif states.gathered.total:
-        lines.append(
-            MemoryLine("second copy of weights", states.gathered.total, "replicate computes on it")
-        )
-    step, mode = plan.step, plan.config.activation_checkpoint.mode
-    lines += [
-        MemoryLine("micro-batch", acts.batch, "latents, noise, target, speaker, text"),
-        MemoryLine(
-            "saved activations",
-            acts.saved,
-            f"{step.micro_batch} samples, measured on fake tensors, eager, activation checkpointing "
-            f"'{mode}'",
-        ),
-        MemoryLine(
-            "working memory", acts.working, "most of the backward pass above that, measured"
-        ),
+        how = "replicate computes on it"
+        lines.append(("second copy of weights", states.gathered.total, how))
+    how = f"{samples} samples, {'compiled' if compiled else 'eager'}, activation checkpointing "
+    how += f"'{checkpointing_name(config.activation_checkpoint)}', on fake tensors"
+    return [
+        *lines,
+        ("micro-batch", activations.batch, "latents, noise, target, speaker, text"),
+        ("saved activations", activations.saved, how),
+        ("working memory", activations.working, "maximum of the backward pass above that"),
     ]
-    return lines
-
-
-def _state_lines(plan: Plan, states: StateMemory) -> list[MemoryLine]:
-    if states.offloaded:
-        return []
-    dtype = plan.config.training.dtype
-    how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if plan.layout.sharded else "whole")
-    lines = [
-        MemoryLine("weights", states.weights, how),
-        MemoryLine("gradients", states.gradients, f"{dtype}, like the weights"),
-        MemoryLine("optimizer", states.optimizer, _moments(plan.config.optimizer, dtype)),
-    ]
-    if states.ema:
-        lines.append(MemoryLine("EMA", states.ema, "float32, like the weights"))
-    return lines
 
 
 def _moments(options: Optimizer, dtype: str) -> str:
@@ -120,81 +148,152 @@ def _moments(options: Optimizer, dtype: str) -> str:
     return f"{options.name}: two moments, {dtype if own == 'float32' else own}"
 
 
-def _gathered_line(what: str, gathered: Gathered) -> MemoryLine:
-    return MemoryLine(
-        what,
-        gathered.total,
-        f"{_bytes(gathered.kept)} that stay whole, and twice the largest other unit",
-    )
+def _gathered(what: str, gathered: Gathered) -> MemoryLine:
+    how = f"{_bytes(gathered.kept)} that stay whole, and twice the largest other unit"
+    return what, gathered.total, how
+
+
+def _table(lines: list[MemoryLine]) -> list[str]:
+    width = max(len(what) for what, _, _ in lines)
+    return [f"{what:{width}}  {_bytes(size):>11}  {how}" for what, size, how in lines]
+
+
+def _offloaded(states: StateMemory) -> list[str]:
+    if not states.offloaded:
+        return []
+    size = states.weights + states.gradients + states.optimizer + states.ema
+    return [
+        f"in the machine's memory for each GPU: {_bytes(size)} of weights, gradients, optimizer and EMA "
+        f"([training] enable_cpu_offload)"
+    ]
 
 
 def _memory(plan: Plan) -> list[str]:
-    lines = memory_lines(plan)
-    total = sum(line.size for line in lines)
-    lines.append(
-        MemoryLine("sum", total, "an upper bound for this bucket: not all are largest at once")
+    summary, step = plan.summary, plan.neediest
+    need, compiled = step.memory, blocks_compiled(summary.config)
+    samples = step.batches.micro_batch
+    how = (
+        f"less {_bytes(CONTEXT_BYTES)} of context and {FRAGMENTED_FRACTION:.0%} fragmented, guesses"
     )
-    width = max(len(line.what) for line in lines)
-    rows = [f"{line.what:{width}}  {_bytes(line.size):>11}  {line.how}" for line in lines]
-    states = plan.states
-    if states.offloaded:
-        offloaded = states.weights + states.gradients + states.optimizer + states.ema
-        rows.append(
-            f"in the machine's memory for each GPU: {_bytes(offloaded)} of weights, gradients, "
-            f"optimizer and EMA ([training] enable_cpu_offload)"
-        )
-    rows.append(
-        "not in the sum: the device's context, the allocator's unused parts, workspaces of kernels,"
-    )
-    rows.append("buffers of collectives, a frozen text encoder's own activations")
-    rows.append(
-        "shorter buckets have more samples and can need more: titan-tts plan has a line for each"
-    )
-    if blocks_compiled(plan.config):
-        rows.append(
-            "[compile] enable = true keeps fewer activations; titan-tts plan computes how many fewer"
-        )
-    if plan.config.activation_checkpoint.mode == "memory_budget":
-        rows.append(
-            "activation checkpointing 'memory_budget' is the compiler's: counted as 'none' here, and as it "
-            "is by titan-tts plan"
-        )
-    return rows
+    lines = [
+        *memory_lines(summary, need.activations, samples, compiled=compiled),
+        ("sum", need.total, "fits" if need.fits else "DOES NOT FIT"),
+        ("capacity", need.capacity, how),
+    ]
+    return [
+        *_table(lines),
+        *_offloaded(summary.states),
+        f"largest micro-batch with which all buckets fit: local_batch_size = {plan.largest}",
+    ]
 
 
-def _downloads(plan: Plan) -> list[str]:
+def _downloads(summary: Summary) -> list[str]:
     rows = []
-    for item in plan.downloads:
-        rows += [
-            f"{item.name} ({item.purpose}): {'on this machine' if item.here else 'MISSING'}",
-            f"  files  {item.files}",
-            f"  size   {item.size}",
-        ]
-        if not item.here and item.command:
-            rows.append(f"  fetch  {item.command}")
-    if any(not item.here and item.command for item in plan.downloads):
-        rows.append(
-            "For a machine without network: fetch on one that has it, then copy the cache folder "
-            "(~/.cache/huggingface/hub, or what HF_HOME says)."
-        )
+    for item in summary.downloads:
+        fetch = f"; fetch it with: {item.command}" if item.command else ""
+        state = "on this machine" if item.here else f"MISSING{fetch}"
+        rows.append(f"{item.name} ({item.purpose}): {state}")
     return rows or ["none"]
 
 
-def _step(plan: Plan) -> list[str]:
-    step = plan.step
-    lengths = step.lengths
+def _arithmetic(summary: Summary) -> list[str]:
+    longest, samples = summary.longest, summary.samples
+    lengths = longest.lengths
+    seconds = lengths.frames / summary.config.data.frames_per_second
     rows = [
-        f"{step.ranks} ranks x {step.micro_batch} samples x {step.accumulation} accumulation steps = "
-        f"{step.samples:,} samples",
-        f"at most {lengths.frames} frames ({step.seconds:.2f} s), {lengths.text_tokens} text tokens and "
-        f"{lengths.speaker_frames} reference frames each: {step.frames:,} frames, "
-        f"{step.samples * step.seconds / 3600:.2f} hours of audio",
-        f"{step.flops:,} training FLOPs, without recomputation: "
-        f"{step.flops / step.ranks / 1e12:,.4g} TFLOP a GPU",
+        f"{summary.layout.gpus} ranks x {longest.micro_batch} samples x {longest.accumulation} "
+        f"accumulation steps = {samples:,} samples",
+        f"at most {lengths.frames} frames ({seconds:.2f} s), {lengths.text_tokens} text tokens and "
+        f"{lengths.speaker_frames} reference frames each: {samples * lengths.frames:,} frames, "
+        f"{samples * seconds / 3600:.2f} hours of audio",
+        f"{summary.flops:,} training FLOPs, without recomputation",
     ]
-    if step.encoder_flops:
-        rows.append(f"{step.encoder_flops:,} FLOPs of the text encoder at most")
+    if summary.encoder_flops:
+        rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at most")
     return rows
+
+
+def _communication(step: Step) -> list[str]:
+    rows = [
+        f"{each.name:24} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
+        f"{each.beside}"
+        for each in step.communication.collectives
+    ]
+    if not rows:
+        return ["none"]
+    hidden = step.communication.uncovered(step.time.computing) == 0
+    ends = "but for the first or last unit of each micro-batch"
+    return [*rows, f"hidden by computation, {ends}" if hidden else "NOT hidden by computation"]
+
+
+def _time(plan: Plan) -> list[str]:
+    step = plan.longest
+    rows = [f"{name:22} {seconds * 1e3:10.2f} ms" for name, seconds in step.time.parts.items()]
+    speed = step.samples_per_second
+    return [
+        *rows,
+        f"{'step':22} {_milliseconds(step.seconds)}",
+        f"{'MFU':22} {_percent(step.mfu)} of the bf16 peak, exact FLOPs",
+        f"{'samples/s':22} {speed.middle:.1f} ({speed.low:.1f} to {speed.high:.1f}), all GPUs",
+        f"ranges are +- {plan.factor.error:.0%} of the time",
+    ]
+
+
+def _buckets(plan: Plan) -> list[str]:
+    title = "frames  text  speaker  micro-batch  largest that fits  fraction of steps  step ms  MFU"
+    rows = [title]
+    for each in plan.buckets:
+        step = each.step
+        lengths, fits = step.batches.lengths, "" if step.memory.fits else "  DOES NOT FIT"
+        rows.append(
+            f"{lengths.frames:6} {lengths.text_tokens:5} {lengths.speaker_frames:8} "
+            f"{step.batches.micro_batch:12} {each.largest:18} {each.fraction:18.1%} "
+            f"{step.seconds.middle * 1e3:8.1f} {step.mfu.middle:5.1%}{fits}"
+        )
+    return [
+        *rows,
+        f"mean step {_milliseconds(plan.mean_seconds)}",
+        f"mean MFU  {_percent(plan.mean_mfu)} of padded shapes",
+    ]
+
+
+def grid_lines(choices: list[Choice], cluster: Cluster, factor: Factor) -> list[str]:
+    """The report of `titan-tts plan --grid`."""
+    rows = [
+        *_cluster(cluster, factor),
+        "",
+        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs most; * is the "
+        "config's own",
+        "rank  layout         AC                 mode      micro x acc     samples/s (range)           "
+        "MFU    GiB   fits",
+    ]
+    for rank, each in enumerate(choices, 1):
+        mode = "compiled" if each.compiled else "eager"
+        layout = f"{each.layout.name} {each.layout.replicas} x {each.layout.shards}"
+        head = (
+            f"{'-' if each.refused else rank:>4}{'*' if each.own else ' '} {layout:14} "
+            f"{each.checkpointing:18} {mode:8}  {each.micro_batch:5} x {each.accumulation:<5}"
+        )
+        if each.refused:
+            rows.append(f"{head}  refused: {each.refused}")
+        elif each.step is None:
+            need, room = each.states / _GIB, each.capacity / _GIB
+            rows.append(f"{head}  states alone {need:.1f} GiB of {room:.1f}: no")
+        else:
+            speed, mfu = each.step.samples_per_second, each.step.mfu
+            rows.append(
+                f"{head}  {speed.middle:9.1f} ({speed.low:.1f} to {speed.high:.1f})  "
+                f"{mfu.middle:6.1%}  {each.max_bytes / _GIB:6.1f}  {'yes' if each.fits else 'no'}"
+            )
+    return rows
+
+
+def _milliseconds(seconds: Interval) -> str:
+    return f"{seconds.middle * 1e3:10.2f} ms ({seconds.low * 1e3:.1f} to {seconds.high * 1e3:.1f})"
+
+
+def _percent(mfu: Interval) -> str:
+    return f"{mfu.middle:.1%} ({mfu.low:.1%} to {mfu.high:.1%})"
 
 
 def _bytes(size: int) -> str:

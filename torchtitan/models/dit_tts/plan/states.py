@@ -1,7 +1,7 @@
-"""Bytes of one GPU that a layout of ranks gives to weights, gradients, optimizer, EMA and encoder.
+"""Bytes per GPU of weights, gradients, optimizer, EMA and a frozen text encoder.
 
-The model is built on the meta device and sharded by the very function that training uses, over a
-process group that exchanges nothing; then the shards are counted.
+The model is built on the meta device and sharded by the function that training uses, over a fake process
+group; then the shards are counted.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.config.job_config import ActivationCheckpoint, Compile
+from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
@@ -29,7 +29,7 @@ from torchtitan.tools.utils import set_default_dtype
 
 _FLOAT32 = 4
 _8BIT_BLOCK = 256
-"""numbers of an 8-bit moment that have a scale in common"""
+"""numbers of an 8-bit moment that share a scale"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Gathered:
     """Whole weights that a sharded module has beside its shards, in bytes."""
 
     kept: int
-    """units that stay whole from their forward pass on"""
+    """units that stay whole after their forward pass"""
 
     in_turn: int
     """twice the largest of the others: one is used, the next is fetched"""
@@ -73,7 +73,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class StateMemory:
-    """Bytes of the rank that has most."""
+    """Bytes of the rank that holds most."""
 
     weights: int
     gradients: int
@@ -81,7 +81,7 @@ class StateMemory:
     ema: int
     gathered: Gathered
     gradients_in_turn: int
-    """whole gradients of the largest unit and what the reduction of them is made from"""
+    """whole gradients of the largest unit and the input of their reduce-scatter"""
 
     encoder: int
     """a frozen text encoder beside the model"""
@@ -97,7 +97,7 @@ class StateMemory:
 
 @contextlib.contextmanager
 def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
-    """The first of a layout's ranks, the only one that there is; collectives do nothing."""
+    """The first rank of a layout, as the only process; collectives do nothing."""
     assert not dist.is_initialized(), "a process group would be replaced"
     dims = ParallelDims(
         dp_replicate=layout.replicas,
@@ -113,7 +113,7 @@ def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
         yield dims
         return
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=layout.gpus)
-    # Upstream's mesh is one of accelerators where there are any, whose number need not be this one.
+    # Upstream builds its mesh of accelerators where there are any, of whatever number.
     device_type, parallel_dims.device_type = parallel_dims.device_type, "cpu"
     try:
         dims.build_mesh()
@@ -129,17 +129,16 @@ def state_memory(
     source: HFEncoderSpec | None,
     layout: DataParallelLayout,
 ) -> StateMemory:
-    """Bytes a GPU of all that lasts from step to step, and of what is whole for a while.
+    """Bytes per GPU of all that lasts from step to step, and of what is whole for a while.
 
     Args:
-        config: the run's.
-        args: the model's sizes.
         source: a pretrained text encoder, if there is one.
-        layout: the ranks.
     """
     # Neither changes where parameters lie.
     plain = replace(
-        config, activation_checkpoint=ActivationCheckpoint(mode="none"), compile=Compile()
+        config,
+        activation_checkpoint=ActivationCheckpoint(mode="none"),
+        compile=replace(config.compile, enable=False),
     )
     model = build_on_meta(args, config.training.dtype)
     with fake_process_group(layout) as dims:
@@ -181,7 +180,7 @@ def _padded_bytes(parameter: torch.Tensor) -> int:
 
 
 def _optimizer(model: nn.Module, options: Optimizer) -> int:
-    """Two moments of each parameter and a float32 count of steps; Muon has one moment of its own."""
+    """Two moments of each parameter and a float32 step count; Muon has one moment of block matrices."""
     muon = set()
     if options.name == "Muon":
         muon = {linear.weight for linear in matmul_weights(model)}
@@ -195,7 +194,7 @@ def _optimizer(model: nn.Module, options: Optimizer) -> int:
         if options.state_dtype == "bfloat16":
             total += 2 * torch.bfloat16.itemsize * local.numel()
         elif options.state_dtype == "8bit" and _in_8_bits(local):
-            # A byte a number, a float32 scale a block, and each moment's table of 256 values.
+            # A byte per number, a float32 scale per block, and each moment's table of 256 values.
             scales = local.numel() // _8BIT_BLOCK + 256
             total += 2 * (local.numel() + _FLOAT32 * scales)
         else:
@@ -231,7 +230,7 @@ def _gathered(root: nn.Module) -> tuple[Gathered, int]:
     for module in root.modules():
         if not isinstance(module, FSDPModule):
             continue
-        # Not public: which parameters go together, and whether they stay.
+        # Not public: which parameters form a unit, and whether they stay whole.
         state = module._get_fsdp_state()
         group = state._fsdp_param_group
         if group is None or group in seen:

@@ -1,63 +1,246 @@
-"""Seconds of an optimizer step: each kind of work at the rate that it can reach, one after the other.
+"""Seconds of an optimizer step: a roofline times one factor per GPU, and exposed communication.
 
-Products and attention run at a share of the tensor cores' peak, everything else at a share of the
-memory's bandwidth, kernels have a gap between them, and collectives count as far as nothing hides
-them. The shares are `constants`; the work is measured on tensors without data or counted.
+    seconds = factor * (FLOPs / peak + bytes / bandwidth + kernels * launch time) + exposed exchanges
+
+FLOPs are exact, bytes and kernels are those of the 800M's block scaled by the widths, and volumes of
+collectives are counted. The factor is a guess until runs on the GPU have measured it; one relative error
+stands for all that this leaves out.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.plan.communication import (
-    BACKWARD,
-    FORWARD,
-    TEXT_ENCODER,
-    Communication,
-)
-from torchtitan.models.dit_tts.plan.constants import NAMES, Constants
-from torchtitan.models.dit_tts.plan.devices import Device
-from torchtitan.models.dit_tts.plan.profile import Work
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
+from torchtitan.models.dit_tts.plan.devices import Cluster, Device
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory
 
-_DEVIATIONS = 2.0
-"""of an error bar, to either side"""
+FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
+"""phases of a step whose computation can hide an exchange"""
+
+# The last part of the backward pass has nothing after it to hide behind.
+_HIDING_FRACTION = {FORWARD: 1.0, BACKWARD: 0.9, TEXT_ENCODER: 1.0}
+_BACKWARD_FRACTION = 2 / 3
+
+LINK_EFFICIENCY = 0.75
+"""fraction of the links' bandwidth that collectives reach beside the computation; a guess"""
+
+RING_STEP_SECONDS = 3e-6
+"""of each step of a ring beside its bytes, inside and between nodes; a guess"""
+
+LAUNCH_SECONDS = 2e-6
+"""between the end of a kernel and the start of the next; a guess"""
+
+FP8_GAIN = 1.4
+"""rate of all FLOPs with the blocks' matmuls in fp8, over that in bf16; a guess"""
+
+# Pointwise kernels of a block, forward and backward, by whether it is compiled: bytes over those that its
+# forward matmuls read and write, and their number. 174 and 676 MiB a sample of the 800M's block over
+# 32.3, and 46 and 150 kernels, as `benchmarks/speed_gates.py` counts them.
+_TRAFFIC = {True: 5.4, False: 20.9}
+_KERNELS = {True: 46, False: 150}
+# Fraction of a block's forward pass that the backward pass repeats. By operation every second matmul is
+# saved; a memory budget recomputes pointwise values alone, as at the shipped 0.9.
+_RECOMPUTED = {"none": 0.0, "memory_budget": 0.0, "selective": 0.5, "full": 1.0}
 
 _MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
-_OPTIMIZER_KERNELS = 400
-"""an optimizer step's, multi-tensor kernels of a few hundred parameters each; a guess"""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How much longer a GPU computes than the roofline says."""
+
+    value: float
+    error: float
+    """relative, to either side"""
+
+    origin: str
+
+
+# A product at 0.7 of the peak, attention at 0.42, and 1.4 times the bytes at 0.8 of the bandwidth.
+GUESS = Factor(1.6, 0.25, "a guess, not measured on this GPU")
+MEASURED_ERROR = 0.10
+"""minimum relative error of a measured factor"""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A prediction with its error to either side."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def with_error(seconds: float, factor: Factor) -> Interval:
+    return Interval(seconds / (1 + factor.error), seconds, seconds * (1 + factor.error))
+
+
+def rate(amount: float, seconds: Interval) -> Interval:
+    return Interval(amount / seconds.high, amount / seconds.middle, amount / seconds.low)
+
+
+# Communication
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of exchange in an optimizer step."""
+
+    name: str
+    volume: float
+    """bytes through one rank per step"""
+
+    link_seconds: float
+    """per step, on the links inside nodes at full bandwidth"""
+
+    network_seconds: float
+    """per step, on the links between nodes at full bandwidth"""
+
+    ring_steps: int
+    """per step, one after another"""
+
+    beside: str
+    """the phase that can hide it"""
+
+    units: int
+    """gathered or reduced one after another; a micro-batch waits for the first or the last one"""
+
+    @property
+    def seconds(self) -> float:
+        """Per step with nothing else on the links; both kinds of links are busy at once."""
+        busy = max(self.link_seconds, self.network_seconds) / LINK_EFFICIENCY
+        return busy + self.ring_steps * RING_STEP_SECONDS
+
+
+@dataclass(frozen=True)
+class Communication:
+    collectives: tuple[Collective, ...]
+
+    def busy(self, phase: str) -> float:
+        """Seconds of all exchanges of a phase: of the busier kind of links, or of the longest exchange.
+
+        Collectives of one phase share the links and otherwise run side by side, as FSDP2's streams do.
+        """
+        found = [each for each in self.collectives if each.beside == phase]
+        return max(
+            sum(each.link_seconds for each in found) / LINK_EFFICIENCY,
+            sum(each.network_seconds for each in found) / LINK_EFFICIENCY,
+            max((each.seconds for each in found), default=0.0),
+        )
+
+    def uncovered(self, computing: Mapping[str, float]) -> float:
+        """Seconds beyond what computation hides, without the ends; computing: phase -> its seconds."""
+        return sum(
+            max(0.0, self.busy(phase) - _HIDING_FRACTION[phase] * seconds)
+            for phase, seconds in computing.items()
+        )
+
+    def exposed(self, computing: Mapping[str, float]) -> float:
+        """Seconds that computation does not hide, with the first or last unit of each collective."""
+        ends = sum(each.seconds / each.units for each in self.collectives)
+        return ends + self.uncovered(computing)
+
+
+def communication(
+    config: JobConfig,
+    parameters: int,
+    states: StateMemory,
+    layout: DataParallelLayout,
+    cluster: Cluster,
+    units: int,
+    accumulation: int,
+) -> Communication:
+    """What one optimizer step exchanges, as flat rings.
+
+    Of W bytes among S ranks an all-gather or a reduce-scatter moves W (S - 1) / S through each rank in
+    S - 1 steps, an all-reduce twice that. Inside a node they pass the GPU's own link; between nodes all
+    groups of a node share the node's.
+
+    Args:
+        parameters: trained ones.
+        layout: neighbouring ranks shard, as in upstream's mesh.
+        units: gathered and reduced one after another, about equally large.
+        accumulation: micro-batches per step.
+    """
+    training = config.training
+    whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
+    reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * parameters
+    shards, in_node = layout.shards, min(layout.shards, cluster.gpus_per_node)
+    found = []
+
+    def add(
+        name: str,
+        beside: str,
+        size: float,
+        ranks: int,
+        in_node: int,
+        times: int,
+        units: int = units,
+        rounds: int = 1,
+    ) -> None:
+        moved = times * rounds * size * (ranks - 1) / ranks
+        groups = max(1, cluster.gpus_per_node // in_node)
+        found.append(
+            Collective(
+                name=name,
+                volume=moved,
+                link_seconds=moved / cluster.device.link if in_node > 1 else 0.0,
+                network_seconds=groups * moved / cluster.inter_node if ranks > in_node else 0.0,
+                ring_steps=times * rounds * units * (ranks - 1),
+                beside=beside,
+                units=units,
+            )
+        )
+
+    if states.encoder_sharded:
+        # A frozen encoder has no backward pass and keeps nothing whole between micro-batches.
+        encoder, units_of_it = shards * states.encoder, states.encoder_units
+        name = "all-gather, text encoder"
+        add(name, TEXT_ENCODER, encoder, shards, in_node, accumulation, units_of_it)
+    if layout.sharded:
+        again = whole - states.gathered.kept
+        add("all-gather, forward", FORWARD, whole, shards, in_node, accumulation)
+        add("all-gather, backward", BACKWARD, again, shards, in_node, accumulation)
+        add("reduce-scatter", BACKWARD, reduced, shards, in_node, accumulation)
+    if layout.replicas > 1:
+        in_node = min(max(1, cluster.gpus_per_node // shards), layout.replicas)
+        kept = TORCH_DTYPE_MAP[training.dtype].itemsize * parameters
+        size = reduced / shards if layout.sharded else kept
+        add("all-reduce", BACKWARD, size, layout.replicas, in_node, times=1, rounds=2)
+    return Communication(tuple(found))
+
+
+# Computation
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one optimizer step of one GPU does."""
+    """What one GPU does in an optimizer step; per micro-batch where nothing else is said."""
 
-    device: Device
-    micro_batch: Work
     accumulation: int
-    fp8: bool
-    """the blocks' products run in 8 bits"""
+    flops: float
+    """of the model, with recomputation"""
 
     encoder_flops: float
-    """of a frozen text encoder, a micro-batch"""
+    """of a frozen text encoder"""
 
+    pointwise_bytes: float
+    kernels: float
     copied_bytes: float
-    """of weights and gradients that FSDP2 or `replicate` copies and casts, a micro-batch"""
+    """of weights and gradients that FSDP2 or `replicate` copies and casts"""
 
     optimizer_bytes: float
-    """clipping, optimizer and EMA"""
+    """clipping, optimizer and EMA, per step"""
 
     communication: Communication
-    model_flops: float
-    """training FLOPs of the GPU's samples, without recomputation, and its text encoder's"""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, and where they go."""
+    """Seconds of a step."""
 
     parts: dict[str, float]
     computing: dict[str, float]
@@ -68,66 +251,54 @@ class StepTime:
         return sum(self.parts.values())
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A prediction with two standard deviations to either side."""
-
-    low: float
-    middle: float
-    high: float
-
-
-def step_time(work: StepWork, constants: Constants) -> StepTime:
-    each = work.micro_batch
-    gain = 1 + (1 / constants["fp8_gain"] - 1) * each.block_share if work.fp8 else 1.0
-    products = each.product_seconds * gain / constants["gemm_efficiency"]
-    attention = each.attention_seconds / constants["attention_efficiency"]
-    moving = each.moving_seconds + each.fused_seconds * constants["fused_traffic"]
-    moving = moving / constants["memory_efficiency"]
-    gaps = each.kernels * constants["kernel_seconds"]
-    forward, backward = work.accumulation * (products + attention + moving + gaps)
-
-    bandwidth = work.device.bandwidth * constants["memory_efficiency"]
-    encoder = work.encoder_flops / work.device.peak_flops / constants["gemm_efficiency"]
-    encoder *= work.accumulation * constants["encoder_slowdown"]
-    computing = {FORWARD: float(forward), BACKWARD: float(backward), TEXT_ENCODER: float(encoder)}
-    exposed = work.communication.exposed(computing, constants)
-    parts = {
-        "products": work.accumulation * products.sum(),
-        "attention": work.accumulation * attention.sum(),
-        "pointwise": work.accumulation * moving.sum(),
-        "gaps between kernels": work.accumulation * gaps.sum(),
-        "text encoder": encoder,
-        "copies of weights": work.accumulation * work.copied_bytes / bandwidth,
-        "optimizer": work.optimizer_bytes / bandwidth
-        + _OPTIMIZER_KERNELS * constants["kernel_seconds"],
-        "exposed communication": exposed,
+def step_time(work: StepWork, device: Device, factor: Factor, *, fp8: bool) -> StepTime:
+    """fp8: the blocks' matmuls run in 8 bits."""
+    gain = FP8_GAIN if fp8 else 1.0
+    per_micro_batch = {
+        "matmuls and attention": work.flops / (gain * device.peak_flops),
+        "pointwise kernels": work.pointwise_bytes / device.bandwidth,
+        "kernel launches": work.kernels * LAUNCH_SECONDS,
+        "text encoder": work.encoder_flops / device.peak_flops,
+        "copies of weights": work.copied_bytes / device.bandwidth,
     }
-    return StepTime({name: float(value) for name, value in parts.items()}, computing)
+    times = factor.value * work.accumulation
+    parts = {name: times * seconds for name, seconds in per_micro_batch.items()}
+    model, encoder = sum(list(parts.values())[:3]), parts["text encoder"]
+    backward = _BACKWARD_FRACTION * model
+    computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
+    parts["optimizer"] = factor.value * work.optimizer_bytes / device.bandwidth
+    parts["exposed communication"] = work.communication.exposed(computing)
+    return StepTime(parts, computing)
 
 
-def log_slopes(seconds: Callable[[Constants], float], constants: Constants) -> np.ndarray:
-    """(n,) derivatives of log seconds by the logarithms of the constants."""
-    step = 1e-4
-    return np.array(
-        [
-            np.log(seconds(constants.moved(i, step)) / seconds(constants.moved(i, -step)))
-            / (2 * step)
-            for i in range(len(NAMES))
-        ]
-    )
+def recomputed(blocks: Mapping[str, int]) -> float:
+    """Forward passes of a decoder block that activation checkpointing repeats in a micro-batch.
+
+    Args:
+        blocks: checkpointing -> number of decoder blocks, as `blocks_by_checkpointing` has them.
+    """
+    return sum(_RECOMPUTED[kind] * count for kind, count in blocks.items())
 
 
-def with_error(seconds: Callable[[Constants], float], constants: Constants) -> Interval:
-    """Seconds with the error bar that the constants' own errors and the unexplained one give."""
-    slopes = log_slopes(seconds, constants)
-    deviation = np.sqrt(slopes @ constants.covariance @ slopes + constants.unexplained**2)
-    middle, factor = seconds(constants), float(np.exp(_DEVIATIONS * deviation))
-    return Interval(middle / factor, middle, middle * factor)
+def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> float:
+    """FLOPs of one sample that checkpointing repeats."""
+    one_less = replace(args, n_layers=args.n_layers - 1)
+    block = forward_flops(args, lengths) - forward_flops(one_less, lengths)
+    return block * recomputed(blocks)
+
+
+def pointwise_work(
+    args: DiTTTSModelArgs, frames: int, blocks: Mapping[str, int], compiled: bool
+) -> tuple[float, float]:
+    """(bytes of the decoder's pointwise kernels for one sample, number of its kernels)."""
+    # Inputs and outputs of the forward matmuls in bfloat16: q, k, v, gate, output; gate, up and down.
+    matmul_bytes = 2 * frames * (9 * args.dim + 3 * args.mlp_dim)
+    passes = args.n_layers + recomputed(blocks) / 3  # a third of forward and backward together
+    return passes * _TRAFFIC[compiled] * matmul_bytes, passes * _KERNELS[compiled]
 
 
 def optimizer_bytes(config: JobConfig, states: StateMemory) -> float:
-    """Read and written between the backward pass and the next forward one."""
+    """Bytes read and written between the backward pass and the next forward pass."""
     own = TORCH_DTYPE_MAP[config.training.dtype].itemsize
     parameters = states.gradients / own
     moment = _MOMENT_BYTES[config.optimizer.state_dtype] or own
@@ -138,7 +309,7 @@ def optimizer_bytes(config: JobConfig, states: StateMemory) -> float:
 
 
 def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout) -> float:
-    """Read and written beside the collectives, a micro-batch."""
+    """Bytes read and written beside the collectives, per micro-batch."""
     training = config.training
     own = TORCH_DTYPE_MAP[training.dtype].itemsize
     if layout.sharded:
@@ -148,7 +319,6 @@ def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout)
         gathered = 2 * whole  # out of the collective's buffer, read and written
         return parameters * (2 * (cast + gathered) + whole + reduced)
     if layout.replicas > 1:
-        return (
-            parameters * 4 * own
-        )  # into the copy that `replicate` computes on, and gradients out of it
+        # Into the copy that `replicate` computes on, and gradients out of it.
+        return parameters * 4 * own
     return 0.0

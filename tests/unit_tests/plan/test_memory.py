@@ -1,0 +1,102 @@
+"""Peak memory is the sum of its parts, and few passes predict what passes of other shapes hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.plan_cases import H200, debug_config
+from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.plan.activations import (
+    ActivationMemory,
+    KindMemory,
+    activation_memory,
+)
+from torchtitan.models.dit_tts.plan.memory import (
+    Activations,
+    capacity,
+    largest_micro_batch,
+    memory_need,
+    states_total,
+)
+from torchtitan.models.dit_tts.plan.parameters import model_sizes
+from torchtitan.models.dit_tts.plan.states import Gathered, StateMemory
+
+pytestmark = pytest.mark.usefixtures("remembered_passes")
+
+# Every part is another power of two, so that a sum shows which of them it has.
+STATES = StateMemory(
+    weights=1,
+    gradients=2,
+    optimizer=4,
+    ema=8,
+    gathered=Gathered(kept=16, in_turn=32),
+    gradients_in_turn=64,
+    encoder=128,
+    encoder_gathered=Gathered(kept=256, in_turn=512),
+    encoder_sharded=True,
+    encoder_units=3,
+    offloaded=False,
+)
+LONGEST = Lengths(64, 40, 64)
+
+
+def test_states_are_the_sum_of_their_parts():
+    assert states_total(STATES) == 1023
+    # An encoder that every GPU has whole gathers nothing; offloaded states are not on the GPU.
+    assert states_total(replace(STATES, encoder_sharded=False)) == 1023 - 256 - 512
+    assert states_total(replace(STATES, offloaded=True)) == 1023 - (1 + 2 + 4 + 8)
+
+
+def test_a_micro_batch_fits_up_to_the_last_byte():
+    # 1.5 GiB of context, and 4 % that the allocator cannot use.
+    device = replace(H200, memory_gib=100.0)
+    room = capacity(device)
+    assert room == pytest.approx(94.5 * 2**30, abs=1)
+    need = memory_need(1, ActivationMemory(batch=2, saved=4, working=room - 7), device)
+    assert need.total == room and need.fits
+    assert not memory_need(2, need.activations, device).fits
+
+
+def test_the_largest_micro_batch():
+    assert [largest_micro_batch(lambda samples: samples <= n) for n in (0, 1, 77)] == [0, 1, 77]
+
+
+def test_activations_are_those_of_every_block():
+    """Three blocks save 100 each, two checkpointed ones 10."""
+    kinds = {"none": KindMemory(7, 1000, 100, 50, []), "full": KindMemory(7, 1001, 10, 60, [])}
+    found = activation_memory({"none": 3, "full": 2}, kinds)
+    assert found == ActivationMemory(batch=7, saved=1001 + 3 * 100 + 2 * 10, working=60)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "components", [[], pytest.param(["model", "encoders"], marks=pytest.mark.slow)]
+)
+def test_few_passes_predict_other_shapes(components):
+    compiled = components and ["--compile.enable", "--compile.components", *components]
+    config = debug_config(*compiled)
+    activations = Activations(model_sizes(config).args, LONGEST, 5)
+    shape = 5, replace(LONGEST, frames=40, text_tokens=24)
+    measured, _ = activations.measured(config, True, *shape)
+    predicted = activations.memory(config, True, *shape)
+    assert predicted.batch == measured.batch
+    # Tables of angles grow with the frames and not with the samples: little beside so small a model.
+    assert predicted.saved == pytest.approx(measured.saved, rel=4e-3)
+    assert predicted.working == pytest.approx(measured.working, rel=4e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_memory_budget_is_the_compilers(sharded):
+    """What it saves is decided at each shape: a prediction must be what passes of that shape hold."""
+    budget = ["--compile.enable", "--activation_checkpoint.mode=memory_budget"]
+    half, whole = (
+        debug_config(*budget, f"--activation_checkpoint.memory_budget={fraction}")
+        for fraction in (0.5, 1.0)
+    )
+    args = replace(model_sizes(half).args, speaker_n_layers=1)
+    activations = Activations(args, LONGEST, 4)
+    shape = 8, replace(LONGEST, frames=32, text_tokens=24)
+    saved = activations.measured(half, sharded, *shape)[0].saved
+    assert activations.memory(half, sharded, *shape).saved == saved
+    assert saved < activations.measured(whole, sharded, *shape)[0].saved

@@ -1,0 +1,144 @@
+"""Bytes of states are those of real tensors, and of units that FSDP2 gathers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.distributed import parallel_dims
+
+from tests.helpers.plan_cases import random_inputs, shipped_debug_config
+from tests.helpers.pretrained_checkpoints import write_tiny_t5
+from torchtitan.models.dit_tts import get_train_spec
+from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.low_precision_adamw import build_8bit_adamw
+from torchtitan.models.dit_tts.plan.parameters import build_on_meta, model_sizes
+from torchtitan.models.dit_tts.plan.states import (
+    DataParallelLayout,
+    fake_process_group,
+    state_memory,
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "layout",
+    [
+        DataParallelLayout(1, 1),
+        DataParallelLayout(1, 4),
+        DataParallelLayout(2, 2),
+        DataParallelLayout(4, 1),
+    ],
+)
+def test_state_bytes_are_those_of_real_tensors(layout):
+    """One step of the debug model on the first rank of a group whose collectives do nothing."""
+    config = shipped_debug_config()
+    sizes = model_sizes(config)
+    predicted = state_memory(config, sizes.args, sizes.source, layout)
+    with fake_process_group(layout) as dims:
+        model = get_train_spec().model_cls(sizes.args)
+        model = get_train_spec().parallelize_fn(model, dims, config)
+        optimizers = get_train_spec().build_optimizers_fn([model], config.optimizer, dims)
+        ema = EMA(model, 0.9)
+        batch = random_inputs()
+        squared_error_sum(model(**batch), batch["latents"], batch["frame_mask"]).backward()
+        optimizers.step()
+        real = [
+            local_bytes(tensors)
+            for tensors in (
+                model.parameters(),
+                (p.grad for p in model.parameters()),
+                (
+                    value
+                    for state in optimizers.optimizers[0].state.values()
+                    for value in state.values()
+                ),
+                ema.shadow.values(),
+            )
+        ]
+    exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]
+    assert exact[1:] == real[1:]
+    # Weights alone have the padding of shards: less than a row of each.
+    assert real[0] <= exact[0] <= 1.01 * real[0]
+
+
+def local_bytes(tensors) -> int:
+    return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+
+def test_the_machines_own_accelerators_do_not_matter(monkeypatch):
+    monkeypatch.setattr(parallel_dims, "device_type", "cuda")
+    config = shipped_debug_config()
+    states = state_memory(config, model_sizes(config).args, None, DataParallelLayout(1, 6))
+    assert states.gradients < 4 * 3_855_872 / 5
+    assert parallel_dims.device_type == "cuda"
+
+
+def test_whole_weights_of_each_layout():
+    config = shipped_debug_config(training={"mixed_precision_param": "bfloat16"})
+    sizes = model_sizes(config)
+    count = sum(p.numel() for p in build_on_meta(sizes.args, "float32").parameters())
+    block = 662_016
+
+    def gathered(layout: DataParallelLayout, **parallelism):
+        other = replace(config, parallelism=replace(config.parallelism, **parallelism))
+        return state_memory(other, sizes.args, None, layout).gathered
+
+    assert gathered(DataParallelLayout(1, 1)).total == 0
+    assert gathered(DataParallelLayout(4, 1)).total == 4 * count  # replicate computes on a copy
+    sharded = gathered(DataParallelLayout(1, 4))
+    assert sharded.in_turn == 2 * 2 * block
+    assert 0 < sharded.kept < 2 * block
+    # A block's whole gradient in bfloat16 and, to be reduced, in float32.
+    assert (
+        state_memory(config, sizes.args, None, DataParallelLayout(1, 4)).gradients_in_turn
+        == (2 + 4) * block
+    )
+    assert gathered(DataParallelLayout(1, 4), fsdp_reshard_after_forward="never").total == 2 * count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [DataParallelLayout(1, 2), DataParallelLayout(2, 1)])
+def test_a_large_frozen_encoder_is_sharded_where_weights_are(layout, tmp_path):
+    folder = write_tiny_t5(tmp_path, tokenizer=False)
+    whole = {}
+    for limit in (4.0, 0.0):
+        encoder = {"model": str(folder), "dtype": "bfloat16", "fsdp_min_gib": limit}
+        config = shipped_debug_config(encoder=encoder)
+        sizes = model_sizes(config)
+        states = state_memory(config, sizes.args, sizes.source, layout)
+        assert states.encoder_sharded == (layout.sharded and limit == 0)
+        whole[limit] = states.encoder
+    assert whole[4.0] == 2 * sizes.source.num_parameters()
+    assert whole[0.0] == whole[4.0] // layout.shards
+    cached = replace(config, encoder=replace(config.encoder, cache_features=True))
+    assert state_memory(cached, sizes.args, sizes.source, layout).encoder == 0
+
+
+@pytest.mark.parametrize("state_dtype, bytes_each", [("float32", 4), ("bfloat16", 2)])
+def test_moments_take_what_their_precision_says(state_dtype, bytes_each):
+    config = shipped_debug_config(f"--optimizer.state_dtype={state_dtype}")
+    args = model_sizes(config).args
+    states = state_memory(config, args, None, DataParallelLayout(1, 1))
+    assert states.optimizer == pytest.approx(2 * bytes_each * states.gradients / 4, rel=0.03)
+
+
+@pytest.mark.long
+def test_eight_bit_moments_are_torchaos():
+    config = shipped_debug_config("--optimizer.state_dtype=8bit")
+    args = model_sizes(config).args
+    model = get_train_spec().model_cls(args)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_8bit_adamw([{"params": list(model.parameters())}])
+    optimizer.step()
+    real = 0
+    for state in optimizer.state.values():
+        for value in state.values():
+            names = ("codes", "scale", "qmap")
+            inner = [getattr(value, n) for n in names] if hasattr(value, "codes") else [value]
+            real += sum(tensor.nbytes for tensor in inner)
+    assert state_memory(config, args, None, DataParallelLayout(1, 1)).optimizer == pytest.approx(
+        real, rel=1e-3
+    )
