@@ -56,15 +56,15 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
     def wrapped(args: list[str]) -> int:
         try:
             return function(args) or 0
-        except InputError as error:
+        except (InputError, ModuleNotFoundError) as error:
+            message = str(error)
+            if isinstance(error, ModuleNotFoundError):
+                if error.name not in _EXTRAS:
+                    raise
+                message = _missing_module(error.name)
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            return EXIT_INPUT_ERROR
-        except ModuleNotFoundError as error:
-            if error.name not in _EXTRAS:
-                raise
-            print(f"error: {_missing_module(error.name)}", file=sys.stderr, flush=True)
+            print(f"error: {message}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
             # A peer process died; its own log has the cause.

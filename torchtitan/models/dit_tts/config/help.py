@@ -48,11 +48,9 @@ def print_help(every_key: bool) -> int:
     )
     tyro.cli(
         config,
-        prog="train.py",
         description=_DESCRIPTION + rest,
         args=["--help"],
         registry=custom_registry,
-        console_outputs=True,
     )
     return 0
 
