@@ -38,7 +38,7 @@ the arithmetic of a step (--dry-run-gpus N). """
 def print_help(every_key: bool) -> int:
     """Prints the keys with their types, defaults and sentences; `every_key`: also the unused ones."""
     TTSConfigManager()  # registers how lists are read and shown
-    known = {each.name: each.type for each in fields(JobConfig)}
+    known: dict[str, Any] = {each.name: each.type for each in fields(JobConfig)}
     kinds = known if every_key else {name: _used_part(name, known[name]) for name in _SECTIONS}
     config = make_dataclass(
         "Config", [(name, kind, field(default_factory=kind)) for name, kind in kinds.items()]
@@ -48,11 +48,9 @@ def print_help(every_key: bool) -> int:
     )
     tyro.cli(
         config,
-        prog="train.py",
         description=_DESCRIPTION + rest,
         args=["--help"],
         registry=custom_registry,
-        console_outputs=True,
     )
     return 0
 
