@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.config.checks import (
     data_parallel_degree,
     validate_config,
 )
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.errors import InputError
@@ -60,7 +60,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     step_time,
     with_error,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 
 _SHARDS = (8, 4, 2, 1)
 _BEGIN_AND_END = 2
