@@ -125,9 +125,8 @@ class DiTTTSTrainer(Trainer):
         """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
         it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
         on_padding = self.job_config.objective.loss_on_padding
-        batches: Iterator[tuple[dict[str, Any], torch.Tensor]]
-        batches = super().batch_generator(data_iterable)
-        for batch, labels in batches:
+        for given, labels in super().batch_generator(data_iterable):
+            batch: dict[str, Any] = dict(given)
             batch["valid_frames"] = (
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )

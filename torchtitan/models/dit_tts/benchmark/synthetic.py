@@ -113,7 +113,7 @@ class SyntheticDataset(Dataset):
     def sample_id(self, sample: int) -> str:
         return f"synthetic:{sample:07d}"
 
-    def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
+    def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
         """There is nothing to download."""
         return {}
 

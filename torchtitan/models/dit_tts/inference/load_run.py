@@ -56,7 +56,7 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
     with torch.no_grad():
         model.init_weights()
     if isinstance(model.text_encoder, PretrainedTextEncoder):
-        assert run.model.text_encoder is not None
+        assert isinstance(run.model.text_encoder, PretrainedTextEncoder)
         model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
     return model
 
