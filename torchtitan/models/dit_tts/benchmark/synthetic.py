@@ -120,10 +120,11 @@ class SyntheticDataset(Dataset):
     def load(
         self,
         sample: int,
-        out: Mapping[str, np.ndarray],
+        out: Mapping[str, np.ndarray] | None = None,
         fetched: bytearray | None = None,
     ) -> LoadedSample:
         """Copies a sample into the first rows (rows, C) of the buffers; see `Dataset.load`."""
+        assert out is not None
         arrays = {}
         for start, length, name in (
             (self._starts[sample, 0], self.frames[sample], "latents"),
