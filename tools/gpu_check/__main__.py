@@ -86,13 +86,10 @@ def report(
     if options.commit:
         environment["git_commit"] = options.commit
     stages = [result.as_json() for result in results]
-    # In one place, where `titan-tts plan --calibrate` looks for them.
-    runs = [
-        row["values"].pop("run")
-        for stage in stages
-        for row in stage["rows"]
-        if "run" in row["values"]
-    ]
+    values = [row["values"] for stage in stages for row in stage["rows"]]
+    # In one place, where `titan-tts plan --calibrate` looks for plans.
+    plans = [each.pop("calibration") for each in values if "calibration" in each]
+    runs = [each.pop("run") for each in values if "run" in each]
     return {
         "format": 1,
         "passed": passed(results),
@@ -105,6 +102,7 @@ def report(
         },
         "environment": environment,
         "stages": stages,
+        "plans": plans,
         "runs": runs,
     }
 

@@ -80,6 +80,11 @@ def planned(plan: dict[str, Any]) -> Values:
         "plan": f"for {plan['cluster']['device']['name']}",
         "planned_gib": step["memory"]["total"] / 2**30,
         "planned_seconds": step["seconds"]["middle"],
+        "predicted": {
+            "device": plan["cluster"]["device"]["name"],
+            "factor": plan["factor"]["value"],
+            "seconds_per_step": step["seconds"]["middle"],
+        },
     }
 
 
@@ -133,6 +138,10 @@ def step(
     if "planned_gib" in values and settings.device != "cpu":
         # The plan is of what is allocated; the allocator reserves more.
         values["measured_to_planned"] = values["peak_allocated_gib"] / values["planned_gib"]
+        if "predicted" in values:  # as in the plan.json of a run
+            measured = {"seconds_per_step": values["seconds_per_step"]}
+            values["calibration"] = {"predicted": values["predicted"], "measured": measured}
+    values.pop("predicted", None)
     return values
 
 

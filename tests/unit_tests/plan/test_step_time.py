@@ -158,11 +158,17 @@ def test_what_checkpointing_repeats():
     """The 800M's block moves 174 MiB per sample compiled and 676 eager, as speed_gates.json has it."""
     args, lengths = model_flavors()["800M"], Lengths(768, 192, 384)
     blocks = (forward_flops(args, lengths) - forward_flops(replace(args, n_layers=0), lengths)) / 24
-    for kind, fraction in (("none", 0), ("memory_budget", 0), ("selective", 0.5), ("full", 1)):
+    kinds = (
+        ("none", 0, 0),
+        ("memory_budget", 0, 0.06),
+        ("selective", 1 / 2, 1 / 6),
+        ("full", 1, 1 / 3),
+    )
+    for kind, fraction, moved in kinds:
         assert repeated_flops(args, lengths, {kind: 24}) == pytest.approx(24 * fraction * blocks)
         found, kernels = pointwise_work(args, 768, {kind: 24}, True)
-        assert found == pytest.approx(24 * (1 + fraction / 3) * 174 * 2**20, rel=0.01)
-        assert kernels == pytest.approx(24 * (1 + fraction / 3) * 46)
+        assert found == pytest.approx(24 * (1 + moved) * 174 * 2**20, rel=0.01)
+        assert kernels == pytest.approx(24 * (1 + moved) * 46)
     eager, _ = pointwise_work(args, 768, {"none": 24}, False)
     assert eager == pytest.approx(24 * 676 * 2**20, rel=0.01)
 

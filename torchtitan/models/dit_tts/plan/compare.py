@@ -204,8 +204,8 @@ def calibrate(runs: list[Path], path: Path) -> dict[str, Factor]:
     found = {}
     for device, each in values.items():
         middle = float(np.median(each))
-        spread = max(MEASURED_ERROR, max(abs(value / middle - 1) for value in each))
-        found[device] = Factor(middle, spread, f"measured in {len(each)} runs")
+        spread = max(abs(value / middle - 1) for value in each)
+        found[device] = Factor(middle, max(MEASURED_ERROR, spread), f"measured in {len(each)} runs")
     kept = _read(path) if path.exists() else {}
     content = {device: asdict(factor) for device, factor in (kept | found).items()}
     write_atomic(path, json.dumps(content, indent=1) + "\n")

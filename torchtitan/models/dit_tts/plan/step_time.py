@@ -41,9 +41,11 @@ FP8_GAIN = 1.4
 # 32.3, and 46 and 150 kernels, as `benchmarks/speed_gates.py` counts them.
 _TRAFFIC = {True: 5.4, False: 20.9}
 _KERNELS = {True: 46, False: 150}
-# Fraction of a block's forward pass that the backward pass repeats. By operation every second matmul is
-# saved; a memory budget recomputes pointwise values alone, as at the shipped 0.9.
+# Fractions of a block's forward FLOPs, and of its pointwise bytes and kernels, that checkpointing repeats.
+# By operation every second matmul is saved. A memory budget recomputes only pointwise values, as the
+# shipped 0.9 does (same source).
 _RECOMPUTED = {"none": 0.0, "memory_budget": 0.0, "selective": 0.5, "full": 1.0}
+_MOVED_AGAIN = {"none": 0.0, "memory_budget": 0.06, "selective": 1 / 6, "full": 1 / 3}
 
 _MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
 
@@ -271,20 +273,15 @@ def step_time(work: StepWork, device: Device, factor: Factor, *, fp8: bool) -> S
     return StepTime(parts, computing)
 
 
-def recomputed(blocks: Mapping[str, int]) -> float:
-    """Forward passes of a decoder block that activation checkpointing repeats in a micro-batch.
+def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> float:
+    """FLOPs of one sample that activation checkpointing repeats.
 
     Args:
         blocks: checkpointing -> number of decoder blocks, as `blocks_by_checkpointing` has them.
     """
-    return sum(_RECOMPUTED[kind] * count for kind, count in blocks.items())
-
-
-def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> float:
-    """FLOPs of one sample that checkpointing repeats."""
     one_less = replace(args, n_layers=args.n_layers - 1)
     block = forward_flops(args, lengths) - forward_flops(one_less, lengths)
-    return block * recomputed(blocks)
+    return block * sum(_RECOMPUTED[kind] * count for kind, count in blocks.items())
 
 
 def pointwise_work(
@@ -293,7 +290,7 @@ def pointwise_work(
     """(bytes of the decoder's pointwise kernels for one sample, number of its kernels)."""
     # Inputs and outputs of the forward matmuls in bfloat16: q, k, v, gate, output; gate, up and down.
     matmul_bytes = 2 * frames * (9 * args.dim + 3 * args.mlp_dim)
-    passes = args.n_layers + recomputed(blocks) / 3  # a third of forward and backward together
+    passes = sum(count * (1 + _MOVED_AGAIN[kind]) for kind, count in blocks.items())
     return passes * _TRAFFIC[compiled] * matmul_bytes, passes * _KERNELS[compiled]
 
 
