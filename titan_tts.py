@@ -1,18 +1,19 @@
-"""The console command `titan-tts`: lays our tree over the installed torchtitan, then runs.
+"""The console command `titan-tts`: adds our modules to the installed torchtitan, then runs.
 
-In a checkout the overlay is `torchtitan/__init__.py`. A wheel cannot ship that file, since it would
-overwrite upstream's, and upstream's own needs triton; so the command makes the package itself.
+In a checkout `torchtitan/__init__.py` does that. A wheel cannot ship this file, since it would overwrite
+upstream's, and upstream's own needs triton; so the command builds the package object itself.
 """
 
 import importlib
-import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
 
 def lay_overlay() -> None:
-    """Makes `torchtitan` importable from any folder, ours first, without upstream's `__init__`."""
+    """Makes `torchtitan` importable from any folder, our modules first, without upstream's `__init__`."""
     if "torchtitan" in sys.modules:
         return
     here = Path(__file__).resolve().parent
@@ -23,32 +24,29 @@ def lay_overlay() -> None:
             folders.append(folder)
     if not any(Path(folder, "train.py").is_file() for folder in folders):
         sys.exit("error: torchtitan is not installed; run: pip install torchtitan==0.2.2")
-    package = ModuleType("torchtitan", "TorchTitan with our tree over it.")
+    package = ModuleType("torchtitan", "TorchTitan and our modules.")
     package.__path__ = folders
-    package.__spec__ = importlib.util.spec_from_loader("torchtitan", None, is_package=True)
+    package.__spec__ = ModuleSpec("torchtitan", None, is_package=True)
     package.__spec__.submodule_search_locations = folders
+    vars(package)["__version__"] = version("torchtitan")
     sys.modules["torchtitan"] = package
-
-    from importlib.metadata import version
-
-    package.__version__ = version("torchtitan")
 
     from torchtitan import _cpu, models
 
-    # Upstream's `models` is a package of its own, which does not look into another folder.
+    # Upstream's `models` package does not look into other folders.
     families = [str(Path(folder, "models")) for folder in folders]
     models.__path__ = list(dict.fromkeys([*models.__path__, *families]))
 
     _cpu.use_cpu_without_accelerator()
-    # A wheel is without our `models/__init__.py`, which lists our family.
+    # Our `models/__init__.py`, which lists our family, is not in a wheel.
     if "_supported_models" in vars(models):
         models._supported_models |= {"dit_tts"}
 
 
 def call_overlaid(target: str, *args: object) -> object:
-    """Calls "module:function" in a process that may have started without the overlay.
+    """Calls "module:function" in a process that may have started without our modules.
 
-    Spawned processes and Ray's import what they are sent by name, and this module they can import.
+    Spawned and Ray's processes import functions by name; this module they can always import.
     """
     lay_overlay()
     module, _, name = target.partition(":")
@@ -60,3 +58,7 @@ def main() -> None:
     from torchtitan.models.dit_tts.cli import main as cli_main
 
     sys.exit(cli_main(sys.argv[1:]))
+
+
+if __name__ == "__main__":  # torchrun -m titan_tts train ...
+    main()

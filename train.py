@@ -1,7 +1,8 @@
 """Trains a model: python train.py --job.config_file X.toml [--section.key value ...]
 
-One process by default; torchrun (scripts/train_tts.sh) starts several. With --dry-run nothing is
-trained: it prints parameters, memory a GPU, downloads and a step's arithmetic (--dry-run-gpus N).
+One process by default; torchrun (scripts/train_tts.sh) starts several. --dry-run trains nothing: it
+prints parameters, memory per GPU, downloads and the arithmetic of a step (--dry-run-gpus N). --help
+lists the keys. From an installed package use `titan-tts train`.
 """
 
 import sys

@@ -9,10 +9,8 @@ set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
 
-python=${PYTHON:-python3}
-if [[ -z ${PYTHON:-} && -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]]; then
-    python=.venv/bin/python
-fi
+[[ -x .venv/bin/python ]] && python=.venv/bin/python || python=python3
+python=${PYTHON:-$python}
 
 # What training needs beside torch, numpy, triton, transformers and the packages that come with them
 # (tokenizers, huggingface-hub, fsspec, tensorboard, pandas, pyarrow, jinja2). torchao: fp8.

@@ -201,7 +201,8 @@ def import_what_tests_need(mutants: list[Mutant]) -> None:
             for file in sorted(
                 {test.split("::")[0] for mutant in mutants for test in mutant.tests}
             ):
-                importlib.import_module(f"tests.unit_tests.{Path(file).stem}")
+                module = Path(file).with_suffix("").as_posix().replace("/", ".").lstrip(".")
+                importlib.import_module(f"tests.unit_tests.{module}")
         except BaseException:
             traceback.print_exc()
             os._exit(1)

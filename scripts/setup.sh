@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that training and the tests need. A torch that the present python already
-# has is used and left alone; without one, torch 2.13.0 is installed first.
-#   scripts/setup.sh [extra]      extra: speech (default) or dev
+# Makes .venv with everything that training (or, with dev, the tests) needs. An existing .venv is kept, and
+# a torch that it or PYTHON (python3) has is used and not replaced; otherwise torch 2.13.0 is installed.
+#   scripts/setup.sh [extras]      for example: speech (default), speech,pretrained, dev
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=${1:-speech}
@@ -17,10 +17,10 @@ if [[ -e $stamp ]] && cmp -s pyproject.toml "$stamp"; then
     exit 0
 fi
 if ! "$python" -m pip --version >/dev/null 2>&1; then
-    rm -rf .venv # absent, or half made
+    rm -rf .venv # absent or incomplete
     if "$base" -c 'import torch' 2>/dev/null; then
         "$base" -m venv --system-site-packages .venv
-        # Where the present python is itself a virtual environment, its packages come by their path.
+        # If this Python is itself a virtual environment, its packages are added by their path.
         "$base" - "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" <<'EOF'
 import pathlib, sys, sysconfig
 if sys.prefix != sys.base_prefix:
@@ -36,7 +36,7 @@ fi
 if ! "$python" -c 'import torch' 2>/dev/null; then
     "$python" -m pip install --quiet "torch==2.13.0"
 fi
-# Whatever torch is there now stays: the constraint makes pip fail rather than replace it.
+# The constraint makes pip fail rather than replace the torch that is there.
 torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))')
 constraint=$(mktemp)
 trap 'rm -f "$constraint"' EXIT

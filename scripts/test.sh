@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests, a file on each of two processes.
+# Sets up .venv and runs the tests on two processes, each file on one of them.
 #   scripts/test.sh [--quick | --slow] [pytest arguments]
 #     --quick  while you work: the unit tests that take less than about half a second each
-#     --slow   what is left out otherwise: Inductor's kernels, plans of compiled blocks, Ray, the GPU check
+#     --slow   what the others leave out: Inductor's kernels, plans of compiled blocks, Ray, the GPU check
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,5 +19,5 @@ case "${1:-}" in
 esac
 scripts/setup.sh dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only slow them down
-# In the order of the folders: the long ones, of whole runs, begin first.
+# In the order of the folders: the long integration tests begin first.
 exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"

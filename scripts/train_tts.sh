@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Trains on NGPU processes of this machine, or of several machines by torchrun's variables:
+# Trains on NGPU processes per machine, on one machine or several. Uses .venv unless PYTHON is set.
 #   NGPU=8 CONFIG=train_configs/dit_tts_800m.toml scripts/train_tts.sh [--section.key value ...]
 #   NGPU=8 CONFIG=train_configs/dit_tts_800m.toml scripts/train_tts.sh --dry-run   (starts nothing)
 #   NNODES=4 NODE_RANK=0 MASTER_ADDR=host0 MASTER_PORT=29500 NGPU=8 CONFIG=... scripts/train_tts.sh
 set -euo pipefail
 config=${CONFIG:-train_configs/debug.toml}
-[[ -e $config ]] && config=$(realpath "$config") # relative to where you are, else to the checkout
+[[ -e $config ]] && config=$(realpath "$config") # relative to the current folder, else to the checkout
 cd "$(dirname "$0")/.."
 # Batches of several shapes fragment the allocator's fixed segments.
 export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}
 
-python=${PYTHON:-python3}
-if [[ -z ${PYTHON:-} && -z ${VIRTUAL_ENV:-} && -x .venv/bin/python ]]; then
-    python=.venv/bin/python
-fi
+# Another active environment may have torch, but only setup.sh's is known to have torchtitan.
+[[ -x .venv/bin/python ]] && python=.venv/bin/python || python=python3
+python=${PYTHON:-$python}
 for argument in "$@"; do
     case $argument in --dry[-_]run*)
         # The last number counts, so one that is given as an argument.

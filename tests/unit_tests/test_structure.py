@@ -25,7 +25,9 @@ LAYERS = [
     {"train_spec", "trainer"},
     {"plan", "prepare", "doctor"},
     {"inference"},
-    {"main", "torchrun", "cli"},
+    {"main", "torchrun"},
+    {"train_command"},
+    {"cli"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 

@@ -21,9 +21,8 @@ _FAMILIES = frozenset(
 def __getattr__(name: str) -> frozenset[str]:
     """`_supported_models`, which upstream's `get_train_spec` reads just before it loads a family.
 
-    Upstream registers its float8 and mx converters in `torchtitan/__init__.py`, which ours stands in for.
-    They are registered here instead: they need triton, and no command should wait for their import that
-    loads no family.
+    Upstream registers its float8 and mx converters in `torchtitan/__init__.py`, which ours replaces. They
+    are registered here instead: their import is slow and needs triton, and only a family needs them.
     """
     if name != "_supported_models":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

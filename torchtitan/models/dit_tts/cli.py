@@ -1,55 +1,150 @@
-"""The command `titan-tts`: its sub-commands are modules with `add_arguments` and `run`."""
+"""The command `titan-tts` and its sub-commands.
 
-import argparse
+A sub-command is a module with a dataclass `Options`, whose fields' docstrings are the help, and
+`run(options) -> int`, which returns the exit status. The module must import without torch, so that
+help and a mistake in the options take no seconds; `run` imports what it needs. Where `Options` has a
+field `config_args`, that field gets the command line's keys of a config (--section.key value).
+"""
+
+import dataclasses
 import importlib
-from typing import Any
+import inspect
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Union
+
+import tyro
 
 from torchtitan.models.dit_tts.errors import report_input_errors
 
+_DESCRIPTION = "Train, prepare data, plan, generate and evaluate DiT text-to-speech."
+
 # Name -> (module, summary), or (commands of its own, summary).
-_COMMANDS = {
-    "prepare": ("prepare.command", "audio and text to archives of latents"),
+_COMMANDS: dict[str, tuple[Any, str]] = {
+    "train": ("train_command", "Train a model."),
+    "configs": ("config.shipped", "List the configs that come with the package, or copy one."),
+    "prepare": ("prepare.command", "Encode audio and text into shards of latents."),
     "data": (
         {
-            "inspect": ("doctor.inspect_command", "what a dataset holds, from its indexes"),
+            "inspect": ("doctor.inspect_command", "Show what a dataset holds, from its indexes."),
             "doctor": (
                 "doctor.doctor_command",
-                "reads a whole dataset, says what is wrong with it and suggests batches",
+                "Read a whole dataset, list what is wrong with it and suggest buckets.",
             ),
         },
-        "what is in a dataset of archives, and what is wrong with it",
+        "Inspect and check a dataset of shards.",
     ),
-    "export-codec": ("codec.export_command", "a DAC-VAE's weights to a safetensors file"),
-    "plan": ("plan.command", "time, memory and MFU of a run before it starts, for a named GPU"),
-    "generate": ("inference.generate_command", "text to speech with a trained run"),
-    "evaluate": ("inference.evaluate_command", "word error rate of a run's speech, with wavs"),
+    "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
+    "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
+    "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
+    "evaluate": (
+        "inference.evaluate_command",
+        "Measure the word error rate of a run's speech; write its wavs.",
+    ),
 }
+
+_STYLE = (
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.PositionalMetavarFromFieldName,
+)
 
 
 @report_input_errors
 def main(args: list[str]) -> int:
     """Runs one sub-command. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="titan-tts", description=__doc__)
-    _add_commands(parser, _COMMANDS, [arg for arg in args if not arg.startswith("-")])
+    if args[:1] == ["--version"]:
+        print(_versions())
+        return 0
+    completion = any(arg.startswith("--tyro-") for arg in args)
+    command, used = _chosen(args)
+    if hasattr(command, "add_arguments"):
+        return _run_argparse(command, args[:used], args[used:])
+    config_args: list[str] = []
+    if command is not None and "config_args" in command.Options.__dataclass_fields__:
+        args, config_args = _split_config_args(args)
+    options: Any = tyro.cli(
+        _union(_COMMANDS, None if completion else args),
+        prog="titan-tts",
+        description=_DESCRIPTION,
+        args=args or ["--help"],
+        config=_STYLE,
+    )
+    if config_args:
+        options = dataclasses.replace(options, config_args=config_args)
+    return command.run(options)
+
+
+def _split_config_args(args: list[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and --section.key with the values up to the next option."""
+    own: list[str] = []
+    config: list[str] = []
+    target = own
+    for arg in args:
+        if arg.startswith("--"):
+            target = config if "." in arg.partition("=")[0] else own
+        target.append(arg)
+    return own, config
+
+
+def _load(target: str) -> Any:
+    return importlib.import_module(f"torchtitan.models.dit_tts.{target}")
+
+
+def _chosen(args: list[str]) -> tuple[Any, int]:
+    """The module of the command that the first arguments name, if they do, and their number."""
+    target: Any = _COMMANDS
+    used = 0
+    while isinstance(target, dict):
+        if args[used : used + 1] == [] or args[used] not in target:
+            return None, used
+        target = target[args[used]][0]
+        used += 1
+    return _load(target), used
+
+
+def _not_loaded() -> None:
+    """Stands for the commands that were not chosen: their modules need not be imported."""
+
+
+def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
+    """The sub-commands as tyro reads them; only those that `args` name are loaded, None: all."""
+    alternatives = []
+    for name, (target, summary) in commands.items():
+        options: Any = _not_loaded
+        if isinstance(target, dict):
+            options = _union(
+                target, None if args is None else args[1:] if args[:1] == [name] else []
+            )
+        elif args is None or args[:1] == [name]:
+            options = getattr(_load(target), "Options", _not_loaded)
+            if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
+                summary = inspect.cleandoc(
+                    options.__doc__ or summary
+                )  # a dataclass without one gets its signature
+        command = tyro.conf.subcommand(name, constructor=options, description=summary)
+        alternatives.append(Annotated[Any, command])
+    return Union[tuple(alternatives)]  # noqa: UP007
+
+
+def _versions() -> str:
+    found = []
+    for package in ("titan-tts", "torchtitan", "torch"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} (not installed)")
+    return ", ".join(found)
+
+
+def _run_argparse(command: Any, names: list[str], args: list[str]) -> int:
+    """A command that still has `add_arguments(parser)` and `run(namespace)`."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog=" ".join(["titan-tts", *names]))
+    command.add_arguments(parser)
     options, rest = parser.parse_known_args(args)
     if rest and not hasattr(options, "config_args"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.config_args = rest  # --section.key value, of a command that takes them
-    return options.run_command(options)
-
-
-def _add_commands(
-    parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: list[str]
-) -> None:
-    """Adds sub-commands; ``words`` are the command line's words from here on, without options."""
-    choices = parser.add_subparsers(dest="command", required=True)
-    for name, (target, summary) in commands.items():
-        command = choices.add_parser(name, help=summary, description=summary)
-        chosen = words[:1] == [name]
-        if isinstance(target, dict):
-            _add_commands(command, target, words[1:] if chosen else [])
-        elif chosen:
-            # Only the chosen one is imported: torch and audio libraries take seconds.
-            loaded = importlib.import_module(f"torchtitan.models.dit_tts.{target}")
-            loaded.add_arguments(command)
-            command.set_defaults(run_command=loaded.run)
+    options.config_args = rest
+    return command.run(options)

@@ -25,6 +25,10 @@ def train(args: list[str]) -> int:
     Raises:
         InputError: a mistake in config or data.
     """
+    if not {"-h", "--help", "--help-all"}.isdisjoint(args):
+        from torchtitan.models.dit_tts.config.help import print_help
+
+        return print_help("--help-all" in args)
     dry_run = take_options(args)
     if dry_run is not None:
         return run_dry(dry_run)

@@ -1,0 +1,235 @@
+"""The command `titan-tts`: how it finds, parses and runs a sub-command."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tyro
+
+from torchtitan.models.dit_tts import cli, main, torchrun
+from torchtitan.models.dit_tts.config.help import print_help
+from torchtitan.models.dit_tts.config.shipped import find_config, shipped_configs
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = Path(cli.__file__).parent
+DEBUG = str(ROOT / "train_configs/debug.toml")
+
+
+@dataclass
+class Options:
+    source: tyro.conf.Positional[str]
+    """Where the recordings are."""
+
+    workers: int = 2
+    """Number of processes."""
+
+    overwrite: bool = False
+    """Replace the output."""
+
+
+@dataclass
+class ConfigOptions:
+    config: tyro.conf.Positional[str] = ""
+    nodes: int = 1
+    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The options that a command was run with; "data doctor" ends with an InputError."""
+    found = []
+
+    def run(options):
+        found.append(options)
+        return 3
+
+    def refuse(options):
+        raise InputError("[data] path = '' is empty")
+
+    modules = {
+        "prepare.command": SimpleNamespace(Options=Options, run=run),
+        "plan.command": SimpleNamespace(Options=ConfigOptions, run=run),
+        "doctor.doctor_command": SimpleNamespace(Options=Options, run=refuse),
+    }
+    monkeypatch.setattr(cli, "_load", modules.__getitem__)
+    return found
+
+
+def test_options_reach_the_command_and_its_status_comes_back(ran):
+    assert cli.main(["prepare", "corpus", "--workers", "5", "--overwrite"]) == 3
+    assert ran == [Options("corpus", 5, True)]
+
+
+def test_a_command_with_a_config_gets_its_keys(ran):
+    keys = ["--data.path=d", "--data.bucket_frames", "8", "16", "--ema.no-enable"]
+    assert cli.main(["plan", "x.toml", *keys, "--nodes", "4"]) == 3
+    assert cli.main(["plan", *keys]) == 3
+    assert ran == [ConfigOptions("x.toml", 4, keys), ConfigOptions("", 1, keys)]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["prepar", "corpus"],
+        ["prepare"],
+        ["prepare", "corpus", "--worker-count", "5"],
+        ["prepare", "corpus", "--workers", "five"],
+        ["plan", "x.toml", "--node", "4"],
+        ["data"],
+        ["data", "heal"],
+    ],
+)
+def test_a_command_line_that_does_not_fit_ends_with_status_2(ran, args, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(args)
+    assert stop.value.code == 2 and ran == []
+    assert "titan-tts" in capsys.readouterr().err
+
+
+def test_an_input_error_is_printed_without_a_traceback(ran, capsys):
+    assert cli.main(["data", "doctor", "d"]) == 2
+    assert capsys.readouterr().err == "error: [data] path = '' is empty\n"
+
+
+def test_a_missing_package_ends_with_the_extra_that_has_it(ran, monkeypatch, capsys):
+    def needs_soundfile(options):
+        import soundfile
+
+        return soundfile.__version__
+
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    monkeypatch.setattr(
+        cli, "_load", lambda target: SimpleNamespace(Options=Options, run=needs_soundfile)
+    )
+    assert cli.main(["prepare", "corpus"]) == 2
+    assert "pip install 'titan-tts[speech]'" in capsys.readouterr().err
+    with pytest.raises(InputError, match="soundfile is not installed"):
+        require_modules("soxr", "soundfile")
+
+
+WITHOUT_TORCH = """
+import json, sys
+import titan_tts
+
+status = []
+for args in {command_lines}:
+    sys.argv = ["titan-tts", *args]
+    try:
+        titan_tts.main()
+    except SystemExit as stop:
+        status.append(stop.code)
+print(json.dumps({{"status": status, "loaded": sorted({{"torch", "numpy", "transformers"}} & set(sys.modules))}}))
+"""
+
+
+def tyro_commands(commands, names=()):
+    for name, (target, _) in commands.items():
+        if isinstance(target, dict):
+            yield from tyro_commands(target, (*names, name))
+        elif "add_arguments" not in (PRODUCT / f"{target.replace('.', '/')}.py").read_text():
+            yield (*names, name)
+
+
+@pytest.mark.long
+def test_help_and_mistakes_load_no_torch():
+    command_lines = [[*names, "--help"] for names in tyro_commands(cli._COMMANDS)]
+    helps = len(command_lines)
+    command_lines += [["--help"], ["--version"], ["configs"]]
+    command_lines += [["trian"], ["train", "--nproc", "two"], ["train", "no.toml"]]
+    code = WITHOUT_TORCH.format(command_lines=command_lines)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"status": [0] * (helps + 3) + [2, 2, 2], "loaded": []}
+
+
+@pytest.mark.long
+def test_completion_knows_every_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--tyro-print-completion", "bash"])
+    script = capsys.readouterr().out
+    assert not stop.value.code
+    assert all(words in script for words in ("generate", "inspect", "--nproc"))
+
+
+# `titan-tts train` and `titan-tts configs`
+
+
+def test_a_config_is_found_by_name_and_a_file_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("800M") == ROOT / "train_configs/dit_tts_800m.toml"
+    Path("debug").write_text("")
+    assert find_config("debug") == Path("debug")
+    with pytest.raises(InputError, match="one of: .*800m"):
+        find_config("900m")
+
+
+def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["configs"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(
+        shipped_configs()
+    )
+    assert cli.main(["configs", "--copy", "3b"]) == 0
+    copied = Path("dit_tts_3b.toml")
+    assert copied.read_bytes() == (ROOT / "train_configs/dit_tts_3b.toml").read_bytes()
+    copied.write_text("mine")
+    assert cli.main(["configs", "--copy", "3b"]) == 2 and copied.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "args, expected",
+    [
+        (["debug", "--ema.no-enable"], ["--job.config_file", DEBUG, "--ema.no-enable"]),
+        (["--job.config_file", "x"], ["--job.config_file", "x"]),
+        (
+            ["debug", "--dry-run", "--nproc", "4"],
+            ["--job.config_file", DEBUG, "--dry-run-gpus", "4"],
+        ),
+        (["--help-config"], ["--help"]),
+        (["--help-all"], ["--help-all"]),
+    ],
+)
+def test_train_passes_its_config_on(args, expected, monkeypatch):
+    seen = []
+    monkeypatch.setattr(main, "train", lambda args: seen.append(args) or 0)
+    assert cli.main(["train", *args]) == 0
+    assert seen == [expected]
+
+
+def test_several_processes_are_started_by_torchrun(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torchrun, "launch", lambda args: seen.append(args) or 0)
+    assert cli.main(["train", "debug", "--nproc", "2", "--data.path", "d"]) == 0
+    assert seen[0][:3] == ["--standalone", "--nproc_per_node", "2"]
+    assert seen[0][3:] == [
+        "-m",
+        "titan_tts",
+        "train",
+        "--job.config_file",
+        DEBUG,
+        "--data.path",
+        "d",
+    ]
+
+
+def test_help_on_the_config_shows_what_is_used_ours_first(capsys):
+    def sections(every_key):
+        with pytest.raises(SystemExit):
+            print_help(every_key)
+        text = capsys.readouterr().out
+        return text, re.findall(r"^\W*([a-z][\w.-]+) options\b", text, re.M)
+
+    used, shown = sections(False)
+    every, known = sections(True)
+    assert shown[:4] == ["job", "data", "encoder", "model"]
+    assert set(shown) < set(known) and "validation" in set(known) - set(shown)
+    for key in ("--data.path", "--training.global-batch-size", "--quantize.linear.float8."):
+        assert key in used
+    for key in ("c4_test", "--debug.moe", "--parallelism.expert", "--quantize.linear.mx"):
+        assert key not in used and key in every

@@ -1,0 +1,73 @@
+"""The commands in the documents exist, with the options, keys and files that they name."""
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.shipped import find_config
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def documented_lines() -> list[str]:
+    """Lines of the documents' shell blocks; a synopsis with [options] is none."""
+    lines = []
+    for path in DOCUMENTS:
+        for block in re.findall(r"```bash\n(.*?)```", path.read_text(), re.S):
+            lines += [line for line in block.replace("\\\n", " ").splitlines() if "[" not in line]
+    return lines
+
+
+LINES = documented_lines()
+COMMANDS = [line for line in LINES if line.startswith(("titan-tts ", "torchrun "))]
+
+
+def has_key(flag: str) -> bool:
+    kind = JobConfig
+    for part in flag.removeprefix("--").partition("=")[0].replace("-", "_").split("."):
+        types = {each.name: each.type for each in dataclasses.fields(kind)}
+        kind = types.get(part, types.get(part.removeprefix("no_")))
+        if kind is None:
+            return False
+    return True
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_parses(command, monkeypatch):
+    seen = []
+
+    def load_without_running(target: str) -> SimpleNamespace:
+        module = vars(cli._load_module(target))
+        return SimpleNamespace(**module | {"run": lambda options: seen.append(options) or 0})
+
+    monkeypatch.setattr(cli, "_load_module", cli._load, raising=False)
+    monkeypatch.setattr(cli, "_load", load_without_running)
+    words = shlex.split(command.split("&&")[0], comments=True)
+    words = words[words.index("titan_tts") + 1 :] if words[0] == "torchrun" else words[1:]
+    assert cli.main(words) == 0
+    (options,) = seen
+    config = getattr(options, "config", None)
+    if config and not str(config).startswith(("outputs/", "dit_tts_")):
+        find_config(str(config))
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if re.search(r" --\w+\.\w", line)])
+def test_documented_keys_exist(line):
+    for flag in re.findall(r"--\w[\w-]*\.[\w.-]+", line):
+        assert has_key(flag), flag
+
+
+def test_documented_files_exist():
+    for line in LINES:
+        for path in re.findall(
+            r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|py|toml))", line
+        ):
+            assert (ROOT / path).is_file(), line

@@ -1,0 +1,56 @@
+"""The configs that come with the package, and `titan-tts configs`, which lists and copies them."""
+
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtitan.models.dit_tts.errors import InputError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Options:
+    copy: str = ""
+    """Name of a config to copy into the current folder, to be edited there."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Path of each config by its name: debug, 800m ..."""
+    folder = _PACKAGE / "train_configs"  # in a wheel
+    if not folder.is_dir():
+        folder = _PACKAGE.parents[2] / "train_configs"  # in a checkout
+    return {path.stem.removeprefix("dit_tts_"): path for path in sorted(folder.glob("*.toml"))}
+
+
+def find_config(config: str) -> Path:
+    """The TOML file that a path, or else the name of a shipped config, stands for.
+
+    Raises:
+        InputError: neither a file nor a name.
+    """
+    shipped = shipped_configs()
+    if Path(config).expanduser().is_file():
+        return Path(config).expanduser()
+    if config.lower() in shipped:
+        return shipped[config.lower()]
+    raise InputError(
+        f"there is no config {config!r}; give the path of a TOML file or one of: "
+        f"{', '.join(shipped)}"
+    )
+
+
+def run(options: Options) -> int:
+    """Lists the shipped configs, or copies one. Returns the exit status."""
+    if not options.copy:
+        for name, path in shipped_configs().items():
+            print(f"{name:<8} {tomllib.loads(path.read_text())['job']['description']}")
+        return 0
+    source = find_config(options.copy)
+    target = Path(source.name)
+    if target.exists():
+        raise InputError(f"{target} exists already; move it away or work in another folder")
+    shutil.copyfile(source, target)
+    print(f"{target}: train it with titan-tts train {target}")
+    return 0

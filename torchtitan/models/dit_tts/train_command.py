@@ -1,0 +1,58 @@
+"""`titan-tts train`: one training process, or several of this machine under torchrun."""
+
+import os
+from dataclasses import dataclass, field
+
+import tyro
+
+from torchtitan.models.dit_tts.config.shipped import find_config
+
+
+@dataclass
+class Options:
+    """Train a model.
+
+    Every key of the config is an option, too: --section.key value, which wins over the file.
+    """
+
+    config: tyro.conf.Positional[str] = ""
+    """TOML file, or the name of a config that `titan-tts configs` lists."""
+
+    nproc: int = 1
+    """Processes on this machine, one per GPU. For several machines: torchrun ... -m titan_tts train."""
+
+    dry_run: bool = False
+    """Train nothing: print parameters, memory per GPU, downloads and the arithmetic of a step."""
+
+    dry_run_gpus: int = 0
+    """The same for this number of GPUs."""
+
+    help_config: bool = False
+    """List the keys of a config."""
+
+    help_all: bool = False
+    """List upstream's keys that this model family does not use, too."""
+
+    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
+
+
+def run(options: Options) -> int:
+    """Trains. Returns the exit status."""
+    # Batches of several shapes fragment the allocator's fixed segments.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    args = list(options.config_args)
+    if options.config:
+        args = ["--job.config_file", str(find_config(options.config).resolve()), *args]
+    gpus = options.dry_run_gpus or (options.nproc if options.nproc > 1 else 0)
+    if options.help_config or options.help_all:
+        args = ["--help-all" if options.help_all else "--help"]
+    elif options.dry_run or options.dry_run_gpus:
+        args += ["--dry-run-gpus", str(gpus)] if gpus else ["--dry-run"]
+    elif options.nproc > 1:
+        from torchtitan.models.dit_tts.torchrun import launch
+
+        processes = ["--standalone", "--nproc_per_node", str(options.nproc)]
+        return launch([*processes, "-m", "titan_tts", "train", *args])
+    from torchtitan.models.dit_tts.main import train
+
+    return train(args)
