@@ -1,10 +1,9 @@
-"""Shards: what is written is read back, whatever tool wrote the tar; damage is always an error."""
+"""Shards: what is written is read back, whatever tool wrote the tar; corruption is always an error."""
 
 import errno
 import io
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import tarfile
@@ -81,11 +80,11 @@ def test_failed_write_leaves_the_old_shard(tmp_path, samples):
     "change, sentence",
     [
         ({"key": "a.b"}, "key 'a.b' cannot name a sample"),
-        ({"latents": np.zeros((0, CHANNELS), np.float16)}, "no latent frame"),
+        ({"latents": np.zeros((0, CHANNELS), np.float16)}, "0 latent frames; .* at least one"),
         ({"latents": np.full((3, CHANNELS), 1e6)}, "not finite in float16"),
         ({"reference": np.zeros((3, CHANNELS + 1), np.float16)}, "same width"),
         ({"metadata": {}}, 'no "text" string'),
-        ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as utf-8 JSON"),
+        ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as "),
     ],
 )
 def test_writer_refuses(tmp_path, samples, change, sentence):
@@ -181,12 +180,14 @@ def test_float32_arrays_and_given_buffers(tmp_path, samples):
     dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
     latents = np.full((300, CHANNELS), 7, np.float32)
     reference = np.full((3, CHANNELS), 7, np.float16)
-    read_latents, read_reference = dataset.read(0, latents, reference)
+    read_latents, read_reference = dataset.load(
+        0, {"latents": latents, "reference": reference}
+    ).arrays.values()
     assert np.shares_memory(read_latents, latents) and len(read_latents) == len(sample.latents)
     np.testing.assert_array_equal(read_latents, sample.latents)
     assert (latents[len(sample.latents) :] == 7).all()
     np.testing.assert_array_equal(read_reference, sample.reference[:3])
-    cropped, _ = dataset.read(0, np.empty((5, CHANNELS), np.float32))
+    cropped = dataset.load(0, {"latents": np.empty((5, CHANNELS), np.float32)}).latents
     np.testing.assert_array_equal(cropped, sample.latents[:5])
 
 
@@ -200,7 +201,7 @@ def test_many_rows_are_converted_to_the_last(monkeypatch):
     assert (out[700:] == 7).all()
 
 
-def damage(path, how):
+def corrupt(path, how):
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as tar:
         member = tar.getmembers()[4]
@@ -230,18 +231,18 @@ def damage(path, how):
     [
         ("end marker cut", "without an end-of-archive marker"),
         ("half an end marker", "only part of the end-of-archive marker"),
-        ("cut in data", "member 'utt000001.ref.npy' should end at byte"),
+        ("cut in data", "member 'utt000001.ref.npy' should end before byte"),
         ("cut between members", "without an end-of-archive marker"),
-        ("flipped header bit", "fails its checksum, so the tar is damaged"),
-        ("flipped checksum bit", "fails its checksum, so the tar is damaged"),
+        ("flipped header bit", "header at byte 5120: bad checksum"),
+        ("flipped checksum bit", "header at byte 5120: bad checksum"),
         ("zeroed header", "data follow a zero block"),
         ("joined", "joined by cat"),
         ("compressed", "not a plain tar"),
     ],
 )
-def test_damage_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence):
+def test_corruption_is_one_sentence_naming_the_tar(tmp_path, samples, how, sentence):
     write_shard(tmp_path / "x.tar", samples)
-    damage(tmp_path / "x.tar", how)
+    corrupt(tmp_path / "x.tar", how)
     with pytest.raises(ValueError, match=sentence) as caught:
         open_dataset(str(tmp_path), CHANNELS)
     assert "x.tar: " in str(caught.value) and "\n" not in str(caught.value)
@@ -260,7 +261,7 @@ def test_no_flipped_header_bit_loses_a_member(tmp_path, samples):
         tar.write_bytes(bad)
         made = index.build_index(open_source(str(tar)))
         if made.problems:
-            assert "checksum" in made.problems[0].sentence
+            assert "header at byte 0: " in made.problems[0].sentence
             found += 1
         else:
             # Only in the checksum field itself may a flip mean nothing: a zero that turns into a blank.
@@ -286,24 +287,24 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ),
         ("utt000001.npy", npy(GOOD.astype(np.int16)), "has dtype '<i2'"),
         ("utt000001.npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
-        ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "in Fortran order"),
+        ("utt000001.npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "fortran_order True"),
         ("utt000001.npy", npy(GOOD[0]), "has shape (8,)"),
         ("utt000001.npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
-        ("utt000001.npy", b"RIFF and more than twelve bytes", "is not an npy array"),
-        ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "header that cannot be read"),
+        ("utt000001.npy", b"RIFF and more than twelve bytes", "is no npy array"),
+        ("utt000001.npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is no npy array"),
         ("utt000001.npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
         (
             "utt000001.ref.npy",
             npy(GOOD[:, :-1]),
-            "of sample 'utt000001' are 8 and 7 wide where the tar's first is 8",
+            "the .ref.npy of sample 'utt000001' is 7 wide where 8 is needed",
         ),
         (
             "utt000001.json",
             b'{"words": 1}',
-            "JSON of sample 'utt000001' is no utf-8 object with a \"text\"",
+            "'utt000001.json' is no utf-8 JSON object with a \"text\"",
         ),
-        ("utt000001.json", b'{"text": "\xff"}', "JSON of sample 'utt000001'"),
-        ("utt000001.json", b'["text"]', "JSON of sample 'utt000001'"),
+        ("utt000001.json", b'{"text": "\xff"}', "member 'utt000001.json'"),
+        ("utt000001.json", b'["text"]', "member 'utt000001.json'"),
         (
             "utt000001.ref.npy",
             None,
@@ -333,7 +334,7 @@ def test_other_unusable_tars(tmp_path, samples):
     with pytest.raises(ValueError, match="'a.ref.npy' is a link"):
         open_dataset(str(tar), CHANNELS)
     write_shard(tar, samples)
-    with pytest.raises(ValueError, match="data.latent_channels is 128; set it to 8"):
+    with pytest.raises(ValueError, match="latent_channels = 128; set it to 8"):
         open_dataset(str(tar))
 
 
@@ -354,16 +355,6 @@ def test_paths(tmp_path):
     shutil.copy(folder / "000000.tar", folder / "sub" / "deep.tar")
     assert len(open_dataset(str(folder), CHANNELS).tar_paths) == 3
     assert len(open_dataset(str(folder / "00000[12].tar"), CHANNELS)) == 4
-    (tmp_path / "empty").mkdir()
-    for path, sentence in (
-        ("", "data.path is empty"),
-        (tmp_path / "empty", "without a .tar file"),
-        (tmp_path / "none", "does not exist"),
-        (tmp_path / "*.tar", "matches no .tar file"),
-        (folder / "000000.tar.idx", "does not end in .tar"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            open_dataset(str(path), CHANNELS)
     (tmp_path / "e").mkdir()
     shutil.copy(folder / "000000.tar", tmp_path / "e")
     both = open_dataset(str(tmp_path / "[de]" / "*.tar"), CHANNELS)
@@ -372,11 +363,11 @@ def test_paths(tmp_path):
     assert two.source.tolist() == [0] * 2 + [1] * 6 and two.sample_id(2) == "d/000000:utt000000"
     with pytest.raises(ValueError, match="names .*000000.tar twice"):
         open_dataset([str(folder), str(folder / "000000.tar")], CHANNELS)
-    with pytest.raises(ValueError, match="data.path is empty"):
+    with pytest.raises(ValueError, match="path is empty"):
         open_dataset([], CHANNELS)
 
 
-def test_index_is_used_and_rebuilt_when_stale_or_damaged(tmp_path, monkeypatch):
+def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
     make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
     tar, sidecar = str(tmp_path / "000000.tar"), tmp_path / "000000.tar.idx"
     built = []
@@ -413,21 +404,41 @@ def test_several_starting_at_once_write_the_same_index(tmp_path):
     assert index._read_local(tar + ".idx").digest == indexes[0].digest
 
 
+def test_derived_columns_belong_to_the_contents_of_a_tar(tmp_path):
+    tar = str(make_shards(tmp_path, 4, channels=CHANNELS, shards=1) / "000000.tar")
+    made = index.load_index(tar)
+    assert index.load_column(tar, made, "tokens-a") is None
+    counts = np.array([3, 1, 4, 1], np.int32)
+    index.save_column(tar, made, "tokens-a", counts)
+    stored = tmp_path / "000000.tar.idx.tokens-a"
+    np.testing.assert_array_equal(index.load_column(tar, index.load_index(tar), "tokens-a"), counts)
+    assert index.load_column(tar, made, "tokens-b") is None
+    for bad in (b"", stored.read_bytes()[:-1] + b"?"):
+        stored.write_bytes(bad)
+        assert index.load_column(tar, made, "tokens-a") is None
+    index.save_column(tar, made, "tokens-a", counts)
+    write_shard(tar, make_samples(4, seed=5, channels=CHANNELS))
+    assert index.load_column(tar, index.load_index(tar), "tokens-a") is None
+
+
 def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):
     folder = make_shards(tmp_path / "d", 4, channels=CHANNELS, shards=1)
     folder.chmod(0o555)
     if os.access(folder, os.W_OK):  # permissions do not bind root: refuse as a read-only disk does
-        atomic_file = index.atomic_file
+        write_atomic = index.write_atomic
 
-        def refuse(path):
+        def refuse(path, content):
             if os.path.dirname(path) == str(folder):
                 raise OSError(errno.EROFS, "read-only")
-            return atomic_file(path)
+            write_atomic(path, content)
 
-        monkeypatch.setattr(index, "atomic_file", refuse)
+        monkeypatch.setattr(index, "write_atomic", refuse)
     dataset = open_dataset(str(folder), CHANNELS)
+    tar = str(folder / "000000.tar")
+    index.save_column(tar, index.load_index(tar), "tokens-a", np.arange(4))
+    assert index.load_column(tar, index.load_index(tar), "tokens-a").tolist() == [0, 1, 2, 3]
     cached = os.listdir(os.path.join(os.environ["XDG_CACHE_HOME"], "titan-tts", "index"))
-    assert len(cached) == 1 and os.listdir(folder) == ["000000.tar"]
+    assert len(cached) == 2 and os.listdir(folder) == ["000000.tar"]
     monkeypatch.setattr(index, "build_index", None)  # must not be needed
     assert open_dataset(str(folder), CHANNELS).fingerprint == dataset.fingerprint
     folder.chmod(0o755)
@@ -443,18 +454,16 @@ def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
     assert open_dataset(str(other), CHANNELS).fingerprint != fingerprints[2]
 
 
-def test_many_threads_few_open_files_and_pickle(tmp_path, monkeypatch):
+def test_many_threads_few_open_files(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MAX_OPEN_SHARDS", 2)
     make_shards(tmp_path, 40, channels=CHANNELS, shards=8)
     dataset = open_dataset(str(tmp_path), CHANNELS)
     expected = [dataset.read(sample)[0] for sample in range(40)]
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert copy.fingerprint == dataset.fingerprint
     wrong = []
 
     def work(seed):
         for sample in np.random.default_rng(seed).integers(0, 40, 200):
-            if not np.array_equal(copy.read(sample)[0], expected[sample]):
+            if not np.array_equal(dataset.read(sample)[0], expected[sample]):
                 wrong.append(sample)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -462,7 +471,7 @@ def test_many_threads_few_open_files_and_pickle(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and len(copy._files._files) <= 2
+    assert not wrong and len(dataset._files._files) <= 2
 
 
 def test_shard_that_changes_during_a_run(tmp_path):
@@ -495,7 +504,7 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
             dataset.metadata(1)
 
 
-def test_arrays_damaged_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
+def test_arrays_corrupt_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
     write_shard(tmp_path / "x.tar", samples)
     with tarfile.open(tmp_path / "x.tar") as tar:
         member = tar.getmembers()[3]
@@ -508,7 +517,7 @@ def test_arrays_damaged_before_the_index_are_known_by_their_written_hash(tmp_pat
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_latents_that_are_not_finite_are_damaged(tmp_path, samples, value, dtype):
+def test_latents_that_are_not_finite_are_corrupt(tmp_path, samples, value, dtype):
     array = samples[1].latents.astype(dtype)
     array[3, 2] = value
     write_tar(tmp_path / "x.tar", replaced(samples, "utt000001.npy", npy(array)))
@@ -516,7 +525,7 @@ def test_latents_that_are_not_finite_are_damaged(tmp_path, samples, value, dtype
         open_dataset(str(tmp_path), CHANNELS)
 
 
-def test_skip_keeps_the_sound_samples(tmp_path, samples):
+def test_skip_keeps_the_valid_samples(tmp_path, samples):
     many = make_samples(40, seed=3, channels=CHANNELS)
     write_shard(tmp_path / "good.tar", samples)
     write_tar(tmp_path / "x.tar", replaced(many, "utt000007.ref.npy", npy(GOOD)[:-1]))
@@ -530,7 +539,7 @@ def test_skip_keeps_the_sound_samples(tmp_path, samples):
     assert keys == [s.key for s in many if s.key not in ("utt000007", "utt000020")]
     assert {tar for tar, _ in dataset.problems} == {str(tmp_path / "x.tar")}
     assert [problem.key for _, problem in dataset.problems] == ["utt000007", "", "utt000020"]
-    with pytest.raises(ValueError, match="3 damaged samples beside 43 sound ones are 6.5%"):
+    with pytest.raises(ValueError, match="3 corrupt samples beside 43 valid ones are 6.5%"):
         open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.05)
     with pytest.raises(
         ValueError, match=r"x.tar: member 'utt000007.ref.npy' .* \(2 more: titan-tts"

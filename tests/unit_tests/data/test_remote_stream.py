@@ -1,4 +1,4 @@
-"""The stream over http: the same batches as from disk, few requests, damage told from bad luck."""
+"""The stream over http: the same batches as from disk, few requests, corruption told from bad luck."""
 
 import shutil
 
@@ -53,16 +53,7 @@ def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
 
 
 @pytest.mark.long
-def test_trouble_on_the_way_is_tried_again(server, tmp_path):
-    local = take(build(server.folder), 3)
-    loader = remote(server, tmp_path, cache_gib=0.0)
-    server.fail_first = 3
-    for left, right in zip(take(loader, 3), local, strict=True):
-        assert_same(joined([left]), joined([right]))
-
-
-@pytest.mark.long
-def test_damage_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
+def test_corruption_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
     build(server.folder)  # sidecars of the sound tars
     flip_bits(server.folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
     local = take(build(server.folder, **SKIP), 40)
@@ -73,7 +64,7 @@ def test_damage_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
 
 
 @pytest.mark.long
-def test_damage_in_the_cache_is_mended(server, tmp_path):
+def test_corruption_in_the_cache_is_mended(server, tmp_path):
     """The bytes at the origin are sound: the sample is read again, not skipped."""
     local = take(build(server.folder), 40)
     take(remote(server, tmp_path), 40)
@@ -87,7 +78,7 @@ def test_damage_in_the_cache_is_mended(server, tmp_path):
         assert_same(joined([left]), joined([right]))
 
 
-def test_a_server_that_is_gone_is_no_damaged_sample(server, tmp_path, monkeypatch):
+def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path, monkeypatch):
     from torchtitan.models.dit_tts.data import remote as requests
 
     monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.01)
@@ -96,7 +87,7 @@ def test_a_server_that_is_gone_is_no_damaged_sample(server, tmp_path, monkeypatc
     shutil.rmtree(server.folder)
     with pytest.raises(ValueError, match="http://127.0.0.1"):
         take(loader, 2)
-    assert loader.damage.reads and not loader.damage._damaged
+    assert loader.corrupt_samples.reads and not loader.corrupt_samples._corrupt
 
 
 def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):

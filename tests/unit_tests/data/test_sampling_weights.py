@@ -129,7 +129,7 @@ def test_bad_settings(settings, sentence):
 
 
 def test_a_weighted_dataset_without_samples():
-    with pytest.raises(ValueError, match="data.weights gives 2 to 'b', of which no sample is used"):
+    with pytest.raises(ValueError, match="weights gives 2 to 'b', of which no sample is used"):
         draws_per_epoch(
             np.array([0, 0]),
             [1, 2],

@@ -12,10 +12,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.helpers.http_server import FolderServer
+from tests.helpers.sentences import sentence_of
 from torchtitan.models.dit_tts.data import remote
-from torchtitan.models.dit_tts.data import storage as sources
 from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 
 
@@ -34,14 +33,6 @@ def folder(tmp_path) -> Path:
     (folder / ".hidden.tar").write_bytes(b"x")
     (folder / "shard-000000.tar.idx").write_bytes(b"x")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def fast_and_direct(monkeypatch):
-    """Retries wait milliseconds, and no proxy of the machine comes between."""
-    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(remote, "WAIT_FACTOR", 1.0)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 @pytest.fixture
@@ -74,27 +65,9 @@ def s3(folder, monkeypatch):
     server.stop()
 
 
-def sentence_of(function, *args) -> str:
-    with pytest.raises(InputError) as caught:
-        function(*args)
-    sentence = str(caught.value)
-    assert "\n" not in sentence and sentence.endswith(".")
-    return sentence
-
-
-@pytest.mark.parametrize(
-    "path, expected",
-    [
-        ("s3://bucket/x.tar", True),
-        ("http://host/x.tar", True),
-        ("memory://x.tar", True),
-        ("file:///data/x.tar", False),
-        ("/data/x.tar", False),
-        ("data/a://b", False),
-    ],
-)
-def test_is_remote(path, expected):
-    assert is_remote(path) == expected
+def test_is_remote():
+    paths = ["s3://bucket/x.tar", "http://host/x.tar", "file:///x.tar", "/data/x.tar", "data/a://b"]
+    assert [is_remote(path) for path in paths] == [True, True, False, False, False]
 
 
 def test_local_folder_file_glob_and_braces(folder, monkeypatch):
@@ -115,27 +88,20 @@ def test_local_folder_file_glob_and_braces(folder, monkeypatch):
     assert len(find_shards(str(folder.parent / "{a,b}"))) == 3
 
 
-def test_local_mistakes_are_one_sentence(folder, monkeypatch):
-    monkeypatch.setattr(sources, "_MAX_EXPANDED", 100)
+def test_local_mistakes_are_one_sentence(folder):
     os.unlink(folder / "shard-000001.tar")
     (folder / "empty").mkdir()
     for path, part in (
-        ("", "data.path is empty"),
-        (folder / "none", "does not exist; set it to a folder"),
-        (folder / "empty", "is a folder without a .tar file"),
-        (folder / "*.txt", "matches no .tar file"),
-        (folder / "shard-000000.tar.idx", "does not end in .tar"),
-        (
-            folder / "shard-{000000..000003}.tar",
-            f"expands to 4 files of which 2 do not exist, the first is '{folder}/shard-000001.tar'",
-        ),
-        (folder / "{sub,empty}", f"expands to '{folder}/empty', which is a folder without a .tar"),
-        (folder / "shard-{000000..000001.tar", "has a brace without its partner"),
+        ("", "path is empty"),
+        (folder / "none", "/none' names no .tar file"),
+        (folder / "empty", "/empty' names no .tar file"),
+        (folder / "*.txt", "/*.txt' names no .tar file"),
+        (folder / "shard-000000.tar.idx", "/shard-000000.tar.idx' names no .tar file"),
+        (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
+        (folder / "shard-{000000..000001.tar", "is no pattern"),
         (folder / "{sub,sub}/deep.tar", f"names {folder}/sub/deep.tar twice"),
-        (folder / "{0..9}{0..9}{0..9}.tar", "more than 100 names"),
     ):
-        sentence = sentence_of(find_shards, str(path))
-        assert sentence.startswith("data.path") and part in sentence
+        assert part in sentence_of(find_shards, str(path))
 
 
 def check_source(source, content: bytes):
@@ -145,9 +111,6 @@ def check_source(source, content: bytes):
     assert source.pread(100, source.size) == source.pread(5, source.size + 9) == b""
     assert source.pread(0, 5) == b""
     assert source.pread(source.size + 1, 0) == content
-    target = bytearray(len(content))
-    assert source.pread_into(memoryview(target), 1) == len(content) - 1
-    assert target == content[1:] + b"\0"
     # In steps that do not fit the blocks, and back to the start.
     for step in (997, 40_000):
         parts = [source.pread(step, start) for start in range(0, len(content), step)]
@@ -187,19 +150,18 @@ def test_http_shards(folder, server):
     server.requests.clear()
     assert find_shards(f"{server.url}/train/shard-{{000000..000002}}.tar") == shards
     assert not server.requests
-    index = f"{server.url}/train/shard-000000.tar.idx"
-    assert "lists no .tar file" in sentence_of(find_shards, index)
-    assert "matches no .tar file" in sentence_of(find_shards, f"{server.url}/train/*.zip")
+    for path in ("shard-000000.tar.idx", "*.zip"):
+        assert "names no .tar file" in sentence_of(find_shards, f"{server.url}/train/{path}")
     missing = f"{server.url}/none/"
     assert sentence_of(find_shards, missing) == (
-        f"{missing}: cannot be listed (not found); check the URL."
+        f"{missing}: cannot be listed (not found); check the URL"
     )
 
 
 def test_http_mistakes_are_one_sentence(server):
     url = f"{server.url}/train/shard-000001.tar"
     assert sentence_of(open_source, f"{server.url}/train/none.tar") == (
-        f"{server.url}/train/none.tar: cannot be opened (not found); check the URL."
+        f"{server.url}/train/none.tar: cannot be opened (not found); check the URL"
     )
     server.deny.add("shard-000001.tar")
     with_secrets = url.replace("http://", "http://user:password@") + "?signature=secret"
@@ -229,7 +191,7 @@ def test_failures_that_pass_are_tried_again(server, caplog):
 
 
 def test_unknown_schemes_and_missing_packages(monkeypatch):
-    assert "'floppy://' is no known kind of store" in sentence_of(find_shards, "floppy://a/b")
+    assert "floppy://a/b: the store cannot be used" in sentence_of(find_shards, "floppy://a/b")
     # As where the packages were never installed: neither imported nor importable.
     monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
     monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
@@ -238,10 +200,9 @@ def test_unknown_schemes_and_missing_packages(monkeypatch):
         ("aiohttp", "http://host/x.tar", "http"),
     ):
         monkeypatch.setitem(sys.modules, package, None)
-        assert sentence_of(open_source, url) == (
-            f"{url}: the package that reads '{protocol}://' is not installed; "
-            'install it by pip install "titan-tts[remote]".'
-        )
+        sentence = sentence_of(open_source, url)
+        assert f"the package that reads '{protocol}://' is not installed" in sentence
+        assert 'pip install "titan-tts[remote]"' in sentence
 
 
 def test_filesystem_without_an_asynchronous_interface():
@@ -271,12 +232,12 @@ def test_s3(s3):
     assert len(find_shards("s3://corpus/train")) == 4  # no listing of before is kept
 
     assert sentence_of(open_source, "s3://corpus/train/none.tar") == (
-        "s3://corpus/train/none.tar: cannot be opened (not found); check the URL."
+        "s3://corpus/train/none.tar: cannot be opened (not found); check the URL"
     )
     for path in ("s3://other/train", "s3://other/train/x.tar"):
         assert sentence_of(lambda path=path: open_source(find_shards(path)[0])).startswith(
             f"{path}: cannot be "
         )
     assert sentence_of(find_shards, "s3://other/train") == (
-        "s3://other/train: cannot be listed (not found); check the URL."
+        "s3://other/train: cannot be listed (not found); check the URL"
     )

@@ -120,22 +120,20 @@ class SyntheticDataset:
     def load(
         self,
         sample: int,
-        latents_out: np.ndarray,
-        reference_out: np.ndarray,
+        out: Mapping[str, np.ndarray],
         fetched: bytearray | None = None,
     ) -> LoadedSample:
         """Copies a sample into the first rows (rows, C) of the buffers; see `Dataset.load`."""
-        arrays = []
-        for start, length, out in (
-            (self._starts[sample, 0], self.frames[sample], latents_out),
-            (self._starts[sample, 1], self.reference_frames[sample], reference_out),
+        arrays = {}
+        for start, length, name in (
+            (self._starts[sample, 0], self.frames[sample], "latents"),
+            (self._starts[sample, 1], self.reference_frames[sample], "reference"),
         ):
-            length = min(int(length), len(out))
-            out[:length] = self._pool[start : start + length]
-            arrays.append(out[:length])
-        return LoadedSample(
-            *arrays, {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
-        )
+            length = min(int(length), len(out[name]))
+            arrays[name] = out[name][:length]
+            arrays[name][:] = self._pool[start : start + length]
+        metadata = {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
+        return LoadedSample(arrays, metadata)
 
 
 class RandomTokens(ConditionedTokenizer):

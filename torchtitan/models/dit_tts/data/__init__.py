@@ -1,15 +1,17 @@
-"""The data stream: tar archives of triplets -> global order -> padded batches.
+"""The data stream: tar shards of samples -> global order -> padded batches.
 
 Read the files in the order a sample travels through them:
 
-``shard_writer``  writes one tar of triplets (latents, reference, metadata)
-``tar_members``   walks a tar strictly: damage is an error, never a short list
-``index``         where every triplet of a tar lies; kept beside it as a sidecar
-``archive``       ``open_dataset``, and reading any sample by offset
-``buckets``       which few static shapes and batch sizes a run uses
-``order``         which samples make up global batch number k
-``dataloader``    fills the padded micro-batches of one rank, and its state
-``build``         all of it from a job config
+`members`          the table of a sample's members; a new array is one line in it
+`shard_writer`     writes one tar of samples (latents, reference, metadata)
+`tar_reader`       walks a tar strictly: corruption is an error, never a short list
+`shard`, `index`   where every sample of a tar lies; stored beside it as a sidecar
+`dataset`          `open_dataset`, and reading any sample by offset
+`storage`, `remote`, `range_cache`, `remote_cache`   files and URLs, and what is cached of the latter
+`buckets`          which few static shapes and batch sizes a run uses
+`batch_sampler`    which samples make up global batch number k
+`dataloader`       fills the padded micro-batches of one rank, and its state
+`build`            all of it from a job config
 
 Nothing here knows about models.
 """

@@ -24,7 +24,7 @@ Epoch 0 is global batches 0 and 1 (batches 0, 1 of bucket 0, shuffled); epoch 1 
 2 to 5 (batches 2, 3, 4 of bucket 0 and batch 0 of bucket 1, shuffled). With very little data an
 epoch may have no batch at all; the search steps over it.
 
-**Weights.** Where samples are drawn unequally often, sample i comes w_i times an epoch: in epoch e
+**Weights.** Where samples are drawn unequally often, sample i comes w_i times per epoch: in epoch e
 
     floor((e+1)*w_i + u_i) - floor(e*w_i + u_i)    times,    u_i in [0, 1) drawn from (seed, i)
 
@@ -49,10 +49,10 @@ _SHUFFLE = 2**32 - 1
 _OFFSETS, _REPLACEMENTS = 2**30, 2**31
 
 ORDER_VERSION = 1
-"""changes when the same data and settings come to give other batches"""
+"""Bump when the batch order changes for the same inputs."""
 
 WEIGHT_BITS = 16
-"""weights are integers in units of 2**-WEIGHT_BITS draws an epoch"""
+"""weights are integers in units of 2**-WEIGHT_BITS draws per epoch"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Stream:
             random = np.random.Philox(key).random_raw(len(self.samples))
             self._offsets = (random >> np.uint64(64 - WEIGHT_BITS)).astype(np.int64)
         self._before: dict[int, int] = {0: 0}
-        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._permutations: OrderedDict[int, np.ndarray] = OrderedDict()
 
     @property
     def draws_per_epoch(self) -> float:
@@ -104,10 +104,11 @@ class _Stream:
 
     def _drawn(self, epoch: int) -> np.ndarray:
         """Times that each sample comes in the epochs 0 .. e-1."""
+        assert self._weights is not None
         return (epoch * self._weights + self._offsets) >> WEIGHT_BITS
 
     def positions(self, start: int, stop: int, epoch: int) -> np.ndarray:
-        """Samples at [start, stop), of which the last lies in ``epoch``."""
+        """Samples at [start, stop), of which the last lies in `epoch`."""
         while self.before_epoch(epoch) > start:
             epoch -= 1
         parts = []
@@ -119,17 +120,17 @@ class _Stream:
         return self.samples[np.concatenate(parts)]
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """Rows of ``samples`` in the order of one epoch; two are kept, as a batch may straddle."""
-        if epoch not in self._kept:
+        """Rows of `samples` in the order of one epoch; two stay in memory, as a batch may straddle."""
+        if epoch not in self._permutations:
             length = self.before_epoch(epoch + 1) - self.before_epoch(epoch)
             rows = seeded_permutation(length, (self._seed, epoch, self._bucket))
             if self._weights is not None:
                 times = self._drawn(epoch + 1) - self._drawn(epoch)
                 rows = np.repeat(np.arange(len(times), dtype=rows.dtype), times)[rows]
-            self._kept[epoch] = rows
-            if len(self._kept) > 2:
-                self._kept.popitem(last=False)
-        return self._kept[epoch]
+            self._permutations[epoch] = rows
+            if len(self._permutations) > 2:
+                self._permutations.popitem(last=False)
+        return self._permutations[epoch]
 
     def draw(self, random: int) -> int:
         """A sample by its weight, from a random 64-bit number."""
@@ -155,7 +156,7 @@ class GlobalBatchSampler:
         bucket_weights: for each bucket, how often each of its samples comes in an epoch, as int64
             in units of 2**-WEIGHT_BITS, at least 1; None: each once.
 
-    Not thread-safe: it keeps the permutations in use, at most two a bucket.
+    Not thread-safe: it holds the permutations in use, at most two per bucket.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class GlobalBatchSampler:
         bucket_weights: Sequence[np.ndarray] | None = None,
     ):
         if not 0 <= seed < 2**63:
-            raise InputError(f"data.seed is {seed}; it must be from 0 to 2**63 - 1.")
+            raise InputError(f"[data] seed = {seed}, but it must be from 0 to 2**63 - 1")
         assert len(bucket_samples) == len(batch_sizes) and all(size > 0 for size in batch_sizes)
         self.seed = seed
         self.batch_sizes = tuple(int(size) for size in batch_sizes)
@@ -176,7 +177,7 @@ class GlobalBatchSampler:
             for bucket, (samples, weight) in enumerate(zip(bucket_samples, weights, strict=True))
         ]
         if not any(len(stream.samples) for stream in self._streams):
-            raise InputError("the order has no samples; every bucket is empty.")
+            raise InputError("the order has no samples; every bucket is empty")
         self._shuffles: OrderedDict[int, np.ndarray] = OrderedDict()
         self._last_epoch = 0
 
@@ -229,7 +230,7 @@ class GlobalBatchSampler:
         return low
 
     def batch(self, number: int) -> GlobalBatch:
-        """Global batch ``number``; some microseconds, but at the first touch of an epoch."""
+        """Global batch `number`; some microseconds, but at the first touch of an epoch."""
         epoch = self.epoch_of(number)
         firsts, lasts = self._before_epoch(epoch), self._before_epoch(epoch + 1)
         slot = int(self._shuffle(epoch, sum(lasts) - sum(firsts))[number - sum(firsts)])
@@ -243,7 +244,7 @@ class GlobalBatchSampler:
         return GlobalBatch(number, epoch, bucket, samples)
 
     def replacement(self, batch: GlobalBatch, row: int, attempt: int) -> int:
-        """A sample of the same bucket for a damaged one; another for every attempt."""
+        """A sample of the same bucket for a corrupt one; another for every attempt."""
         key = (self.seed, batch.number, _REPLACEMENTS + batch.bucket, row, attempt)
         random = int(np.random.Philox(np.random.SeedSequence(key)).random_raw())
         return self._streams[batch.bucket].draw(random)
@@ -257,10 +258,10 @@ class GlobalBatchSampler:
 
 
 def seeded_permutation(length: int, key: tuple[int, int, int]) -> np.ndarray:
-    """A permutation of range(length) that ``key`` determines for good.
+    """A permutation of range(length) that `key` determines for good.
 
     numpy promises that the raw output of its bit generators never changes, but not that
-    ``Generator.permutation`` does not. A resume must not depend on numpy's version, so random
+    `Generator.permutation` does not. A resume must not depend on numpy's version, so random
     64-bit numbers are sorted instead (0.1 s for a million).
     """
     numbers = np.random.Philox(np.random.SeedSequence(key)).random_raw(length)

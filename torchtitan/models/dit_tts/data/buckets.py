@@ -2,7 +2,7 @@
 
 Every batch of bucket b has the shape (T_b, L_b, R_b): latent frames, text tokens and
 reference frames. Shorter samples are padded to it, so a compiled model sees at most
-``MAX_BUCKETS`` shapes. Batch sizes follow a budget of frames: with G samples in a global
+`MAX_BUCKETS` shapes. Batch sizes follow a budget of frames: with G samples in a global
 batch of the longest bucket (of T_max frames), bucket b has
 
     G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
@@ -29,10 +29,10 @@ class Selection:
 
     Attributes:
         samples: (n,) int64 numbers in the dataset, ascending.
-        frames: (n,) int64 of their frames that are used: at most ``max_frames``.
-        too_long: samples left out for more than ``max_frames`` frames.
-        cropped: samples kept of which only the first ``max_frames`` frames are used.
-        too_much_text: samples left out (of the others) for more than ``max_text_tokens`` tokens.
+        frames: (n,) int64 of their frames that are used: at most `max_frames`.
+        too_long: samples left out for more than `max_frames` frames.
+        cropped: samples of which only the first `max_frames` frames are used.
+        too_much_text: samples left out (of the others) for more than `max_text_tokens` tokens.
     """
 
     samples: np.ndarray
@@ -44,10 +44,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """Static shapes and batch sizes, one entry a bucket, shortest bucket first.
+    """Static shapes and batch sizes, one entry per bucket, shortest bucket first.
 
     Attributes:
-        edges: most latent frames of a sample in the bucket; also T of its shape.
+        edges: maximum latent frames of a sample in the bucket; also T of its shape.
         shapes: (T frames, L text tokens, R reference frames) of every batch of the bucket.
         batch_sizes: samples in one global batch.
         sample_counts: samples of the dataset that fall in the bucket; may be 0 where the
@@ -81,7 +81,7 @@ def select_samples(
 
     Args:
         frames: (n,) over the dataset.
-        text_tokens: (n,) most tokens that each text can have.
+        text_tokens: (n,) maximum tokens that each text can have.
         on_too_long: "crop", "drop" or "error"; too much text is dropped under "crop".
         sample_name: sample number -> its id, for the message.
     """
@@ -103,17 +103,17 @@ def select_samples(
     if on_too_long == "error" and not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         raise InputError(
-            f"{selection.too_long} samples have more than data.max_frames = {max_frames} frames "
-            f"and {selection.too_much_text} more than data.max_text_tokens = {max_text_tokens} "
+            f"{selection.too_long} samples have more than [data] max_frames = {max_frames} frames "
+            f"and {selection.too_much_text} more than max_text_tokens = {max_text_tokens} "
             f"text tokens, the first is '{sample_name(first)}' with {int(frames[first])} frames "
-            f"and up to {int(text_tokens[first])} tokens; raise the limits or set data.on_too_long "
-            "to 'drop' or 'crop'."
+            f"and up to {int(text_tokens[first])} tokens; raise the limits or set on_too_long "
+            "to 'drop' or 'crop'"
         )
     if not fits.any():
         raise InputError(
-            f"none of the {len(frames)} samples fits data.max_frames = {max_frames} "
-            f"({selection.too_long} are longer) and data.max_text_tokens = {max_text_tokens} "
-            f"({selection.too_much_text} have more); raise the limits."
+            f"none of the {len(frames)} samples fits [data] max_frames = {max_frames} "
+            f"({selection.too_long} are longer) and max_text_tokens = {max_text_tokens} "
+            f"({selection.too_much_text} have more); raise the limits"
         )
     return selection
 
@@ -133,11 +133,11 @@ def make_batch_policy(
     speaker_patch_size: int,
     draws: np.ndarray | None = None,
 ) -> BatchPolicy:
-    """Choose buckets for selected samples (see ``select_samples``).
+    """Choose buckets for selected samples (see `select_samples`).
 
     Args:
         frames, reference_frames, text_tokens: (n,) over the selected samples.
-        num_buckets: at most this many buckets, where ``bucket_frames`` is empty.
+        num_buckets: at most this many buckets, where `bucket_frames` is empty.
         bucket_frames: longest utterance of each bucket in frames, ascending, or empty.
         global_batch_size: samples of one global batch of the longest bucket.
         batch_multiple: M; every global batch is a multiple of it.
@@ -164,13 +164,13 @@ def make_batch_policy(
     for number, edge in enumerate(edges):
         inside = bucket == number
         # An empty bucket still has a shape, as if it held one short sample.
-        most_text = int(text_tokens[inside].max(initial=1))
-        most_reference = int(reference_frames[inside].max(initial=1))
+        max_text = int(text_tokens[inside].max(initial=1))
+        max_reference = int(reference_frames[inside].max(initial=1))
         shapes.append(
             (
                 edge,
-                min(max_text_tokens, _round_up(most_text, ALIGNMENT)),
-                min(max_speaker_frames, _round_up(most_reference, reference_multiple)),
+                min(max_text_tokens, _round_up(max_text, ALIGNMENT)),
+                min(max_speaker_frames, _round_up(max_reference, reference_multiple)),
             )
         )
         multiples = global_batch_size * longest // (edge * batch_multiple)
@@ -191,14 +191,14 @@ def make_batch_policy(
 def choose_edges(
     frames: np.ndarray, num_buckets: int, max_frames: int, draws: np.ndarray | None = None
 ) -> list[int]:
-    """The at most ``num_buckets`` edges that leave the fewest padded frames.
+    """The at most `num_buckets` edges that leave the fewest padded frames.
 
-    Lengths are first rounded up to ``ALIGNMENT`` (never above ``max_frames``), which leaves m
+    Lengths are first rounded up to `ALIGNMENT` (never above `max_frames`), which leaves m
     candidate edges u. A dynamic programme over them, O(num_buckets * m^2), minimises
 
         sum over samples of the edge of its bucket,
 
-    each as often as it is drawn where ``draws`` (n,) are given.
+    each as often as it is drawn where `draws` (n,) are given.
     """
     rounded = np.minimum(_round_up(frames.astype(np.int64), ALIGNMENT), max_frames)
     candidates, place = np.unique(rounded, return_inverse=True)
@@ -275,8 +275,8 @@ def _checked_edges(bucket_frames: Sequence[int], frames: np.ndarray) -> list[int
     longest = int(frames.max())
     if longest > bucket_frames[-1]:
         raise InputError(
-            f"data.bucket_frames ends at {bucket_frames[-1]} frames but a sample within "
-            f"data.max_frames has {longest}; add a longer bucket or set data.max_frames to "
-            f"{bucket_frames[-1]}."
+            f"[data] bucket_frames ends at {bucket_frames[-1]} frames but a sample within "
+            f"max_frames has {longest}; add a longer bucket or set max_frames to "
+            f"{bucket_frames[-1]}"
         )
     return [int(edge) for edge in bucket_frames]

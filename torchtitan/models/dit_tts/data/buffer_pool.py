@@ -1,4 +1,4 @@
-"""Memory of padded batches, used again as soon as nobody holds the batch."""
+"""Memory of padded batches, reused as soon as nobody holds the batch."""
 
 import math
 import weakref
@@ -17,13 +17,13 @@ class BufferPool:
     as batches were alive at once. Thread-safe.
 
     Args:
-        largest: most elements of a tensor.
+        largest: maximum number of elements of a tensor.
         dtype: of the tensors.
     """
 
     def __init__(self, largest: int, dtype: torch.dtype = torch.float32):
         self._bytes = largest * dtype.itemsize
-        self._dtype = dtype
+        self.dtype = dtype
         self._free: deque[np.ndarray] = deque()
 
     def tensor(self, *shape: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ class BufferPool:
         except IndexError:
             block = np.empty(self._bytes, np.uint8)
         # torch keeps this very array as long as the tensor's storage lives.
-        lent = block[: math.prod(shape) * self._dtype.itemsize]
+        lent = block[: math.prod(shape) * self.dtype.itemsize]
         weakref.finalize(lent, self._free.append, block).atexit = False
         # numpy has no bfloat16.
-        return torch.from_numpy(lent).view(self._dtype).view(shape)
+        return torch.from_numpy(lent).view(self.dtype).view(shape)

@@ -15,9 +15,8 @@ from torchtitan.models.dit_tts.data.buckets import (
     select_samples,
 )
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader, Tokenizer
+from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader, Tokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
-from torchtitan.models.dit_tts.data.features import Features
 from torchtitan.models.dit_tts.data.sampling_weights import check_balance, draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError
@@ -34,11 +33,11 @@ def build_dataloader(
     job_config,
     find_features: Callable[[Dataset], Features] | None = None,
 ) -> LatentDataLoader:
-    """The loader of data-parallel rank ``dp_rank``, as upstream's ``build_dataloader_fn``.
+    """The loader of data-parallel rank `dp_rank`, as upstream's `build_dataloader_fn`.
 
-    Reads ``job_config.data`` and the batch sizes of ``job_config.training``. Every rank computes
-    the same order, so nothing is exchanged. ``find_features`` gives the features of the dataset's
-    texts that batches are to have.
+    Reads `job_config.data` and the batch sizes of `job_config.training`. Every rank computes the same
+    order, so nothing is exchanged. `find_features` gives the features of the dataset's texts that
+    batches are to have.
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(
@@ -82,8 +81,8 @@ def build_dataloader(
         job_config.training.steps = order.batches_before_epoch(data.epochs)
         if job_config.training.steps < 1:
             raise InputError(
-                f"data.epochs = {data.epochs} of {len(samples)} samples are less than one global "
-                "batch; raise it or lower training.global_batch_size."
+                f"[data] epochs = {data.epochs} of {len(samples)} samples are less than one global "
+                "batch; raise it or lower [training] global_batch_size"
             )
     loader = LatentDataLoader(
         dataset,
@@ -114,7 +113,7 @@ def build_dataloader(
 
 
 def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
-    """The dataset that ``[data]`` names; ``part`` as in ``open_dataset``."""
+    """The dataset that `[data]` names; `part` as in `open_dataset`."""
     return open_dataset(
         data.path,
         data.latent_channels,
@@ -134,7 +133,7 @@ def batch_policy(
     text_tokens: np.ndarray,
     draws: np.ndarray | None = None,
 ) -> BatchPolicy:
-    """The policy that ``[data]`` sets for samples of these lengths; see ``make_batch_policy``."""
+    """The policy that `[data]` sets for samples of these lengths; see `make_batch_policy`."""
     return make_batch_policy(
         frames,
         reference_frames,
@@ -174,15 +173,15 @@ def check_settings(data, global_batch_size: int) -> None:
 
 
 def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
-    """Draws an epoch of each selected sample; see ``draws_per_epoch``."""
+    """Draws per epoch of each selected sample; see `draws_per_epoch`."""
     samples = selection.samples
     codes = None
     if data.balance_by:
         codes, values = dataset.labels(data.balance_by)
         if not values:
             raise InputError(
-                f"data.balance_by = '{data.balance_by}', but no sample's JSON has this key; "
-                "prepare the data with it or leave balance_by empty."
+                f"[data] balance_by = '{data.balance_by}', but no sample's JSON has this key; "
+                "prepare the data with it or leave balance_by empty"
             )
         codes = codes[samples]
     return draws_per_epoch(
@@ -202,7 +201,7 @@ def batch_split(
 ) -> tuple[int, int]:
     """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
 
-    A negative ``global_batch_size`` means one accumulation step.
+    A negative `global_batch_size` means one accumulation step.
     """
     if local_batch_size < 1:
         raise InputError(f"training.local_batch_size is {local_batch_size}; it must be 1 or more.")
@@ -233,7 +232,7 @@ def describe(
     )
     lines = [
         summary,
-        *_damaged_files(dataset),
+        *_corrupt_files(dataset),
         "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
     ]
     for number, (T, L, R) in enumerate(policy.shapes):
@@ -243,16 +242,16 @@ def describe(
             f"{size:12d}  {size // blocks:11d}"
         )
     lines.append(
-        f"data: {low} to {high} samples a step = {loader.dp_world_size} ranks x "
+        f"data: {low} to {high} samples per step = {loader.dp_world_size} ranks x "
         f"{loader.accumulation_steps} accumulation steps x {low // blocks} to {high // blocks}; "
-        f"{loader.order.batches_per_epoch:.1f} steps an epoch; {policy.useful_fraction:.1%} of the "
+        f"{loader.order.batches_per_epoch:.1f} steps per epoch; {policy.useful_fraction:.1%} of the "
         "latent frames are useful"
     )
     return lines
 
 
-def _damaged_files(dataset: Dataset) -> list[str]:
-    """One line a shard of which something is left out."""
+def _corrupt_files(dataset: Dataset) -> list[str]:
+    """One line per shard of which something is left out."""
     counts = Counter(tar_path for tar_path, _ in dataset.problems)
     first = {tar_path: problem for tar_path, problem in reversed(dataset.problems)}
     return [

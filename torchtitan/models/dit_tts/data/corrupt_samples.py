@@ -1,7 +1,8 @@
-"""Damaged samples that a run meets while it reads: counted, told once a file, too many are the end.
+"""Corrupt samples that a run meets while it reads: counted, reported once per shard, refused when too
+many.
 
-What stands for a damaged sample is ``GlobalBatchSampler.replacement``, so that every rank, number of threads
-and resume sees the same batches as long as the same samples are damaged.
+`GlobalBatchSampler.replacement` gives the sample that replaces one, so that every rank, number of threads
+and resume sees the same batches as long as the same samples are corrupt.
 """
 
 import threading
@@ -10,13 +11,13 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.tools.logging import logger
 
-# A share is judged over at least so many reads, or all samples where there are fewer: one damaged
+# The fraction is taken of at least so many reads, or all samples where there are fewer: one corrupt
 # sample among the first ten says little.
-_FEWEST_READS = 1000
+_MIN_READS = 1000
 
 
 class CorruptSampleCounter:
-    """Counts one process's damaged samples. Thread-safe.
+    """Counts one process's corrupt samples. Thread-safe.
 
     Attributes:
         on_error: "raise" or "skip".
@@ -33,32 +34,32 @@ class CorruptSampleCounter:
         self.on_error = on_error
         self.max_corrupt_fraction = max_corrupt_fraction
         self.reads = 0
-        self._damaged: set[int] = set()
-        self._told: set[int] = set()
+        self._corrupt: set[int] = set()
+        self._reported: set[int] = set()
         self._lock = threading.Lock()
 
     def count(self, dataset: Dataset, sample: int, error: CorruptSampleError) -> None:
-        """Take note of a damaged sample; a sample that comes again counts once.
+        """Record a corrupt sample; a sample that comes again counts once.
 
         Raises:
             InputError: there are too many by now.
         """
         with self._lock:
-            self._damaged.add(sample)
+            self._corrupt.add(sample)
             shard = int(dataset.shard[sample])
-            if shard not in self._told:
-                self._told.add(shard)
+            if shard not in self._reported:
+                self._reported.add(shard)
                 logger.warning(
-                    f"{error} Another sample takes its place; further ones of this shard are "
-                    "counted without a word."
+                    f"{error}. Another sample replaces it; further ones of this shard are counted "
+                    "silently"
                 )
-            found, total = len(self._damaged), len(dataset)
-            # Later passes read the same samples again: they make no share smaller.
-            judged = min(max(self.reads, _FEWEST_READS), total)
-            left_out = dataset.damaged_samples / (dataset.damaged_samples + total)
+            found, total = len(self._corrupt), len(dataset)
+            # Later passes read the same samples again: they make no fraction smaller.
+            judged = min(max(self.reads, _MIN_READS), total)
+            left_out = dataset.corrupt_samples / (dataset.corrupt_samples + total)
             if found / judged + left_out > self.max_corrupt_fraction:
                 raise InputError(
-                    f"{found} damaged samples among the {judged} that this process has read or is "
-                    f"judged by, beside {left_out:.1%} that were left out at the start, are more than "
-                    f"data.max_corrupt_fraction = {self.max_corrupt_fraction:g}; the last: {error}"
+                    f"{found} corrupt samples among {judged} of this process, beside {left_out:.1%} that "
+                    "were left out at the start, are more than [data] max_corrupt_fraction = "
+                    f"{self.max_corrupt_fraction:g}; the last: {error}"
                 )

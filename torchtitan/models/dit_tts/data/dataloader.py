@@ -1,10 +1,10 @@
 """The training data loader: padded micro-batches of one rank, and a state of two values.
 
-Why not ``StatefulDataLoader``, as upstream: moving a batch out of a worker process costs 5 to 7
-times what loading it in this process does, its state cannot be loaded with another number of
-workers or ranks, and ``iter()`` before ``load_state_dict`` silently replays from the start. Here
-threads read the files straight into the padded batch, and the state is the number of the next
-global batch together with what the order of batches depends on.
+Why not `StatefulDataLoader`, as upstream: moving a batch out of a worker process costs 5 to 7 times
+what loading it in this process does, its state cannot be loaded with another number of workers or
+ranks, and `iter()` before `load_state_dict` silently replays from the start. Here threads read the
+files straight into the padded batch, and the state is the number of the next global batch together with
+what the order of batches depends on.
 """
 
 import json
@@ -18,6 +18,7 @@ import torch
 
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import (
     ORDER_VERSION,
     GlobalBatch,
@@ -27,7 +28,6 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.features import Features
 from torchtitan.models.dit_tts.data.prefetch import MicroBatchIterator
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -35,17 +35,15 @@ MicroBatch = tuple[dict[str, Any], torch.Tensor]
 
 # What each part of the order's fingerprint is set by, for the message of a failed resume.
 _SET_BY = {
-    "dataset": "the shards of data.path",
-    "seed": "data.seed",
+    "dataset": "the shards of [data] path",
+    "seed": "[data] seed",
     "order_version": "the version of this program",
-    "bucket_frames": "data.bucket_frames or data.num_buckets, or what limits the samples "
-    "(data.max_frames, data.max_text_tokens, data.on_too_long, data.weights)",
-    "batch_sizes": "training.global_batch_size or data.batch_multiple",
-    "samples": "data.max_frames, data.max_text_tokens, data.on_too_long, data.weights or the balancing "
-    "of [data]",
+    "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
+    "batch_sizes": "[training] global_batch_size or [data] batch_multiple",
+    "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
 }
-# A bucket in which so many samples in a row are damaged is not worth going on with.
-_MOST_REPLACEMENTS = 100
+# A bucket in which so many samples in a row are corrupt ends the run.
+_MAX_REPLACEMENTS = 100
 
 
 class Tokenizer(Protocol):
@@ -56,11 +54,11 @@ class Tokenizer(Protocol):
     """conditioning tokens before the text's; asked for with features only"""
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
-        """(n,) int32: most ids of each sample's row; ``part`` as in ``open_dataset``."""
+        """(n,) int32: maximum ids of each sample's row; `part` as in `open_dataset`."""
         ...
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
-        """(B, conditions) bool: the conditioning tokens that these rows of a batch go without."""
+        """(B, conditions) bool: the conditioning tokens that these rows of a batch drop."""
         ...
 
     def encode_into(
@@ -74,54 +72,79 @@ class Tokenizer(Protocol):
         ...
 
 
+class Features(Protocol):
+    """Features of every sample's text, made before the run by a text encoder.
+
+    Attributes:
+        width: h, of a token's feature.
+        torch_dtype: of the features.
+        tokens: (n,) tokens of each sample's text without its conditioning tokens.
+        encoder_fingerprint: of what made them.
+    """
+
+    width: int
+    torch_dtype: torch.dtype
+    tokens: np.ndarray
+    encoder_fingerprint: str
+
+    def read(self, sample: int, out: np.ndarray) -> int:
+        """Fill the first rows of out (L, h), which gets their bits, and return their number.
+
+        Raises:
+            CorruptSampleError: what is stored is not what was written.
+            InputError: there are more than L.
+        """
+        ...
+
+
 class Row(NamedTuple):
     """What a sample is written to.
 
-    latents (T, C), speaker (R, C), text_ids (L,), features (L, h) or None, and which of the
-    conditioning tokens to drop.
+    arrays by their names in `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
+    and which of the conditioning tokens to drop.
     """
 
-    latents: np.ndarray
-    speaker: np.ndarray
+    arrays: dict[str, np.ndarray]
     text_ids: np.ndarray
     features: np.ndarray | None
-    drop: np.ndarray
+    drop: Sequence[bool]
 
 
 class LatentDataLoader(BaseDataLoader):
-    """Endless micro-batches ``(input_dict, labels)`` of one data-parallel rank.
+    """Endless micro-batches `(input_dict, labels)` of one data-parallel rank.
 
-    A global batch of G samples, in row order, is cut into ``accumulation_steps *
-    dp_world_size`` equal contiguous blocks; micro-batch m of rank r is block
-    ``m * dp_world_size + r``. Any split of G gives the same rows to the same step.
+    A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
+    contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
+    the same rows to the same step.
 
-    ``input_dict``, for B rows of a bucket of shape (T, L, R):
+    `input_dict`, for B rows of a bucket of shape (T, L, R), holds the arrays of `members.ARRAYS`,
+    float32, and the rest:
 
     ================  ==================  =====================================================
     latents           (B, T, C) float32   zero at padding; cropped to T
-    text_ids          (B, L) int64        ``tokenizer.pad_id`` at padding
+    text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_mask         (B, L) bool         True at valid tokens
-    text_features     (B, L, h)           with ``features``: in their dtype, zero at padding and
+    text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
     speaker           (B, R, C) float32   reference latents, cropped to R, zero at padding
     speaker_mask      (B, R) bool         True at valid frames
     frames            (B,) int64          valid latent frames
-    sample_id         list of B str       ``shard:key``
+    sample_id         list of B str       `shard:key`
     global_batch      () int64            number of the global batch, from 0
-    row         (B,) int64          row in the global batch
-    global_batch_size        () int64            G, samples of the global batch
-    replaced          int                 damaged samples that another one stands for
+    row               (B,) int64          row in the global batch
+    global_batch_size () int64            G, samples of the global batch
+    replaced          int                 corrupt samples that another one replaces
     ================  ==================  =====================================================
 
-    ``labels`` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
+    `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
 
     Args:
-        order: made from ``policy``'s batch sizes over samples of ``dataset``.
-        damage: what to do about damaged samples, and their count.
+        order: made from the batch sizes of `policy` over samples of `dataset`.
+        corrupt_samples: what to do about corrupt samples, and their count.
         frames_per_second: of the latents.
-        features: of the texts; the first ``tokenizer.n_conditions`` tokens have none.
+        features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
-        prefetch_batches: micro-batches made ahead by the threads.
+        prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
     """
 
@@ -131,7 +154,7 @@ class LatentDataLoader(BaseDataLoader):
         order: GlobalBatchSampler,
         policy: BatchPolicy,
         tokenizer: Tokenizer,
-        damage: CorruptSampleCounter,
+        corrupt_samples: CorruptSampleCounter,
         *,
         dp_rank: int,
         dp_world_size: int,
@@ -154,7 +177,7 @@ class LatentDataLoader(BaseDataLoader):
         self.order = order
         self.policy = policy
         self.tokenizer = tokenizer
-        self.damage = damage
+        self.corrupt_samples = corrupt_samples
         self.dp_rank = dp_rank
         self.dp_world_size = dp_world_size
         self.accumulation_steps = accumulation_steps
@@ -163,20 +186,16 @@ class LatentDataLoader(BaseDataLoader):
         self.pin_memory = pin_memory
         self.frames_per_second = frames_per_second
         self.features = features
-        # Micro-batches handed out. Those made ahead do not count: a resume makes them again.
+        # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         blocks = dp_world_size * accumulation_steps
-        largest = max(
-            size // blocks * max(T, R)
-            for size, (T, _, R) in zip(policy.batch_sizes, policy.shapes, strict=True)
-        )
-        self._memory = BufferPool(largest * dataset.latent_channels)
+        sizes = [size // blocks for size in policy.batch_sizes]
+        most_frames = max(size * max(T, R) for size, (T, _, R) in zip(sizes, policy.shapes))
+        widest = max(member.width or dataset.latent_channels for member in members.ARRAYS)
+        self._memory = BufferPool(most_frames * widest)
         if features is not None:
-            largest = max(
-                size // blocks * L
-                for size, (_, L, _) in zip(policy.batch_sizes, policy.shapes, strict=True)
-            )
-            self._features_memory = BufferPool(largest * features.width, features.torch_dtype)
+            most_tokens = max(size * L for size, (_, L, _) in zip(sizes, policy.shapes))
+            self._features_memory = BufferPool(most_tokens * features.width, features.torch_dtype)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._closed = False
         self._order_lock = threading.Lock()
@@ -190,22 +209,22 @@ class LatentDataLoader(BaseDataLoader):
         }
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Goes on where the loader stands at each ``next``, also after a later ``load_state_dict``."""
+        """Continues at the loader's position at each `next`, also after a later `load_state_dict`."""
         return MicroBatchIterator(self)
 
     def close(self) -> None:
-        """End the batches that are being made ahead, so that the process need not wait for them."""
+        """Stop prefetching, so that the process can end at once."""
         self._closed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The same on every rank. Between two micro-batches of one step it stands before that step."""
+        """The same on every rank. Between two micro-batches of one step it points before that step."""
         return {
             "global_batch": self.consumed // self.accumulation_steps,
             "order_fingerprint": json.dumps(self._order_parts, sort_keys=True),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the saved place; ranks, accumulation, workers and prefetch may all have changed.
+        """Go to the saved position; ranks, accumulation, workers and prefetch may all have changed.
 
         Raises:
             InputError: the order of the batches is no longer the one of the checkpoint.
@@ -221,12 +240,12 @@ class LatentDataLoader(BaseDataLoader):
                 f"the checkpoint was trained on another order of the data: its {name} is "
                 f"{saved.get(name)} and this run's {self._order_parts[name]}; restore "
                 f"{_SET_BY[name]}, or start the data anew with "
-                'checkpoint.exclude_from_loading = ["dataloader"].'
+                '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
         self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
 
     def micro_batch(self, position: int) -> MicroBatch:
-        """Micro-batch ``position`` of this rank, counted from the start of training. Thread-safe."""
+        """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""
         if self._closed:
             raise RuntimeError("the loader was closed")
         number, step = divmod(position, self.accumulation_steps)
@@ -236,10 +255,21 @@ class LatentDataLoader(BaseDataLoader):
         samples = batch.samples[first : first + rows]
         T, L, R = self.policy.shapes[batch.bucket]
 
+        padded = {"frames": T, "reference_frames": R}
         channels = self.dataset.latent_channels
-        latents, speaker = self._empty(rows, T, channels), self._empty(rows, R, channels)
-        latents_rows, speaker_rows = latents.numpy(), speaker.numpy()
-        features, features_rows = self._empty_features(rows, L)
+        arrays = {
+            member.name: self._empty(
+                self._memory, rows, padded[member.length], member.width or channels
+            )
+            for member in members.ARRAYS
+        }
+        arrays_rows = {name: array.numpy() for name, array in arrays.items()}
+        features_rows: Sequence[np.ndarray | None] = [None] * rows
+        if self.features is not None:
+            features = self._empty(self._features_memory, rows, L, self.features.width)
+            # As integers of the same width: numpy has no bfloat16.
+            bits = torch.int16 if features.dtype.itemsize == 2 else torch.int32
+            features_rows = list(features.view(bits).numpy())
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
@@ -248,16 +278,15 @@ class LatentDataLoader(BaseDataLoader):
         for row, sample in enumerate(samples.tolist()):
             if self._closed:
                 raise RuntimeError("the loader was closed")
-            into = Row(
-                latents_rows[row], speaker_rows[row], text_ids[row], features_rows[row], drop[row]
-            )
+            own = {name: array[row] for name, array in arrays_rows.items()}
+            into = Row(own, text_ids[row], features_rows[row], drop[row].tolist())
             try:
                 lengths.append(self._load_row(sample, fetched, into))
             except CorruptSampleError as error:
                 sample, row_lengths = self._replace(batch, first + row, sample, error, into)
                 lengths.append(row_lengths)
             used.append(sample)
-        self.damage.reads += rows
+        self.corrupt_samples.reads += rows
         frames, speaker_frames, tokens = np.array(lengths, np.int64).T.copy()
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
@@ -272,13 +301,12 @@ class LatentDataLoader(BaseDataLoader):
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
         input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
+        input_dict |= {member.entry: arrays[member.name] for member in members.ARRAYS}
         input_dict |= {
-            "latents": latents,
-            "speaker": speaker,
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
         }
-        if features is not None:
+        if self.features is not None:
             input_dict["text_features"] = features
         labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
         return input_dict, labels
@@ -291,27 +319,27 @@ class LatentDataLoader(BaseDataLoader):
         error: CorruptSampleError,
         into: Row,
     ) -> tuple[int, tuple[int, int, int]]:
-        """Fill a row with what stands for a damaged sample; see ``_load_row``.
+        """Fill a row with the replacement of a corrupt sample; see `_load_row`.
 
         Args:
             row: row in the global batch.
-            error: what is wrong with ``sample``.
+            error: what is wrong with `sample`.
 
         Returns:
-            The sample that was taken, and what ``_load_row`` returns of it.
+            The sample that was taken, and what `_load_row` returns of it.
         """
-        for attempt in range(_MOST_REPLACEMENTS):
-            if self.damage.on_error == "raise":
+        for attempt in range(_MAX_REPLACEMENTS):
+            if self.corrupt_samples.on_error == "raise":
                 raise error
-            self.damage.count(self.dataset, sample, error)
+            self.corrupt_samples.count(self.dataset, sample, error)
             sample = self.order.replacement(batch, row, attempt)
             try:
                 return sample, self._load_row(sample, self.dataset.fetch([sample]), into)
             except CorruptSampleError as next_error:
                 error = next_error
         raise InputError(
-            f"{_MOST_REPLACEMENTS} samples in a row are damaged in the bucket of "
-            f"{self.policy.edges[batch.bucket]} frames; restore the shards."
+            f"{_MAX_REPLACEMENTS} samples in a row are corrupt in the bucket of "
+            f"{self.policy.edges[batch.bucket]} frames; restore the shards"
         )
 
     def _load_row(
@@ -320,28 +348,26 @@ class LatentDataLoader(BaseDataLoader):
         fetched: dict[int, bytearray],
         into: Row,
     ) -> tuple[int, int, int]:
-        """Fill a row with ``sample``.
+        """Fill a row with `sample`.
 
         Args:
-            fetched: bytes of remote samples, from ``Dataset.fetch``.
+            fetched: bytes of remote samples, from `Dataset.fetch`.
 
         Returns:
             How many frames, speaker frames and tokens are valid.
         """
-        latents, speaker, text_ids, features, drop = into
+        arrays, text_ids, features, drop = into
         try:
-            loaded = self.dataset.load(sample, latents, speaker, fetched.get(sample))
+            loaded = self.dataset.load(sample, arrays, fetched.get(sample))
         except CorruptSampleError:
             if sample not in fetched:
                 raise
-            # What the cache or the way here made of it, perhaps: once more, from its origin.
+            # Perhaps the cache or the way here corrupted it: once more, from its origin.
             self.dataset.forget(sample)
-            loaded = self.dataset.load(
-                sample, latents, speaker, self.dataset.fetch([sample])[sample]
-            )
+            loaded = self.dataset.load(sample, arrays, self.dataset.fetch([sample])[sample])
+        for name, array in loaded.arrays.items():
+            arrays[name][len(array) :].fill(0)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
-        latents[frames:].fill(0)
-        speaker[speaker_frames:].fill(0)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if features is None else self._load_features(sample, features)
@@ -355,13 +381,14 @@ class LatentDataLoader(BaseDataLoader):
             raise InputError(
                 f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
                 f"tokens where its stored features are for {stored}; delete the folder of the "
-                "features, and they are made anew."
+                "features, and they are made anew"
             )
         return frames, speaker_frames, tokens
 
     def _load_features(self, sample: int, features: np.ndarray) -> int:
         """Fill features (L, h); the number of tokens that it is for, those of conditioning among
         them."""
+        assert self.features is not None
         first = self.tokenizer.n_conditions
         end = first + self.features.read(sample, features[first:])
         features[:first].fill(0)
@@ -369,7 +396,7 @@ class LatentDataLoader(BaseDataLoader):
         return end
 
     def _global_batch(self, number: int) -> GlobalBatch:
-        # Micro-batches of one step are made by several threads; the order keeps state.
+        # Several threads load micro-batches of one step; the order has state.
         with self._order_lock:
             batch = self._recent.get(number)
             if batch is None:
@@ -378,26 +405,10 @@ class LatentDataLoader(BaseDataLoader):
                     self._recent.popitem(last=False)
             return batch
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        if self.pin_memory:  # torch keeps page-locked memory for the next one itself
-            return torch.empty(shape, dtype=torch.float32, pin_memory=True)
-        return self._memory.tensor(*shape)
-
-    def _empty_features(
-        self, rows: int, tokens: int
-    ) -> tuple[torch.Tensor | None, Sequence[np.ndarray | None]]:
-        """(B, L, h) for features and the same memory as numpy rows, integers of the items' width as
-        numpy has no bfloat16; None and as many None without features."""
-        features = self.features
-        if features is None:
-            return None, [None] * rows
-        if self.pin_memory:
-            shape = (rows, tokens, features.width)
-            tensor = torch.empty(shape, dtype=features.torch_dtype, pin_memory=True)
-        else:
-            tensor = self._features_memory.tensor(rows, tokens, features.width)
-        bits = torch.int16 if features.torch_dtype.itemsize == 2 else torch.int32
-        return tensor, tensor.view(bits).numpy()
+    def _empty(self, memory: BufferPool, *shape: int) -> torch.Tensor:
+        if self.pin_memory:  # torch reuses page-locked memory itself
+            return torch.empty(shape, dtype=memory.dtype, pin_memory=True)
+        return memory.tensor(*shape)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

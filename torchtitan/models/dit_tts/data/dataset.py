@@ -5,38 +5,33 @@
 ('000000:utt0001', 113)
 >>> latents, reference = dataset.read(0)           # float32 (113, 128), (R, 128)
 
-``load`` brings a sample's arrays and JSON with one read of the file: no tar parsing, no
-memory map (whose resident size grows with all it ever touched), and a check of every byte
-against the hash in the index.
+`load` brings a sample's arrays and JSON with one read of the file: no tar parsing, no memory map (whose
+resident size grows with all it ever touched), and a check of every byte against the hash in the index.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from tqdm import tqdm
 
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.index import ShardIndex, load_index
-from torchtitan.models.dit_tts.data.joining import (
-    damaged_samples,
-    joined_labels,
-    shard_name,
-    shard_names,
-)
 from torchtitan.models.dit_tts.data.local_reader import (
-    PARTS,
-    ROW,
+    ExtentTable,
     LocalFiles,
     SampleExtents,
     fill,
-    layout_of,
 )
+from torchtitan.models.dit_tts.data.members import LABELS
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
-from torchtitan.models.dit_tts.data.shard import LABELS, Problem
+from torchtitan.models.dit_tts.data.shard import Problem
 from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, user_cache_folder
@@ -50,11 +45,18 @@ class CorruptSampleError(InputError):
 
 
 class LoadedSample(NamedTuple):
-    """latents (frames, C), reference (reference frames, C), metadata: the JSON's object."""
+    """arrays: (rows, width) by their names in `members.ARRAYS`. metadata: the JSON's object."""
 
-    latents: np.ndarray
-    reference: np.ndarray
+    arrays: dict[str, np.ndarray]
     metadata: dict[str, Any]
+
+    @property
+    def latents(self) -> np.ndarray:
+        return self.arrays["latents"]
+
+    @property
+    def reference(self) -> np.ndarray:
+        return self.arrays["reference"]
 
 
 def open_dataset(
@@ -67,27 +69,27 @@ def open_dataset(
     cache_bytes: int = 0,
     part: tuple[int, int] = (0, 1),
 ) -> "Dataset":
-    """Open the shards at ``path`` and make indexes where none are stored.
+    """Open the shards at `path` and make indexes where none are stored.
 
     Args:
-        path: a folder (its ``*.tar``, sorted by name, not below), one ``.tar`` file, a glob, a
+        path: a folder (its `*.tar`, sorted by name, not below), one `.tar` file, a glob, a
             pattern with braces, or a URL of one of these; or several of them.
-        latent_channels: width C that every stored array must have.
-        on_error: "raise", or "skip" to leave damaged samples out, or "report" to do so however
-            many they are and even if no sample is left: for looking at ``problems``.
-        max_corrupt_fraction: with "skip", the share of damaged samples above which it raises all
-            the same.
-        cache_folder, cache_bytes: where bytes read from URLs are kept, and how many; see
-            ``RangeReader``.
+        latent_channels: width C that the stored latents must have.
+        on_error: "raise", or "skip" to leave corrupt samples out, or "report" to do so however
+            many they are and even if no sample is left: for looking at `problems`.
+        max_corrupt_fraction: with "skip", the fraction of corrupt samples above which it raises
+            all the same.
+        cache_folder, cache_bytes: where bytes read from URLs are cached, and how many; see
+            `RangeReader`.
         part: (number, count) of processes that start together: each begins with other shards, so
             that together they make every missing index about once. The first shows progress.
 
     Raises:
-        InputError: nothing there, a damaged shard, or arrays of another width.
+        InputError: nothing there, a corrupt shard, or arrays of another width.
     """
     entries = [path] if isinstance(path, str) else list(path)
     if not entries:
-        entries = [""]  # find_shards has the sentence
+        entries = [""]  # find_shards refuses it
     tar_paths: list[str] = []
     sources: list[int] = []
     for number, entry in enumerate(entries):
@@ -99,9 +101,9 @@ def open_dataset(
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
             raise InputError(
-                f"{plain_name(tar_path)}: its arrays are {index.channels} wide (first sample "
-                f"'{index.key(0)}') where data.latent_channels is {latent_channels}; set it to "
-                f"{index.channels} or use another archive."
+                f"{plain_name(tar_path)}: its latents are {index.channels} wide (first sample "
+                f"'{index.key(0)}') where [data] latent_channels = {latent_channels}; set it to "
+                f"{index.channels} or use another dataset"
             )
     reader = None
     if any(map(is_remote, tar_paths)):
@@ -135,8 +137,8 @@ def _refuse_twice(tar_paths: list[str]) -> None:
     for tar_path in tar_paths:
         if plain_name(tar_path) in seen:
             raise InputError(
-                f"data.path names {plain_name(tar_path)} twice; give each archive once, and "
-                "data.weights to draw one more often."
+                f"[data] path names {plain_name(tar_path)} twice; give each shard once, and set "
+                "[data] weights to draw one dataset more often"
             )
         seen.add(plain_name(tar_path))
 
@@ -146,35 +148,35 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: flo
     if not dataset.problems or on_error == "report":
         return
     tar_path, first = dataset.problems[0]
-    tar_path = plain_name(tar_path)
     count = len(dataset.problems)
-    lost = dataset.damaged_samples
     more = f" ({count - 1} more: titan-tts data doctor lists them)" if count > 1 else ""
+    sentence = f"{plain_name(tar_path)}: {first.sentence}{more}"
     if on_error == "raise":
-        raise InputError(f"{tar_path}: {first.sentence}{more}")
-    share = lost / (lost + len(dataset))
-    if share > max_corrupt_fraction or not len(dataset):
+        raise InputError(sentence)
+    corrupt = dataset.corrupt_samples
+    fraction = corrupt / (corrupt + len(dataset))
+    if fraction > max_corrupt_fraction or not len(dataset):
         raise InputError(
-            f"about {lost} damaged samples beside {len(dataset)} sound ones are {share:.1%}, more "
-            f"than data.max_corrupt_fraction = {max_corrupt_fraction:g} allows; the first: {tar_path}: "
-            f"{first.sentence}{more}"
+            f"about {corrupt} corrupt samples beside {len(dataset)} valid ones are {fraction:.1%}, more "
+            f"than [data] max_corrupt_fraction = {max_corrupt_fraction:g} allows; the first: {sentence}"
         )
 
 
 class Dataset:
     """All samples of some shards, numbered from 0 in order of shards and of members.
 
-    Columns, numpy arrays of one row a sample: ``shard`` (number of its shard), ``source``
-    (number of the entry of ``data.path`` that it came from), ``frames`` and
-    ``reference_frames`` (25 a second by default), ``text_bytes`` and ``text_chars`` (length of
-    the text in utf-8 and in code points), ``latents_hash`` (XXH3 of the latents' bytes).
+    Columns, numpy arrays of one row per sample: `shard` (number of its shard), `source`
+    (number of the entry of `[data] path` that it came from), `frames` and
+    `reference_frames` (25 a second by default), `text_bytes` and `text_chars` (length of
+    the text in utf-8 and in code points).
 
     Attributes:
+        indexes: of each shard.
         characters: the distinct characters of all texts, in ascending order.
         problems: (tar path, problem) of all that the indexes leave out.
-        damaged_samples: how many samples that are. Of a tar that is itself damaged nobody knows
-            how many it had: it is taken to have had as many as the sound ones have.
-        shard_digests: of each shard's contents, in hex.
+        corrupt_samples: how many samples that are. Of a tar that is itself corrupt nobody knows
+            how many it had: it is taken to have had as many as the others have, by their median.
+        shard_names: of each shard as `sample_id` has it.
         fingerprint: of names and contents, of no times and no folders: a copied dataset is the
             same dataset.
 
@@ -191,214 +193,230 @@ class Dataset:
     ):
         self.tar_paths = list(tar_paths)
         self.latent_channels = latent_channels
-        self._reader = reader
-        self._shard_names = shard_names(self.tar_paths)
-        self._tar_bytes = [index.tar_bytes for index in indexes]
-        self._tar_versions = [index.tar_version for index in indexes]
-        self._files = LocalFiles(self.tar_paths, self._tar_bytes)
-        self._remote = [is_remote(tar_path) for tar_path in tar_paths]
+        self.shard_names = _shard_names(self.tar_paths)
         lengths = [len(index) for index in indexes]
-        self._first = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self._first = [0, *np.cumsum(lengths).tolist()]
         self.shard = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         self.source = np.repeat(np.asarray(sources, dtype=np.int32), lengths)
-
-        def column(name: str) -> np.ndarray:
-            return np.concatenate([index.columns[name] for index in indexes])
-
-        self._rows = np.empty(len(self.shard), ROW)
-        for name in ROW.names:
-            self._rows[name] = self.shard if name == "shard" else column(name)
-        self.frames = self._rows["frames"].copy()
-        self.reference_frames = self._rows["reference_frames"].copy()
-        self.text_bytes = column("text_bytes")
-        self.text_chars = column("text_chars")
-        self._key_end = column("key_end")
-        self._keys = [index.keys for index in indexes]
-        self._labels = {name: joined_labels(indexes, name) for name in LABELS}
+        columns = np.concatenate([index.columns for index in indexes])
+        # Views of the joined columns, so that no row is in memory twice.
+        self.indexes = [
+            replace(index, columns=columns[first : first + len(index)])
+            for first, index in zip(self._first, indexes, strict=False)
+        ]
+        self._extents = ExtentTable(columns, latent_channels)
+        self.frames = columns["frames"].copy()
+        self.reference_frames = columns["reference_frames"].copy()
+        self.text_bytes = columns["text_bytes"]
+        self.text_chars = columns["text_chars"]
+        self.latents_hash = columns["latents_hash"]
+        self.latents_item_bytes = columns["latents_item_bytes"]  # 2 for float16, 4 for float32
+        self.tar_bytes = [index.tar_bytes for index in indexes]
+        self._reader = reader
+        self._files = LocalFiles(self.tar_paths, self.tar_bytes)
+        self._remote = [is_remote(tar_path) for tar_path in tar_paths]
+        self._labels = {name: _joined_labels(indexes, name) for name in LABELS}
         self.characters = "".join(sorted(set().union(*(index.characters for index in indexes))))
         self.problems: list[tuple[str, Problem]] = [
             (tar_path, problem)
             for tar_path, index in zip(tar_paths, indexes, strict=True)
             for problem in index.problems
         ]
-        self.damaged_samples = damaged_samples(indexes)
-        self.shard_digests = [index.digest.hex() for index in indexes]
+        self.corrupt_samples = _corrupt_samples(indexes)
         digest = hashlib.sha256()
-        for tar_path, shard_digest in zip(tar_paths, self.shard_digests, strict=True):
+        for tar_path, index in zip(tar_paths, indexes, strict=True):
             name = shard_name(tar_path).encode("utf-8", "surrogateescape")
-            digest.update(name + b"\0" + bytes.fromhex(shard_digest))
+            digest.update(name + b"\0" + index.digest)
         self.fingerprint: str = digest.hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.frames)
 
     @property
-    def shard_names(self) -> list[str]:
-        """Name of each shard as ``sample_id`` has it."""
-        return list(self._shard_names)
-
-    @property
-    def tar_bytes(self) -> list[int]:
-        """Size of each shard."""
-        return list(self._tar_bytes)
-
-    @property
-    def latents_item_bytes(self) -> np.ndarray:
-        """(n,) 2 for float16 and 4 for float32."""
-        return self._rows["latents_item_bytes"]
-
-    @property
-    def latents_hash(self) -> np.ndarray:
-        return self._rows["latents_hash"]
+    def shard_digests(self) -> list[str]:
+        """Of each shard's contents, in hex."""
+        return [index.digest.hex() for index in self.indexes]
 
     def labels(self, name: str) -> tuple[np.ndarray, list[str]]:
         """(code of each sample (n,) int32, value of each code): -1 where the JSON has none.
 
         Args:
-            name: one of ``LABELS``.
+            name: one of `LABELS`.
         """
         return self._labels[name]
 
     def key(self, sample: int) -> str:
         """The sample's name within its shard."""
         shard = int(self.shard[sample])
-        start = int(self._key_end[sample - 1]) if sample > self._first[shard] else 0
-        return self._keys[shard][start : int(self._key_end[sample])].decode("utf-8")
+        return self.indexes[shard].key(int(sample) - self._first[shard])
 
     def sample_id(self, sample: int) -> str:
-        """``shard:key``, the shard being the tar's file name without ``.tar``.
+        """`shard:key`, the shard being the tar's file name without `.tar`.
 
         Where two shards have one name, as many of their folders as tell all apart come before it.
         """
-        return f"{self._shard_names[int(self.shard[sample])]}:{self.key(sample)}"
+        return f"{self.shard_names[int(self.shard[sample])]}:{self.key(sample)}"
 
     def load(
         self,
         sample: int,
-        latents_out: np.ndarray | None = None,
-        reference_out: np.ndarray | None = None,
+        out: Mapping[str, np.ndarray] | None = None,
         fetched: bytearray | None = None,
     ) -> LoadedSample:
         """Read a sample into the first rows of the given buffers.
 
         Args:
-            latents_out, reference_out: C-contiguous (rows, C) float16 or float32, to whose rows
-                the arrays are cropped; made as float32 of the full length if None.
-            fetched: the sample's bytes from ``fetch``.
+            out: by name of the array, C-contiguous (rows, width) float16 or float32, to whose rows the
+                array is cropped; made as float32 of the full length where there is none.
+            fetched: the sample's bytes from `fetch`.
 
         Raises:
             CorruptSampleError: what is stored is not what was indexed.
             InputError: the shard is gone or has changed.
         """
-        layout = self._layout(sample)
-        data = memoryview(fetched) if fetched is not None else self._read(sample, layout)
-        # Written out: this is where a loader's time goes.
-        (a, b), (c, d), (e, f) = layout.parts
-        latents, reference, metadata = data[a:b], data[c:d], data[e:f]
-        digest = xxhash.xxh3_64_intdigest
-        hashes = (digest(latents), digest(reference), digest(metadata))
-        if hashes != layout.hashes:
-            first = next(i for i in range(3) if hashes[i] != layout.hashes[i])
-            raise self._damaged(sample, PARTS[first])
-        channels = self.latent_channels
-        if latents_out is None:
-            latents_out = np.empty((int(self.frames[sample]), channels), np.float32)
-        if reference_out is None:
-            reference_out = np.empty((int(self.reference_frames[sample]), channels), np.float32)
-        return LoadedSample(
-            fill(latents, layout.latents_item_bytes, latents_out),
-            fill(reference, layout.reference_item_bytes, reference_out),
-            json.loads(str(metadata, "utf-8")),
-        )
+        extents = self._extents[sample]
+        data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
+        stored = self._checked(sample, extents, data)
+        arrays = {}
+        for member, bytes_of, item_bytes in zip(members.ARRAYS, stored, extents.item_bytes):
+            target = out.get(member.name) if out else None
+            if target is None:
+                width = member.width or self.latent_channels
+                target = np.empty((len(bytes_of) // (width * item_bytes), width), np.float32)
+            arrays[member.name] = fill(bytes_of, item_bytes, target)
+        return LoadedSample(arrays, json.loads(str(stored[-1], "utf-8")))
 
-    def read(
-        self,
-        sample: int,
-        latents_out: np.ndarray | None = None,
-        reference_out: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The arrays of a sample; see ``load``."""
-        loaded = self.load(sample, latents_out, reference_out)
+    def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Latents and reference of a sample; see `load`."""
+        loaded = self.load(sample)
         return loaded.latents, loaded.reference
 
     def metadata(self, sample: int) -> dict[str, Any]:
-        """The sample's JSON object; ``["text"]`` is always a string."""
+        """The sample's JSON object; `["text"]` is always a string."""
         return self.metadata_of([sample])[0]
 
     def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """The JSON objects of many samples; what lies behind URLs is asked for at once."""
-        layouts = [self._json_layout(sample) for sample in samples]
-        extents = [self._extents(layout) for layout in layouts if self._remote[layout.shard]]
-        fetched = iter(self._reader.fetch([e for (e,) in extents]) if self._reader else ())
+        """The JSON objects of many samples; remote ones are requested all at once."""
+        wanted = [(sample, self._extents[sample].metadata_only()) for sample in samples]
+        fetched = self._fetch([each for each in wanted if self.is_remote(each[0])])
         objects = []
-        for sample, layout in zip(samples, layouts, strict=True):
-            if self._remote[layout.shard]:
-                data = memoryview(next(fetched))
+        for sample, extents in wanted:
+            if sample in fetched:
+                data = memoryview(fetched[sample])
             else:
-                data = self._read(sample, layout)
-            if xxhash.xxh3_64_intdigest(data) != layout.hashes[2]:
-                raise self._damaged(sample, PARTS[2])
-            objects.append(json.loads(str(data, "utf-8")))
+                data = self._read(sample, extents)
+            (stored,) = self._checked(sample, extents, data)
+            objects.append(json.loads(str(stored, "utf-8")))
         return objects
 
-    def _json_layout(self, sample: int) -> SampleExtents:
-        layout = self._layout(sample)
-        start, stop = layout.parts[2]
-        offset = int(self._rows["metadata_offset"][sample])
-        return layout._replace(spans=[(offset, offset + stop - start)])
-
-    def fetch(self, samples: Sequence[int]) -> dict[int, bytearray]:
-        """The bytes of those samples that lie behind URLs, all asked for at once.
+    def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
+        """The bytes of those samples that lie behind URLs, all requested at once.
 
         Raises:
             InputError: a server that cannot be reached or whose tar has changed.
         """
         if self._reader is None:
             return {}
-        wanted = [sample for sample in samples if self.is_remote(sample)]
-        extents = [self._extents(self._layout(sample)) for sample in wanted]
-        fetched = iter(self._reader.fetch([extent for group in extents for extent in group]))
-        return {
-            sample: bytearray().join(next(fetched) for _ in group)
-            for sample, group in zip(wanted, extents, strict=True)
-        }
+        remote = [int(sample) for sample in samples if self.is_remote(sample)]
+        return self._fetch([(sample, self._extents[sample]) for sample in remote])
 
     def forget(self, sample: int) -> None:
         """What the cache holds of a remote sample failed its check: the next fetch asks again."""
         assert self._reader is not None
-        for extent in self._extents(self._layout(sample)):
+        for extent in self._remote_extents(sample, self._extents[sample]):
             self._reader.forget(extent)
 
     def is_remote(self, sample: int) -> bool:
         return self._remote[int(self.shard[sample])]
 
-    def _layout(self, sample: int) -> SampleExtents:
-        return layout_of(self._rows[sample].item(), self.latent_channels)
+    def _fetch(self, wanted: Sequence[tuple[int, SampleExtents]]) -> dict[int, bytearray]:
+        if not wanted:
+            return {}
+        assert self._reader is not None
+        groups = [self._remote_extents(sample, extents) for sample, extents in wanted]
+        fetched = iter(self._reader.fetch([extent for group in groups for extent in group]))
+        return {
+            sample: bytearray().join(next(fetched) for _ in group)
+            for (sample, _), group in zip(wanted, groups, strict=True)
+        }
 
-    def _extents(self, layout: SampleExtents) -> list[Extent]:
-        shard = layout.shard
+    def _remote_extents(self, sample: int, extents: SampleExtents) -> list[Extent]:
+        shard = int(self.shard[sample])
+        index = self.indexes[shard]
         return [
-            Extent(self.tar_paths[shard], self._tar_bytes[shard], self._tar_versions[shard], *span)
-            for span in layout.spans
+            Extent(self.tar_paths[shard], index.tar_bytes, index.tar_version, *span)
+            for span in extents.spans
         ]
 
-    def _read(self, sample: int, layout: SampleExtents) -> memoryview:
-        """The joined bytes of the layout's spans, valid until this thread's next read."""
-        if self._remote[layout.shard]:
-            assert self._reader is not None
-            return memoryview(bytearray().join(self._reader.fetch(self._extents(layout))))
+    def _read(self, sample: int, extents: SampleExtents) -> memoryview:
+        """The joined bytes of the spans, valid until this thread's next read."""
+        shard = int(self.shard[sample])
+        if self._remote[shard]:
+            return memoryview(self._fetch([(sample, extents)])[sample])
         try:
-            return self._files.read_spans(layout.shard, layout.spans)
+            return self._files.read_spans(shard, extents.spans)
         except OSError as error:
             raise CorruptSampleError(
-                f"sample '{self.sample_id(sample)}': its shard {self.tar_paths[layout.shard]} "
-                f"cannot be read there ({error.strerror}); restore the shard."
+                f"sample '{self.sample_id(sample)}': its shard {self.tar_paths[shard]} "
+                f"cannot be read there ({error.strerror}); restore the shard"
             ) from None
 
-    def _damaged(self, sample: int, part: str) -> CorruptSampleError:
-        return CorruptSampleError(
-            f"sample '{self.sample_id(sample)}': its {part} in "
-            f"{plain_name(self.tar_paths[int(self.shard[sample])])} is not what was indexed, so it was "
-            "damaged since; restore the shard, or leave such samples out with data.on_error = "
-            "'skip'."
+    def _checked(self, sample: int, extents: SampleExtents, data: memoryview) -> list[memoryview]:
+        """The bytes of each member."""
+        stored = [data[start:stop] for start, stop in extents.parts]
+        hashes = tuple(map(xxhash.xxh3_64_intdigest, stored))
+        if hashes == extents.hashes:
+            return stored
+        names = [*(member.name for member in members.ARRAYS), "JSON"][-len(stored) :]
+        pairs = zip(names, hashes, extents.hashes, strict=True)
+        name = next(name for name, found, indexed in pairs if found != indexed)
+        tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
+        raise CorruptSampleError(
+            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} is not what was indexed, "
+            "so it was corrupted since; restore the shard, or leave such samples out with [data] "
+            "on_error = 'skip'"
         )
+
+
+def shard_name(tar_path: str) -> str:
+    return os.path.basename(plain_name(tar_path)).removesuffix(".tar")
+
+
+def _shard_names(tar_paths: list[str]) -> list[str]:
+    """File names without `.tar`, after as few parent folders as make each name unique."""
+    parts = [plain_name(tar_path).removesuffix(".tar").split("/") for tar_path in tar_paths]
+    depth = 1
+    while True:
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+        depth += 1
+
+
+def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
+    """Each shard's codes of a label, in the codes of one table for all."""
+    table: dict[str, int] = {}
+    codes = []
+    for index in indexes:
+        values = index.labels[name]
+        # The last entry is what code -1 finds.
+        mapping = np.array(
+            [table.setdefault(value, len(table)) for value in values] + [-1], dtype=np.int32
+        )
+        codes.append(mapping[index.columns[f"{name}_code"]])
+    return np.concatenate(codes), list(table)
+
+
+def _corrupt_samples(indexes: Sequence[ShardIndex]) -> int:
+    """See `Dataset.corrupt_samples`."""
+    torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
+    complete = [
+        len(index) + len(index.problems)
+        for index, is_torn in zip(indexes, torn, strict=True)
+        if not is_torn
+    ]
+    usual = int(np.median(complete)) if complete else max(map(len, indexes))
+    return sum(
+        max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
+        for index, is_torn in zip(indexes, torn, strict=True)
+    )

@@ -1,72 +1,54 @@
-"""The index of one tar: where every triplet's arrays lie, made once, kept beside the tar.
+"""The index of one tar: where every sample's members lie, made once, kept beside the tar.
 
-Parsing tar headers, npy headers and JSON is what makes reading a tar slow; the index
-does it once and leaves offsets. It also leaves a hash of every array and JSON, against
-which each later read is checked, and what a run wants to know of all samples without
-reading them: lengths, speakers, characters. It is stored as ``<tar>.idx``, or in
-``$XDG_CACHE_HOME/titan-tts/index`` where the tar's folder cannot be written, records
-the tar's size and modification time, and is made again when these differ or the file
-cannot be read. Processes that start together may each make it: all write the same
-bytes under a temporary name and rename, so no lock is needed.
+Parsing tar headers, npy headers and JSON is what makes reading a tar slow; the index does it once and
+leaves offsets. It also leaves a hash of every member, against which each later read is checked, and
+what a run wants to know of all samples without reading them: lengths, speakers, characters. It is
+stored as `<tar>.idx`, or in `$XDG_CACHE_HOME/titan-tts/index` where the tar's folder cannot be written,
+records the tar's size and modification time, and is made again when these differ or the file cannot be
+read. Processes that start together may each make it: all write the same bytes under a temporary name
+and rename, so no lock is needed.
 
-Damaged samples are left out and told in ``problems``; what to do about them is the
-caller's choice.
+Corrupt samples are left out and listed in `problems`; what to do about them is the caller's choice.
 """
 
 import hashlib
+import io
 import json
 import os
 import struct
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import xxhash
 
+from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.members import LABELS
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
-from torchtitan.models.dit_tts.data.shard import LABELS, Problem, ShardContents, read_shard
+from torchtitan.models.dit_tts.data.shard import Problem, ShardContents, read_shard
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name, sidecar_path
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file, is_remote, user_cache_folder
+from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, write_atomic
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 _MAGIC = b"TTSINDEX"
-# magic, version, channels, samples, bytes of keys, bytes of extras, tar size, tar version, hash of
-# all that follows
-_HEADER = struct.Struct("<8sIIQQQQqQ")
-
-# One row a sample. Offsets are of array data (behind the npy header), in bytes from the
-# start of the tar; item bytes are 2 for float16 and 4 for float32; key_end is where the
-# sample's key ends in the joined utf-8 of all keys; hashes are xxh3_64 of array data and of
-# the JSON's bytes; codes are rows of the label's table, -1 for none.
-COLUMNS: dict[str, np.dtype] = {
-    "latents_offset": np.dtype("<i8"),
-    "reference_offset": np.dtype("<i8"),
-    "metadata_offset": np.dtype("<i8"),
-    "latents_hash": np.dtype("<u8"),
-    "reference_hash": np.dtype("<u8"),
-    "metadata_hash": np.dtype("<u8"),
-    "key_end": np.dtype("<i8"),
-    "frames": np.dtype("<i4"),
-    "reference_frames": np.dtype("<i4"),
-    "metadata_bytes": np.dtype("<i4"),
-    "text_bytes": np.dtype("<i4"),
-    "text_chars": np.dtype("<i4"),
-    **{f"{name}_code": np.dtype("<i4") for name in LABELS},
-    "latents_item_bytes": np.dtype("<u1"),
-    "reference_item_bytes": np.dtype("<u1"),
-}
+# version, XXH3 of the member table, tar size, tar version, channels, samples, bytes of
+# keys; before it stand the magic and the XXH3 of all that follows, behind it columns, keys and extras
+_HEADER = struct.Struct("<QQQqQQQ")
+_PREFIX_BYTES = len(_MAGIC) + 8
+_COLUMN_KEY_BYTES = 32 + 8  # SHA-256 of the index, XXH3 of the stored array
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Columns over the complete triplets of one tar, in order of first appearance.
+    """Columns over the complete samples of one tar, in order of first appearance.
 
     Attributes:
-        channels: width C of every array in the tar; 0 where no sample is sound.
-        tar_bytes, tar_version: size of the tar it was made from, and its ``ShardFile.version``.
-        columns: name -> array of one row a sample, as in ``COLUMNS``.
+        channels: width C of the latents in the tar; 0 where no sample is valid.
+        tar_bytes, tar_version: size of the tar it was made from, and its `ShardFile.version`.
+        columns: (samples,) of `members.index_dtype()`.
         keys: utf-8 of all keys, joined.
-        labels: for each of ``LABELS``, its values in order of first appearance.
+        labels: for each of `LABELS`, its values in order of first appearance.
         characters: the distinct characters of all texts, in ascending order.
         problems: what could not be used, in order of discovery.
     """
@@ -74,14 +56,14 @@ class ShardIndex:
     channels: int
     tar_bytes: int
     tar_version: int
-    columns: dict[str, np.ndarray] = field(repr=False)
+    columns: np.ndarray = field(repr=False)
     keys: bytes = field(repr=False)
     labels: dict[str, list[str]] = field(repr=False)
     characters: str = field(repr=False)
     problems: tuple[Problem, ...] = field(repr=False)
 
     def __len__(self) -> int:
-        return len(self.columns["frames"])
+        return len(self.columns)
 
     def key(self, row: int) -> str:
         ends = self.columns["key_end"]
@@ -99,37 +81,35 @@ class ShardIndex:
     @property
     def payload(self) -> bytes:
         """What is stored: everything that the tar's bytes determine, in a fixed order."""
-        columns = [self.columns[name].tobytes() for name in COLUMNS]
-        return b"".join([*columns, self.keys, self.extras])
+        return self.columns.tobytes() + self.keys + self.extras
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar
         was copied, and whatever this file's format and the problems' words come to be."""
         digest = hashlib.sha256(struct.pack("<QQ", self.tar_bytes, self.channels))
-        for name in ("frames", "reference_frames", "latents_hash", "reference_hash"):
+        hashes = [f"{array.name}_hash" for array in members.ARRAYS]
+        for name in [*members.length_columns(), *hashes, "metadata_hash", "key_end"]:
             digest.update(self.columns[name].tobytes())
-        digest.update(self.columns["metadata_hash"].tobytes())
-        digest.update(self.columns["key_end"].tobytes() + self.keys)
+        digest.update(self.keys)
         return digest.digest()
 
 
 def load_index(tar_path: str) -> ShardIndex:
     """The index of a tar: from its sidecar if that is fresh, else made and stored.
 
-    A remote tar's own sidecar (``<url>.idx``) is taken when it was made from as many bytes and one
-    of its samples is what it says: its time says nothing there.
+    A remote tar's own sidecar (`<url>.idx`) is taken when it was made from as many bytes and one
+    of its samples is where and what it says: its time says nothing there.
 
     Args:
         tar_path: a local path or a URL.
 
     Raises:
-        InputError: the tar cannot be read at all. Damage inside it is in ``problems``.
+        InputError: the tar cannot be read at all. Corrupt parts of it are in `problems`.
     """
     source = open_source(tar_path)
     try:
-        cached = _cache_path(tar_path)
-        places = [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
+        places = _sidecar_places(tar_path)
         for place in places:
             index = _read_local(place)
             if index and (index.tar_bytes, index.tar_version) == (source.size, source.version):
@@ -137,15 +117,47 @@ def load_index(tar_path: str) -> ShardIndex:
         index = _remote_sidecar(source) if is_remote(tar_path) else None
         if index is None:
             index = build_index(source)
-        for place in places:
-            try:
-                _write_sidecar(place, index)
-                break
-            except OSError:
-                continue  # nowhere to keep it is no failure: it is made again at the next start
+        _write_first(places, _sidecar_bytes(index))
         return index
     finally:
         source.close()
+
+
+def load_column(tar_path: str, index: ShardIndex, name: str) -> np.ndarray | None:
+    """A derived column that `save_column` stored: one value per row of the shard.
+
+    Returns:
+        None where there is none, or it is corrupt, or it belongs to other contents of the tar.
+    """
+    for place in _sidecar_places(tar_path):
+        try:
+            with open(f"{place}.{name}", "rb") as file:
+                stored = file.read()
+        except OSError:
+            continue
+        key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
+        if key == _column_key(index, data):
+            return np.load(io.BytesIO(data), allow_pickle=False)
+    return None
+
+
+def save_column(tar_path: str, index: ShardIndex, name: str, values: np.ndarray) -> None:
+    """Store a derived column, such as the token counts of one tokenizer, beside the index.
+
+    Args:
+        name: names the file, so it must tell apart whatever the values depend on besides the shard.
+        values: (len(index), ...) one entry per row of the shard.
+    """
+    assert len(values) == len(index)
+    buffer = io.BytesIO()
+    np.save(buffer, values, allow_pickle=False)
+    data = buffer.getvalue()
+    places = [f"{place}.{name}" for place in _sidecar_places(tar_path)]
+    _write_first(places, _column_key(index, data) + data)
+
+
+def _column_key(index: ShardIndex, data: bytes) -> bytes:
+    return index.digest + xxhash.xxh3_64_digest(data)
 
 
 def build_index(source: ShardFile) -> ShardIndex:
@@ -160,7 +172,7 @@ def build_index(source: ShardFile) -> ShardIndex:
         if (after.st_size, after.st_mtime_ns) != (source.size, source.version):
             raise InputError(
                 f"{source.path}: changed while it was being indexed; start again when it is "
-                "complete."
+                "complete"
             )
     return _index_of(contents, source)
 
@@ -168,35 +180,31 @@ def build_index(source: ShardFile) -> ShardIndex:
 def _index_of(contents: ShardContents, source: ShardFile) -> ShardIndex:
     samples = contents.samples
     keys = [sample.key.encode("utf-8") for sample in samples]
+    columns = np.zeros(len(samples), members.index_dtype())
+    for member in members.ARRAYS:
+        arrays = [sample.arrays[member.name] for sample in samples]
+        columns[member.length] = [array.rows for array in arrays]
+        columns[f"{member.name}_offset"] = [array.offset for array in arrays]
+        columns[f"{member.name}_hash"] = np.array([array.hash for array in arrays], np.uint64)
+        columns[f"{member.name}_item_bytes"] = [array.item_bytes for array in arrays]
+    metadata = [sample.metadata for sample in samples]
+    columns["metadata_offset"] = [stored.offset for stored in metadata]
+    columns["metadata_bytes"] = [stored.size for stored in metadata]
+    columns["metadata_hash"] = np.array([stored.hash for stored in metadata], np.uint64)
+    columns["text_bytes"] = [len(stored.text.encode("utf-8")) for stored in metadata]
+    columns["text_chars"] = [len(stored.text) for stored in metadata]
+    columns["key_end"] = np.cumsum([len(key) for key in keys], dtype=np.int64)
     tables: dict[str, dict[str, int]] = {name: {} for name in LABELS}
-    values: dict[str, list] = {
-        "latents_offset": [sample.latents.offset for sample in samples],
-        "reference_offset": [sample.reference.offset for sample in samples],
-        "metadata_offset": [sample.metadata.offset for sample in samples],
-        "latents_hash": [sample.latents.hash for sample in samples],
-        "reference_hash": [sample.reference.hash for sample in samples],
-        "metadata_hash": [sample.metadata.hash for sample in samples],
-        "key_end": list(np.cumsum([len(key) for key in keys], dtype=np.int64)),
-        "frames": [sample.latents.frames for sample in samples],
-        "reference_frames": [sample.reference.frames for sample in samples],
-        "metadata_bytes": [sample.metadata.size for sample in samples],
-        "text_bytes": [sample.metadata.text_bytes for sample in samples],
-        "text_chars": [len(sample.metadata.text) for sample in samples],
-        "latents_item_bytes": [sample.latents.item_bytes for sample in samples],
-        "reference_item_bytes": [sample.reference.item_bytes for sample in samples],
-    }
     for name, table in tables.items():
-        values[f"{name}_code"] = [
-            -1
-            if (label := sample.metadata.labels.get(name)) is None
-            else table.setdefault(label, len(table))
-            for sample in samples
+        columns[f"{name}_code"] = [
+            -1 if (label := stored.labels[name]) is None else table.setdefault(label, len(table))
+            for stored in metadata
         ]
     return ShardIndex(
         channels=contents.channels,
         tar_bytes=source.size,
         tar_version=source.version,
-        columns={name: np.array(values[name], dtype=dtype) for name, dtype in COLUMNS.items()},
+        columns=columns,
         keys=b"".join(keys),
         labels={name: list(table) for name, table in tables.items()},
         characters=contents.characters,
@@ -212,22 +220,38 @@ def _cache_path(tar_path: str) -> str:
     return os.path.join(user_cache_folder("index"), name)
 
 
-def _write_sidecar(path: str, index: ShardIndex) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+def _sidecar_places(tar_path: str) -> list[str]:
+    """Where the sidecar of a tar may be, in order of preference."""
+    cached = _cache_path(tar_path)
+    return [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
+
+
+def _write_first(places: list[str], content: bytes) -> None:
+    """Write to the first place that takes it. It is no error if none does: the content is made again
+    at the next start."""
+    for place in places:
+        try:
+            return write_atomic(place, content)
+        except OSError:
+            continue
+
+
+def _sidecar_bytes(index: ShardIndex) -> bytes:
     header = _HEADER.pack(
-        _MAGIC,
         INDEX_VERSION,
+        _members_hash(),
+        index.tar_bytes,
+        index.tar_version,
         index.channels,
         len(index),
         len(index.keys),
-        len(index.extras),
-        index.tar_bytes,
-        index.tar_version,
-        xxhash.xxh3_64_intdigest(index.payload),
     )
-    with atomic_file(path) as file:
-        file.write(header)
-        file.write(index.payload)
+    content = header + index.payload
+    return _MAGIC + xxhash.xxh3_64_digest(content) + content
+
+
+def _members_hash() -> int:
+    return xxhash.xxh3_64_intdigest(repr((members.ARRAYS, members.index_dtype().descr)).encode())
 
 
 def _read_local(path: str) -> ShardIndex | None:
@@ -239,67 +263,49 @@ def _read_local(path: str) -> ShardIndex | None:
 
 
 def _remote_sidecar(source: ShardFile) -> ShardIndex | None:
+    """The index beside a remote tar, if the last sample's JSON is where and what it says."""
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
-        return None  # most tars have none, and not every server says so in the same way
+        return None  # most tars have none, and servers differ in how they refuse
     try:
-        magic = sidecar.pread(len(_MAGIC), 0)  # some servers send the tar itself for any name
-        index = _parse_sidecar(sidecar.pread(sidecar.size, 0)) if magic == _MAGIC else None
+        if sidecar.pread(len(_MAGIC), 0) != _MAGIC:
+            return None  # some servers send the tar itself for any name
+        index = _parse_sidecar(sidecar.pread(sidecar.size, 0))
     finally:
         sidecar.close()
-    if index is None or index.tar_bytes != source.size or not _is_of(index, source):
+    if not index or index.tar_bytes != source.size:
+        return None
+    last = index.columns[-1]
+    start = int(last["metadata_offset"])
+    stop = start + int(last["metadata_bytes"])
+    extent = Extent(source.path, source.size, source.version, start, stop)
+    (data,) = RangeReader(None, 0, max_in_flight=1).fetch([extent])
+    if xxhash.xxh3_64_intdigest(data) != int(last["metadata_hash"]):
         return None
     return replace(index, tar_version=source.version)
 
 
-def _is_of(index: ShardIndex, source: ShardFile) -> bool:
-    """Whether the last sample's JSON is where and what the index says."""
-    if not len(index):
-        return False
-    start = int(index.columns["metadata_offset"][-1])
-    stop = start + int(index.columns["metadata_bytes"][-1])
-    extent = Extent(source.path, source.size, source.version, start, stop)
-    (data,) = RangeReader(None, 0, max_in_flight=1).fetch([extent])
-    return xxhash.xxh3_64_intdigest(data) == int(index.columns["metadata_hash"][-1])
-
-
 def _parse_sidecar(data: bytes) -> ShardIndex | None:
-    """The stored index, or None where it is of another version or damaged."""
-    if len(data) < _HEADER.size:
+    """The stored index, or None where it is of another version or corrupt."""
+    content = memoryview(data)[_PREFIX_BYTES:]
+    if data[:_PREFIX_BYTES] != _MAGIC + xxhash.xxh3_64_digest(content):
         return None
-    (
-        magic,
-        version,
-        channels,
-        samples,
-        keys_bytes,
-        extras_bytes,
-        tar_bytes,
-        tar_version,
-        payload_hash,
-    ) = _HEADER.unpack_from(data)
-    if (magic, version) != (_MAGIC, INDEX_VERSION):
+    header = _HEADER.unpack_from(content) if len(content) >= _HEADER.size else ()
+    if header[:2] != (INDEX_VERSION, _members_hash()):
         return None
-    row_bytes = sum(dtype.itemsize for dtype in COLUMNS.values())
-    if len(data) != _HEADER.size + samples * row_bytes + keys_bytes + extras_bytes:
-        return None
-    if xxhash.xxh3_64_intdigest(memoryview(data)[_HEADER.size :]) != payload_hash:
-        return None
-    columns, position = {}, _HEADER.size
-    for name, dtype in COLUMNS.items():
-        columns[name] = np.frombuffer(data, dtype, count=samples, offset=position)
-        position += samples * dtype.itemsize
-    keys = data[position : position + keys_bytes]
-    extras = json.loads(data[position + keys_bytes :])
-    problems = tuple(Problem(*problem) for problem in extras["problems"])
+    tar_bytes, tar_version, channels, samples, keys_bytes = header[2:]
+    dtype = members.index_dtype()
+    keys_at = _HEADER.size + samples * dtype.itemsize
+    extras_at = keys_at + keys_bytes
+    extras = json.loads(bytes(content[extras_at:]))
     return ShardIndex(
-        channels,
-        tar_bytes,
-        tar_version,
-        columns,
-        keys,
-        extras["labels"],
-        extras["characters"],
-        problems,
+        channels=channels,
+        tar_bytes=tar_bytes,
+        tar_version=tar_version,
+        columns=np.frombuffer(content, dtype, samples, _HEADER.size),
+        keys=bytes(content[keys_at:extras_at]),
+        labels=extras["labels"],
+        characters=extras["characters"],
+        problems=tuple(Problem(*problem) for problem in extras["problems"]),
     )

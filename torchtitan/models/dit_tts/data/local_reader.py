@@ -4,11 +4,12 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.errors import InputError
 
 # Below the usual limit of 1024 open files a process, with room for everything else.
@@ -16,97 +17,81 @@ MAX_OPEN_SHARDS = 256
 # torch runs an element-wise operation in one thread below 32768 elements. Staying below keeps
 # each loader thread from starting a pool of OpenMP threads of its own.
 _SERIAL_ELEMENTS = 32768 - 1
-_DTYPES = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
+_DTYPES: dict[int, np.dtype] = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
 # A sample whose members stand together is read at once; this much between them is worth it.
-_MOST_GAP_BYTES = 1 << 16
-
-# What a read needs of the index, in one row: one look-up brings all of it as Python integers.
-ROW = np.dtype(
-    [
-        ("shard", "<i4"),
-        ("latents_offset", "<i8"),
-        ("frames", "<i4"),
-        ("latents_item_bytes", "<u1"),
-        ("latents_hash", "<u8"),
-        ("reference_offset", "<i8"),
-        ("reference_frames", "<i4"),
-        ("reference_item_bytes", "<u1"),
-        ("reference_hash", "<u8"),
-        ("metadata_offset", "<i8"),
-        ("metadata_bytes", "<i4"),
-        ("metadata_hash", "<u8"),
-    ]
-)
-
-
-PARTS = ("latents", "reference", "JSON")
+_MAX_GAP_BYTES = 1 << 16
 
 
 class SampleExtents(NamedTuple):
-    """Where a sample lies.
+    """Where a sample's members lie: its arrays in the order of `members.ARRAYS`, then the JSON.
 
     Attributes:
-        shard: number of its shard.
         spans: byte ranges [start, stop) of the tar.
-        parts: [start, stop) of each of ``PARTS`` within the spans' joined bytes.
-        hashes: XXH3 of each.
+        parts: [start, stop) of each member within the spans' joined bytes.
+        hashes: XXH3 of each member.
+        item_bytes: of each array.
     """
 
-    shard: int
     spans: list[tuple[int, int]]
-    parts: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-    hashes: tuple[int, int, int]
-    latents_item_bytes: int
-    reference_item_bytes: int
+    parts: list[tuple[int, int]]
+    hashes: tuple[int, ...]
+    item_bytes: tuple[int, ...]
+
+    def metadata_only(self) -> "SampleExtents":
+        start, stop = self.parts[-1]
+        offset = self.spans[-1][0] + (start if len(self.spans) == 1 else 0)
+        size = stop - start
+        return SampleExtents([(offset, offset + size)], [(0, size)], self.hashes[-1:], ())
 
 
-def layout_of(row: tuple, channels: int) -> SampleExtents:
-    """From a row of ``ROW`` as a tuple."""
-    (
-        shard,
-        latents_offset,
-        frames,
-        item_bytes,
-        latents_hash,
-        reference_offset,
-        reference_frames,
-        reference_item_bytes,
-        reference_hash,
-        metadata_offset,
-        metadata_bytes,
-        metadata_hash,
-    ) = row
-    latents_bytes = frames * channels * item_bytes
-    reference_bytes = reference_frames * channels * reference_item_bytes
-    if latents_offset < reference_offset < metadata_offset:  # as our writer has them
-        start, stop = latents_offset, metadata_offset + metadata_bytes
-    else:
-        start = min(latents_offset, reference_offset, metadata_offset)
-        stop = max(
-            latents_offset + latents_bytes,
-            reference_offset + reference_bytes,
-            metadata_offset + metadata_bytes,
-        )
-    if stop - start - latents_bytes - reference_bytes - metadata_bytes <= _MOST_GAP_BYTES:
-        spans = [(start, stop)]
-        latents_at = latents_offset - start
-        reference_at = reference_offset - start
-        metadata_at = metadata_offset - start
-    else:
-        spans = [
-            (latents_offset, latents_offset + latents_bytes),
-            (reference_offset, reference_offset + reference_bytes),
-            (metadata_offset, metadata_offset + metadata_bytes),
-        ]
-        latents_at, reference_at = 0, latents_bytes
-        metadata_at = latents_bytes + reference_bytes
-    parts = (
-        (latents_at, latents_at + latents_bytes),
-        (reference_at, reference_at + reference_bytes),
-        (metadata_at, metadata_at + metadata_bytes),
-    )
-    hashes = (latents_hash, reference_hash, metadata_hash)
-    return SampleExtents(shard, spans, parts, hashes, item_bytes, reference_item_bytes)
+class ExtentTable:
+    """The extents of any sample, from the columns of an index.
+
+    Args:
+        columns: (samples,) of `members.index_dtype()`.
+        channels: width of the latents.
+    """
+
+    def __init__(self, columns: np.ndarray, channels: int):
+        arrays = [member.name for member in members.ARRAYS]
+        names = [*arrays, "metadata"]
+        offsets = np.stack([columns[f"{name}_offset"] for name in names])
+        sizes = np.empty_like(offsets)
+        for number, member in enumerate(members.ARRAYS):
+            row_bytes = columns[f"{member.name}_item_bytes"] * np.int64(member.width or channels)
+            sizes[number] = columns[member.length] * row_bytes
+        sizes[-1] = columns["metadata_bytes"]
+        first, last = offsets.min(axis=0), (offsets + sizes).max(axis=0)
+        self._scattered = last - first - sizes.sum(axis=0) > _MAX_GAP_BYTES
+        starts = np.where(self._scattered, sizes.cumsum(axis=0) - sizes, offsets - first)
+        self._offsets = columns[[f"{name}_offset" for name in names]]
+        # All that a read needs in one row: one look-up brings it as Python integers.
+        rows: dict[str, np.ndarray] = {"first": first, "last": last}
+        for name, start, size in zip(names, starts, sizes, strict=True):
+            rows |= {f"{name}_start": start, f"{name}_stop": start + size}
+        rows |= {f"{name}_hash": columns[f"{name}_hash"] for name in names}
+        rows |= {f"{name}_item_bytes": columns[f"{name}_item_bytes"] for name in arrays}
+        types = {
+            name: "<u4" if name.endswith(("start", "stop")) else rows[name].dtype for name in rows
+        }
+        self._rows = np.empty(len(columns), list(types.items()))
+        for name, values in rows.items():
+            self._rows[name] = values
+        self._hashes_at = 2 + 2 * len(names)
+        self._item_bytes_at = self._hashes_at + len(names)
+
+    def __getitem__(self, sample: int) -> SampleExtents:
+        row = self._rows[sample].item()
+        hashes_at, item_bytes_at = self._hashes_at, self._item_bytes_at
+        spans = [row[:2]]
+        parts = list(zip(row[2:hashes_at:2], row[3:hashes_at:2], strict=True))
+        if self._scattered[sample]:
+            offsets = self._offsets[sample].item()
+            spans = [
+                (offset, offset + stop - start)
+                for offset, (start, stop) in zip(offsets, parts, strict=True)
+            ]
+        return SampleExtents(spans, parts, row[hashes_at:item_bytes_at], row[item_bytes_at:])
 
 
 class _OpenFile:
@@ -118,7 +103,7 @@ class _OpenFile:
         except OSError as error:
             raise InputError(
                 f"{tar_path}: cannot be opened any more ({error.strerror}); restore it and start "
-                "again."
+                "again"
             ) from None
         # Not __del__: at the interpreter's exit it would find no os any more.
         weakref.finalize(self, os.close, self.descriptor)
@@ -129,32 +114,19 @@ class _OpenFile:
         if found != expected_bytes:
             raise InputError(
                 f"{tar_path}: has {found} bytes where its index was made from {expected_bytes}; "
-                "shards must not change during a run, so start again."
+                "shards must not change during a run, so start again"
             )
 
 
 class LocalFiles:
-    """Reads spans of tars from any thread, with a bounded number of open files.
-
-    A pickled copy opens its own files.
-    """
+    """Reads spans of tars from any thread, with a bounded number of open files."""
 
     def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
         self._tar_paths = tar_paths
         self._tar_bytes = tar_bytes
-        self._start()
-
-    def _start(self) -> None:
         self._files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._buffers = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"tar_paths": self._tar_paths, "tar_bytes": self._tar_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._tar_paths, self._tar_bytes = state["tar_paths"], state["tar_bytes"]
-        self._start()
 
     def read_spans(self, shard: int, spans: list[tuple[int, int]]) -> memoryview:
         """The joined bytes of the spans, valid until this thread's next read.
@@ -176,14 +148,14 @@ class LocalFiles:
         return buffer[:size]
 
     def read_into(self, shard: int, target: memoryview, offset: int) -> None:
-        """Fill ``target``, a view of bytes; raises as ``read_spans`` does."""
+        """Fill `target`, a view of bytes; raises as `read_spans` does."""
         file = self._file(shard)
         while len(target):
             count = os.preadv(file.descriptor, [target], offset)
             if count == 0:
                 raise InputError(
                     f"{self._tar_paths[shard]}: ends before a sample does, so it changed "
-                    "during the run; restore the shard and start again."
+                    "during the run; restore the shard and start again"
                 )
             target, offset = target[count:], offset + count
 
@@ -204,7 +176,7 @@ class LocalFiles:
 
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray) -> np.ndarray:
-    """Copy stored rows into the first rows of ``out`` (rows, C) and return those."""
+    """Copy stored rows into the first rows of `out` (rows, width) and return those."""
     source = np.frombuffer(stored, _DTYPES[item_bytes]).reshape(-1, out.shape[1])
     if len(source) > len(out):
         source = source[: len(out)]

@@ -1,4 +1,9 @@
-"""Micro-batches made ahead by threads, in order."""
+"""Micro-batches prefetched by threads, in order.
+
+Not `torchdata.nodes` (Prefetcher over ParallelMapper): its nodes count what they have loaded and must
+save that count, while here the loader's position, of batches handed out, is the whole state and may be
+moved under a running iterator.
+"""
 
 import weakref
 from collections import deque
@@ -10,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MicroBatchIterator:
-    """Hands out a loader's next micro-batch and keeps its threads a few batches ahead."""
+    """Hands out a loader's next micro-batch while its threads load the following ones."""
 
     def __init__(self, loader: "LatentDataLoader"):
         self._loader = loader
@@ -36,7 +41,7 @@ class MicroBatchIterator:
             # The pool's threads hold no reference to this iterator, so dropping it ends them.
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         # The loader was moved (a state was loaded, another iterator took batches): what was
-        # made ahead is not what comes next.
+        # prefetched is not what comes next.
         if self._ahead and self._ahead[0][0] != position:
             self._drop_ahead()
         # The one that is waited for now, and prefetch_batches after it.

@@ -3,7 +3,7 @@
 >>> reader = RangeReader("/scratch/cache", cache_bytes=16 << 30)
 >>> header, = reader.fetch([Extent("s3://corpus/000000.tar", size, version, start=0, stop=512)])
 
-The processes of a machine may share the cache folder; see ``disk_cache``.
+The processes of a machine may share the cache folder; see `remote_cache`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.remote import Extent
 from torchtitan.models.dit_tts.data.remote_cache import DiskCache
-from torchtitan.models.dit_tts.data.remote_errors import changed
 
 __all__ = ["Extent", "RangeReader"]
 
@@ -21,8 +20,8 @@ class RangeReader:
 
     Args:
         cache_folder: where read bytes are kept; None: nowhere.
-        cache_bytes: most disk that the folder takes; 0: nothing is kept.
-        max_in_flight: most requests that wait for servers at once, over all threads.
+        cache_bytes: maximum disk that the folder takes; 0: nothing is kept.
+        max_in_flight: maximum requests that wait for servers at once, over all threads.
     """
 
     def __init__(self, cache_folder: str | None, cache_bytes: int, max_in_flight: int = 64):
@@ -31,7 +30,7 @@ class RangeReader:
         self._suspects: set[str] = set()
 
     def fetch(self, extents: Sequence[Extent]) -> list[bytes]:
-        """The bytes of each extent, in order: from the cache, or else asked for all at once.
+        """The bytes of each extent, in order: from the cache, or else requested all at once.
 
         Raises:
             InputError: a server that cannot be reached or ignores ranges, or a tar that changed.
@@ -39,19 +38,20 @@ class RangeReader:
         found: dict[Extent, bytes] = {}
         missing: list[Extent] = []
         for extent in dict.fromkeys(extents):
-            if not 0 <= extent.start <= extent.stop <= extent.size:
-                raise ValueError(f"{extent} lies outside its tar.")
-            data = b"" if extent.start == extent.stop else self._cached(extent)
+            assert 0 <= extent.start <= extent.stop <= extent.size
+            data = b"" if extent.start == extent.stop else None
+            if data is None and self._cache is not None:
+                data = self._cache.read(extent)
             if data is None:
                 missing.append(extent)
             else:
                 found[extent] = data
         if missing:
             self._check_suspects(missing)
-            fetched = self._client.fetch(missing)
+            fetched = list(zip(missing, self._client.fetch(missing), strict=True))
             if self._cache is not None:
-                self._cache.write(list(zip(missing, fetched, strict=True)))
-            found.update(zip(missing, fetched, strict=True))
+                self._cache.write(fetched)
+            found.update(fetched)
         return [found[extent] for extent in extents]
 
     def forget(self, extent: Extent) -> None:
@@ -61,9 +61,6 @@ class RangeReader:
             self._cache.forget(extent)
         self._suspects.add(extent.path)
 
-    def _cached(self, extent: Extent) -> bytes | None:
-        return None if self._cache is None else self._cache.read(extent)
-
     def _check_suspects(self, extents: Sequence[Extent]) -> None:
         for extent in extents:
             if extent.path not in self._suspects:
@@ -72,4 +69,4 @@ class RangeReader:
             found = remote.stat(extent.path, fresh=True)
             other_version = extent.version and found.version != extent.version
             if found.size != extent.size or other_version:
-                raise changed(extent.path, extent.size, found.size)
+                raise remote.changed(extent, found.size)

@@ -1,10 +1,9 @@
-"""Requests to stores behind a URL: bounded in number, retried, their failures one sentence each.
+"""Requests to stores behind a URL: bounded in number, retried, each failure one sentence.
 
-Every request runs on fsspec's own event loop, so that hundreds may wait for a server while no
-thread of ours does. A failure that may pass (a timeout, a broken connection, status 429 or 5xx)
-is tried again after a growing wait; what cannot pass (not found, no rights, a server without
-range requests) ends at once. Both end as an ``InputError``: that a store cannot be reached says
-nothing about the samples in it.
+Every request runs on fsspec's own event loop, so that hundreds may wait for a server while no thread of
+ours does. A failure that may pass (a timeout, a broken connection, status 429 or 5xx) is tried again
+after a growing wait; what cannot pass (not found, no rights, a server without range requests) ends at
+once. Both end as an `InputError`: that a store cannot be reached says nothing about the samples in it.
 """
 
 import asyncio
@@ -12,21 +11,13 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
-from torchtitan.models.dit_tts.data.remote_errors import (
-    changed,
-    explain,
-    failed,
-    ignores_ranges,
-    one_line,
-    shown,
-    status_of,
-)
 from torchtitan.models.dit_tts.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -40,6 +31,19 @@ WAIT_FACTOR = 3.0
 _CONNECT_SECONDS, _READ_SECONDS = 15, 60
 # Above what is in flight, or the client's own pool of connections (10 in botocore) is the limit.
 _POOL_CONNECTIONS = 1024
+# Class names among an error's classes and those of its causes.
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
+_CONNECTION_ERRORS = {
+    "TimeoutError",
+    "ConnectionError",
+    "ClientError",
+    "HTTPClientError",
+    "ResponseParserError",
+    "gaierror",
+    "SSLError",
+    "IncompleteReadError",
+    "IncompleteRead",
+}
 
 _Result = TypeVar("_Result")
 
@@ -48,7 +52,7 @@ class Stat(NamedTuple):
     """What a store says of an object: its bytes, and a number that changes with its content.
 
     version: xxh3_64 of its ETag or, where it has none, of its modification time, below 2**63;
-    0 where the store tells neither.
+    0 where the store gives neither.
     """
 
     size: int
@@ -57,8 +61,8 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes [start, stop) of the object at ``path``, which has ``size`` bytes and ``version``
-    (``Stat.version``; 0: unknown)."""
+    """Bytes [start, stop) of the object at `path`, which has `size` bytes and `version`
+    (`Stat.version`; 0: unknown)."""
 
     path: str
     size: int
@@ -67,8 +71,14 @@ class Extent:
     stop: int
 
 
+def shown(url: str) -> str:
+    """The URL as messages name it: without a password and without the signature of its query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of ``url`` and the path in it; made once for all URLs of a store.
+    """The fsspec filesystem of `url` and the path in it; made once for all URLs of a store.
 
     Options and credentials come from where each store's own tools take them (for S3
     AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws ...; for http(s) ~/.netrc and HTTP_PROXY) and from
@@ -78,31 +88,20 @@ def filesystem(url: str) -> tuple[Any, str]:
         InputError: no such scheme, or the package for it is not installed.
     """
     import fsspec
-    from fsspec.registry import known_implementations
 
     protocol = url.split("://", 1)[0]
     try:
         fsspec.get_filesystem_class(protocol)
-    except ValueError:
-        raise InputError(
-            f"{shown(url)}: '{protocol}://' is no known kind of store; use s3://, http://, "
-            "https:// or another scheme of fsspec."
-        ) from None
-    except ImportError:
-        if protocol in ("s3", "s3a", "http", "https"):
-            remedy = 'install it by pip install "titan-tts[remote]"'
-        else:
-            hint = known_implementations.get(protocol, {}).get("err", "install what fsspec needs")
-            remedy = hint.rstrip(".")
-        raise InputError(
-            f"{shown(url)}: the package that reads '{protocol}://' is not installed; {remedy}."
-        ) from None
-    try:
         store, path = fsspec.core.url_to_fs(url, **_options(protocol))
+    except ImportError as error:
+        raise InputError(
+            f"{shown(url)}: the package that reads '{protocol}://' is not installed "
+            f'({_one_line(error)}); for s3 and http install it by pip install "titan-tts[remote]"'
+        ) from None
     except Exception as error:
         raise InputError(
-            f"{shown(url)}: the store cannot be used ({one_line(error)}); check the URL and the "
-            "settings of its package."
+            f"{shown(url)}: the store cannot be used ({_one_line(error)}); check the URL and the "
+            "settings of its package"
         ) from None
     if protocol in ("s3", "s3a"):
         store.retries = 1  # retries are made here, once, and not by each layer below as well
@@ -138,7 +137,7 @@ async def _http_client(loop: Any = None, **options: Any) -> Any:
 
 
 def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
-    """``function()``, which asks the store of ``url``, tried again while its failure may pass.
+    """`function()`, which asks the store of `url`, tried again while its failure may pass.
 
     Args:
         doing: what it does, for the sentence: "cannot be {doing}".
@@ -149,20 +148,15 @@ def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
         except InputError:
             raise
         except Exception as error:
-            reason, advice, may_pass = explain(error)
-            if not may_pass or attempt == TRIES - 1:
-                raise failed(url, doing, reason, advice, attempt + 1) from None
-        wait = _wait_seconds(attempt)
-        logger.warning("%s: cannot be %s (%s); again in %.1f s", shown(url), doing, reason, wait)
-        time.sleep(wait)
+            time.sleep(_wait_seconds(url, doing, error, attempt))
     raise AssertionError("not reached")
 
 
 def stat(url: str, *, fresh: bool = False) -> Stat:
-    """Size and version of the object at ``url``.
+    """Size and version of the object at `url`.
 
     Args:
-        fresh: ask the store even where a listing just told.
+        fresh: ask the store even where a listing just gave them.
 
     Raises:
         InputError: not found, no rights, unreachable, or a size or ranges it does not give.
@@ -173,12 +167,12 @@ def stat(url: str, *, fresh: bool = False) -> Stat:
     info = call(url, "opened", lambda: store.info(path))
     size = info.get("size")
     if info.get("type") == "directory":
-        raise InputError(f"{shown(url)}: is a folder; a shard is one .tar file.")
+        raise InputError(f"{shown(url)}: is a folder; a shard is one .tar file")
     if size is None or info.get("partial") is False:
-        lacks = "does not tell its size" if size is None else "refuses range requests"
+        lacks = "does not give its size" if size is None else "refuses range requests"
         raise InputError(
             f"{shown(url)}: the server {lacks}; use a server that supports HTTP Range requests or "
-            "copy the shards to a local folder."
+            "copy the shards to a local folder"
         )
     return Stat(int(size), _version(info))
 
@@ -193,12 +187,9 @@ def _version(info: dict[str, Any]) -> int:
 
 
 class RangeClient:
-    """Range requests, at most ``max_in_flight`` waiting for servers at once, from any thread."""
+    """Range requests, at most `max_in_flight` waiting for servers at once, from any thread."""
 
     def __init__(self, max_in_flight: int):
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1.")
-        self.max_in_flight = max_in_flight
         self._semaphore = asyncio.Semaphore(max_in_flight)
         # For filesystems without an asynchronous interface; its threads start when needed.
         self._pool = ThreadPoolExecutor(max_in_flight, thread_name_prefix="range")
@@ -210,86 +201,64 @@ class RangeClient:
         Raises:
             InputError: one of them cannot be had; the others are then given up.
         """
-        if not extents:
-            return []
-        return _result(self.submit(extents))
-
-    def submit(self, extents: Sequence[Extent]) -> "Future[list[bytes]]":
-        """``fetch`` without waiting for it."""
         from fsspec.asyn import get_loop
 
-        places = [self._place(wanted.path) for wanted in extents]
-        return asyncio.run_coroutine_threadsafe(self._gather(extents, places), get_loop())
+        for wanted in extents:
+            if wanted.path not in self._places:
+                self._places[wanted.path] = filesystem(wanted.path)
+        future = asyncio.run_coroutine_threadsafe(self._gather(extents), get_loop())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: leave no requests behind
+            raise
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _place(self, url: str) -> tuple[Any, str]:
-        place = self._places.get(url)
-        if place is None:
-            place = self._places[url] = filesystem(url)
-        return place
-
-    async def _gather(
-        self, extents: Sequence[Extent], places: Sequence[tuple[Any, str]]
-    ) -> list[bytes]:
+    async def _gather(self, extents: Sequence[Extent]) -> list[bytes]:
         warned: set[int] = set()
-        tasks = [
-            asyncio.ensure_future(self._read(wanted, store, path, warned))
-            for wanted, (store, path) in zip(extents, places, strict=True)
-        ]
+        tasks = [asyncio.ensure_future(self._read(wanted, warned)) for wanted in extents]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()  # without effect on those that are done
 
-    async def _read(self, wanted: Extent, store: Any, path: str, warned: set[int]) -> bytes:
+    async def _read(self, wanted: Extent, warned: set[int]) -> bytes:
+        doing = f"read at bytes {wanted.start}-{wanted.stop - 1}"
         for attempt in range(TRIES):
             try:
                 async with self._semaphore:
-                    return await self._request(wanted, store, path)
+                    return await self._request(wanted)
             except InputError:
                 raise
-            except _ShortAnswer as error:
-                if attempt == TRIES - 1:
-                    raise changed(wanted.path, wanted.size, wanted.start + error.count) from None
-                reason = "the answer was too short"
             except Exception as error:
-                if status_of(error) == 416:  # asked beyond the end
-                    raise changed(wanted.path, wanted.size) from None
-                reason, advice, may_pass = explain(error)
-                if not may_pass or attempt == TRIES - 1:
-                    doing = f"read at bytes {wanted.start}-{wanted.stop - 1}"
-                    raise failed(wanted.path, doing, reason, advice, attempt + 1) from None
-            wait = _wait_seconds(attempt)
-            # Hundreds of requests fail together when a store does.
-            if attempt not in warned:
+                is_last = attempt == TRIES - 1
+                # Asked beyond the end, or never answered to the end.
+                if status_of(error) == 416 or is_last and isinstance(error, _ShortAnswer):
+                    raise changed(wanted) from None
+                # Hundreds of requests fail together when a store does: one warning for all.
+                wait = _wait_seconds(wanted.path, doing, error, attempt, attempt not in warned)
                 warned.add(attempt)
-                logger.warning(
-                    "%s: reading bytes %d-%d failed (%s); again in %.1f s",
-                    shown(wanted.path),
-                    wanted.start,
-                    wanted.stop - 1,
-                    reason,
-                    wait,
-                )
             await asyncio.sleep(wait)
         raise AssertionError("not reached")
 
-    async def _request(self, wanted: Extent, store: Any, path: str) -> bytes:
+    async def _request(self, wanted: Extent) -> bytes:
+        store, path = self._places[wanted.path]
+        start, stop = wanted.start, wanted.stop
         if wanted.path.startswith(("http://", "https://")):
             data = await _http_range(wanted, store, path)
         elif store.async_impl:
-            data = await store._cat_file(path, start=wanted.start, end=wanted.stop)
+            data = await store._cat_file(path, start=start, end=stop)
         else:
             data = await asyncio.get_running_loop().run_in_executor(
-                self._pool, lambda: store.cat_file(path, start=wanted.start, end=wanted.stop)
+                self._pool, lambda: store.cat_file(path, start=start, end=stop)
             )
-        if len(data) < wanted.stop - wanted.start:
-            raise _ShortAnswer(len(data))
-        if len(data) > wanted.stop - wanted.start:
-            raise ignores_ranges(wanted.path, wanted.start, wanted.stop)
+        if len(data) < stop - start:
+            raise _ShortAnswer("the answer was too short")
+        if len(data) > stop - start:
+            raise _ignores_ranges(wanted)
         return data
 
 
@@ -304,29 +273,101 @@ async def _http_range(wanted: Extent, store: Any, url: str) -> bytes:
     async with session.get(store.encode_url(url), **{**store.kwargs, "headers": headers}) as answer:
         answer.raise_for_status()
         if answer.status != 206:
-            whole = (wanted.start, wanted.stop) == (0, wanted.size)
-            if not whole or answer.content_length != wanted.size:
-                raise ignores_ranges(wanted.path, wanted.start, wanted.stop)
+            is_all = (wanted.start, wanted.stop) == (0, wanted.size)
+            if not is_all or answer.content_length != wanted.size:
+                raise _ignores_ranges(wanted)
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
         if total.isdigit() and int(total) != wanted.size:
-            raise changed(wanted.path, wanted.size, int(total))
+            raise changed(wanted, int(total))
         return await answer.read()
 
 
-class _ShortAnswer(Exception):
+class _ShortAnswer(OSError):
     """Fewer bytes than asked for: a broken transfer, or an object that has become shorter."""
 
-    def __init__(self, count: int):
-        self.count = count
+
+def changed(extent: Extent, found: int | None = None) -> InputError:
+    """The object is no longer the one of `extent`; it has `found` bytes."""
+    has = "has another content than its index was made from"
+    if found not in (None, extent.size):
+        has = f"has {found} bytes where its index was made from {extent.size}"
+    return InputError(
+        f"{shown(extent.path)}: {has}; shards must not change during a run, so start again"
+    )
 
 
-def _result(future: "Future[_Result]") -> _Result:
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()  # Ctrl-C: leave no requests behind
-        raise
+def _ignores_ranges(extent: Extent) -> InputError:
+    return InputError(
+        f"{shown(extent.path)}: the server ignores range requests (asked for bytes "
+        f"{extent.start}-{extent.stop - 1} it sends others); use a server that supports HTTP Range "
+        "requests or copy the shards to a local folder"
+    )
 
 
-def _wait_seconds(attempt: int) -> float:
-    return FIRST_WAIT_SECONDS * WAIT_FACTOR**attempt * random.uniform(0.75, 1.0)
+def _wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bool = True) -> float:
+    """How long to wait before the next attempt.
+
+    Raises:
+        InputError: the failure cannot pass, or the attempts are used up.
+    """
+    reason, advice, may_pass = _explain(error)
+    if not may_pass or attempt == TRIES - 1:
+        times = f", tried {attempt + 1} times" if attempt else ""
+        raise InputError(f"{shown(url)}: cannot be {doing} ({reason}{times}); {advice}") from None
+    wait = FIRST_WAIT_SECONDS * WAIT_FACTOR**attempt * random.uniform(0.75, 1.0)
+    if warn:
+        logger.warning("%s: cannot be %s (%s); again in %.1f s", shown(url), doing, reason, wait)
+    return wait
+
+
+def _explain(error: BaseException) -> tuple[str, str, bool]:
+    """(what happened, what to do, whether it may pass) of an exception from a store."""
+    chain = _chain(error)
+    kinds = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    status = status_of(error)
+    # HTTPFileSystem.info raises FileNotFoundError whatever happened; the cause tells what did.
+    cause = chain[1] if isinstance(error, FileNotFoundError) and len(chain) > 1 else error
+    if kinds & _NO_CREDENTIALS:
+        advice = (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a public "
+            "bucket"
+        )
+        return "no credentials found", advice, False
+    if status in (401, 403) or "PermissionError" in kinds:
+        status_text = f"status {status}: " if status else ""
+        return f"{status_text}access denied", "check the credentials and their rights", False
+    if status in (404, 410):
+        return "not found", "check the URL", False
+    if status is not None:
+        may_pass = status in (408, 425, 429) or status >= 500
+        return f"status {status}", "see the server's own log or documentation", may_pass
+    if kinds & _CONNECTION_ERRORS:
+        return _one_line(cause), "check the URL's host and the network, then start again", True
+    if "FileNotFoundError" in kinds:
+        return "not found", "check the URL", False
+    is_path = isinstance(error, NotADirectoryError | IsADirectoryError)
+    may_pass = isinstance(error, OSError) and not is_path
+    return _one_line(cause), "check the URL and its store, then start again", may_pass
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status among an exception and its causes: aiohttp's, botocore's or gcsfs's."""
+    for one in _chain(error):
+        response = getattr(one, "response", None)
+        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        for value in (metadata.get("HTTPStatusCode"), getattr(one, "status", None)):
+            if isinstance(value, int) and value >= 400:
+                return value
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:300] if text else type(error).__name__
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain = [error]
+    while chain[-1].__cause__ is not None and len(chain) < 8:
+        chain.append(chain[-1].__cause__)
+    return chain

@@ -1,22 +1,20 @@
-"""A bounded cache of byte extents on disk, shared by processes, that any of them may leave by kill.
+"""A bounded cache of byte extents on disk, shared by processes, any of which may be killed.
 
 For each tar the folder holds two files, named by a digest of the tar's URL, size and version:
 
     DIGEST.data   as long as the tar, sparse: cached bytes stand where they stand in the tar
-    DIGEST.log    one record of 24 bytes an extent: start, stop, xxh3_64 of the bytes
+    DIGEST.log    one record of 24 bytes per extent: start, stop, xxh3_64 of the bytes
 
-and ``titan-tts-cache.usage``, whose lock every writer takes and which counts the bytes that the
-folder takes. Other files there are left alone.
-Readers take no lock and need none: what an extent's bytes do not hash to is not there. So it does
-no harm when bytes are written and their record is not, when a record is torn, when another
-process removes the files during a read, or when the disk flips a bit.
+and `titan-tts-cache.usage`, the number of bytes that the folder takes, beside the lock of all writing.
+Other files there are left alone. Readers take no lock and need none: an extent whose bytes do not match
+their hash is not there. So it does no harm when bytes are written and their record is not, when a record
+is torn, when another process removes the files during a read, or when the disk flips a bit.
 
-The count is raised before bytes are written and set right afterwards, so a kill leaves it too
-high; it is made anew from the files when a process first writes and whenever space is needed.
-Then whole tars go, the longest unused first.
+The usage is raised before bytes are written and set right afterwards, so a kill leaves it too high; it
+is counted anew from the files when a process first writes and whenever space is needed. Then whole tars
+go, the longest unused first.
 """
 
-import fcntl
 import logging
 import os
 import re
@@ -25,14 +23,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
+from filelock import FileLock, Timeout
 
-from torchtitan.models.dit_tts.data.remote import Extent
-from torchtitan.models.dit_tts.data.remote_errors import shown
+from torchtitan.models.dit_tts.data.remote import Extent, shown
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +37,16 @@ RECORD = np.dtype([("start", "<u8"), ("stop", "<u8"), ("hash", "<u8")])
 # How exact the order of use is; a touch is a write to the file's inode.
 TOUCH_SECONDS = 5.0
 # Part of the limit that is freed beyond what is needed, so that not every write has to.
-_SPARE_SHARE = 0.05
+_SPARE_FRACTION = 0.05
 _LOCK_SECONDS = 10.0
 _BLOCK_BYTES = 4096
 _MERGE_RECORDS = 256
 _OURS = re.compile(r"([0-9a-f]{32})\.(data|log)")
+_USAGE_NAME = "titan-tts-cache.usage"
 
 
 class DiskCache:
-    """Extents in ``folder``, which takes at most ``limit_bytes`` of disk, or one write more.
+    """Extents in `folder`, which takes at most `limit_bytes` of disk, or one write more.
 
     Any thread may call. No method fails: where the folder cannot be used a warning is logged
     once and nothing more is written.
@@ -60,84 +58,106 @@ class DiskCache:
         self._tars: OrderedDict[str, _CachedTar] = OrderedDict()
         # Two descriptors each: a quarter of what the process may have, 128 tars by most defaults.
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_open_tars = min(max(descriptors, 0) // 8, 1024) or 1024
+        self._max_open_tars = min(max(descriptors, 0) // 8, 1024) or 1024
         self._tars_lock = threading.Lock()
+        # Threads wait for one another here; only one of a process polls for the file's lock.
         self._writing = threading.Lock()
-        self._usage: _Usage | None = None
+        lock = os.path.join(self.folder, "titan-tts-cache.lock")
+        self._lock = FileLock(lock, mode=0o666, thread_local=False, poll_interval=0.002)
+        self._has_counted = False
         self._stopped = False
-        self._warned_of_damage = False
+        self._warned_of_corruption = False
 
     def read(self, extent: Extent) -> bytes | None:
-        """The extent's bytes, or None where they are not there whole and sound."""
+        """The extent's bytes, or None where they are not there complete and valid."""
         try:
             tar = self._tar(extent, create=False)
             if tar is None:
                 return None
-            data, damaged = tar.read(extent.start, extent.stop)
+            data, is_corrupt = tar.read(extent.start, extent.stop)
         except OSError as error:
             self._stop(error)
             return None
-        if damaged and not self._warned_of_damage and tar.is_linked():
-            self._warned_of_damage = True
+        if is_corrupt and not self._warned_of_corruption and tar.is_linked():
+            self._warned_of_corruption = True
             logger.warning(
-                "%s: cached bytes of %s are damaged and are read from there again; check the disk",
+                "%s: cached bytes of %s are corrupt and are read from there again; check the disk",
                 self.folder,
                 shown(extent.path),
             )
         return data
 
     def write(self, items: Sequence[tuple[Extent, bytes]]) -> None:
-        """Keep the bytes of some extents, as far as they fit into the limit."""
+        """Cache the bytes of some extents, as far as they fit into the limit."""
         if self._stopped:
             return
         try:
-            with self._writing, self._locked() as usage:
-                if usage is not None:
-                    self._write(usage, items)
+            os.makedirs(self.folder, exist_ok=True)
+            with self._writing, self._lock.acquire(_LOCK_SECONDS):
+                self._write(items)
+        except Timeout:
+            pass  # a stopped process may hold it for ever, and a cache may miss a write
         except OSError as error:
             self._stop(error)
 
     def forget(self, extent: Extent) -> None:
-        """The extent's bytes are wrong although they hash to their record."""
+        """The extent's bytes are wrong although they match their hash."""
         try:
-            with self._writing, self._locked():
-                tar = self._tar(extent, create=False)
-                if tar is not None:
-                    tar.forget(extent.start, extent.stop)
+            tar = self._tar(extent, create=False)
+            if tar is not None:
+                tar.drop(extent.start, extent.stop)  # for this process, whatever the disk does
+                with self._writing, self._lock.acquire(_LOCK_SECONDS):
+                    tar.append([(extent.start, extent.stop, 0)])
+        except Timeout:
+            pass
         except OSError as error:
             self._stop(error)
 
-    def _write(self, usage: "_Usage", items: Sequence[tuple[Extent, bytes]]) -> None:
-        fitting, needed = [], 0
+    def _write(self, items: Sequence[tuple[Extent, bytes]]) -> None:
+        by_tar: dict[str, list[tuple[Extent, bytes]]] = {}
+        needed = 0
         for extent, data in items:
             blocks = -(-extent.stop // _BLOCK_BYTES) - extent.start // _BLOCK_BYTES
             item_bytes = (blocks + 1) * _BLOCK_BYTES  # one for its part of the log
             if needed + item_bytes <= self.limit_bytes:
-                fitting.append((extent, data))
+                by_tar.setdefault(_stem(extent), []).append((extent, data))
                 needed += item_bytes
-        used = usage.read()
-        if usage.is_new or used + needed > self.limit_bytes:
+        used = self._read_usage()
+        if not self._has_counted or used + needed > self.limit_bytes:
             used = self._make_room(needed)
-            usage.is_new = False
-        usage.write(used + needed)
-        by_tar: dict[str, list[tuple[Extent, bytes]]] = {}
-        for extent, data in fitting:
-            by_tar.setdefault(_stem(extent), []).append((extent, data))
+            self._has_counted = True
+        self._write_usage(used + needed)
         for tar_items in by_tar.values():
             tar = self._tar(tar_items[0][0], create=True)
             assert tar is not None
             used += tar.write(tar_items)
-        usage.write(used)
+        self._write_usage(used)
+
+    def _read_usage(self) -> int:
+        try:
+            with open(os.path.join(self.folder, _USAGE_NAME), "rb") as file:
+                return int.from_bytes(file.read(8), "little")
+        except FileNotFoundError:
+            self._has_counted = False  # somebody emptied the folder
+            return 0
+
+    def _write_usage(self, used: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(os.path.join(self.folder, _USAGE_NAME), flags, 0o666)
+        try:
+            os.pwrite(descriptor, used.to_bytes(8, "little"), 0)
+        finally:
+            os.close(descriptor)
 
     def _make_room(self, needed: int) -> int:
-        """Remove whole tars until ``needed`` bytes fit; the bytes that remain."""
+        """Remove tars until `needed` bytes fit; the bytes that remain."""
         sizes: dict[str, int] = {}
         last_use: dict[str, int] = {}
         used = 0
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 ours = _OURS.fullmatch(entry.name)
-                if ours is None and entry.name != _Usage.NAME:
+                if ours is None and entry.name != _USAGE_NAME:
                     continue
                 found = entry.stat(follow_symlinks=False)
                 used += found.st_blocks * 512
@@ -149,7 +169,7 @@ class DiskCache:
                     last_use[stem] = max(used_at, last_use.get(stem, 0))
         if used + needed <= self.limit_bytes:
             return used
-        goal = max(0, int(self.limit_bytes * (1 - _SPARE_SHARE)) - needed)
+        goal = max(0, int(self.limit_bytes * (1 - _SPARE_FRACTION)) - needed)
         for stem in sorted(sizes, key=lambda stem: (last_use[stem], stem)):
             if used <= goal:
                 break
@@ -182,62 +202,18 @@ class DiskCache:
                     raise
                 return None
             self._tars[stem] = tar
-            if len(self._tars) > self._most_open_tars:
+            if len(self._tars) > self._max_open_tars:
                 self._tars.popitem(last=False)
             return tar
-
-    @contextmanager
-    def _locked(self) -> "Iterator[_Usage | None]":
-        """The count, locked against all other processes; None where that takes too long."""
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            if self._usage is None:
-                os.makedirs(self.folder, exist_ok=True)
-                self._usage = _Usage(self.folder)
-            usage = self._usage
-            try:
-                fcntl.flock(usage.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                # A stopped process may hold it for ever, and a cache may miss a write.
-                if time.monotonic() > deadline:
-                    yield None
-                    return
-                time.sleep(0.002)
-                continue
-            if os.fstat(usage.descriptor).st_nlink:
-                break
-            self._usage = None  # somebody emptied the folder
-        try:
-            yield usage
-        finally:
-            fcntl.flock(usage.descriptor, fcntl.LOCK_UN)
 
     def _stop(self, error: OSError) -> None:
         if not self._stopped:
             self._stopped = True
             logger.warning(
-                "%s: cannot be used as a cache (%s); reading goes on, and nothing more is kept",
+                "%s: cannot be used as a cache (%s); reading goes on, and nothing more is cached",
                 self.folder,
                 error.strerror or error,
             )
-
-
-class _Usage:
-    """The file that counts the bytes of the folder; its lock is the lock of all writing."""
-
-    NAME = "titan-tts-cache.usage"
-
-    def __init__(self, folder: str):
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self.descriptor = os.open(os.path.join(folder, self.NAME), flags, 0o666)
-        weakref.finalize(self, os.close, self.descriptor)
-        self.is_new = True
-
-    def read(self) -> int:
-        return int.from_bytes(os.pread(self.descriptor, 8, 0), "little")
-
-    def write(self, used: int) -> None:
-        os.pwrite(self.descriptor, used.to_bytes(8, "little"), 0)
 
 
 class _CachedTar:
@@ -299,11 +275,10 @@ class _CachedTar:
         # Some filesystems count blocks only when they come to write them.
         return max(written, self._disk_bytes() - before)
 
-    def forget(self, start: int, stop: int) -> None:
+    def drop(self, start: int, stop: int) -> None:
         with self._lock:
             self._catch_up()
-            self._records.drop(start, stop)  # here, even if the disk is full and cannot be told
-        self.append([(start, stop, 0)])
+            self._records.drop(start, stop)
 
     def append(self, records: Sequence[tuple[int, int, int]]) -> None:
         """Write records (start, stop, hash) under the folder's lock; hash 0 forgets an extent."""
@@ -332,7 +307,7 @@ class _Records:
 
     def __init__(self):
         # Columns of their own: a search in a strided array would copy it.
-        self._start, self._stop, self._hash = (np.empty(0, np.uint64) for _ in RECORD.names)
+        self._start, self._stop, self._hash = (np.empty(0, np.uint64) for _ in range(3))
         self._latest: dict[tuple[int, int], int] = {}
 
     def get(self, start: int, stop: int) -> int:
@@ -351,7 +326,7 @@ class _Records:
         self._latest[start, stop] = 0
 
     def add(self, records: np.ndarray) -> None:
-        """Take in records of dtype ``RECORD``, which hold against all before them."""
+        """Take in records of dtype `RECORD`, which replace all before them."""
         if len(self._latest) + len(records) < max(_MERGE_RECORDS, len(self._start) // 8):
             self._latest.update(
                 ((start, stop), content_hash) for start, stop, content_hash in records.tolist()

@@ -1,4 +1,4 @@
-"""How often each sample comes in an epoch: mixing of datasets, balancing of classes, durations.
+"""How often each sample comes per epoch: mixing of datasets, balancing of classes, durations.
 
 Within a dataset sample i, of class y with n_y samples and of duration d_i, is drawn in proportion to
 
@@ -29,16 +29,16 @@ def draws_per_epoch(
     alpha: float,
     offset_seconds: float,
 ) -> np.ndarray | None:
-    """Draws an epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
+    """Draws per epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
 
     Args:
         source: (n,) number of the dataset of each sample.
-        source_weights: share of the draws of each dataset, in any unit; empty: their sizes.
+        source_weights: sampling weight of each dataset, on any scale; empty: their sizes.
         source_names: for messages.
         label_codes: (n,) class of each sample, -1 for none (a class of its own); None: no
             balancing.
         beta: β in [0, 1).
-        duration_seconds: (n,), with ``alpha`` = α and ``offset_seconds`` = c.
+        duration_seconds: (n,), with `alpha` = α and `offset_seconds` = c.
 
     Raises:
         InputError: a dataset with a weight has no sample, or a setting is out of range.
@@ -55,8 +55,8 @@ def draws_per_epoch(
         if not len(inside):
             if len(source_weights):
                 raise InputError(
-                    f"data.weights gives {source_weights[number]:g} to '{name}', of which no "
-                    "sample is used; remove it or raise data.max_frames and data.max_text_tokens."
+                    f"[data] weights gives {source_weights[number]:g} to '{name}', of which no "
+                    "sample is used; remove it or raise max_frames and max_text_tokens"
                 )
             continue
         if label_codes is not None:
@@ -64,11 +64,11 @@ def draws_per_epoch(
                 label_codes[inside], return_inverse=True, return_counts=True
             )
             draws[inside] *= ((1 - beta) / (1 - beta**counts))[classes]
-        share = len(inside)
+        total_draws = float(len(inside))
         if len(source_weights):
-            share = total * source_weights[number] / sum(source_weights)
-        draws[inside] *= share / draws[inside].sum()
-    # At least the least: every sample comes at some time.
+            total_draws = total * source_weights[number] / sum(source_weights)
+        draws[inside] *= total_draws / draws[inside].sum()
+    # Never zero: every sample comes at some time.
     return np.maximum(np.rint(draws * (1 << WEIGHT_BITS)).astype(np.int64), 1)
 
 

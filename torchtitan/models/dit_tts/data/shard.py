@@ -1,10 +1,10 @@
-"""The triplets of one tar: read in one pass, grouped by key, each array and JSON looked at once.
+"""The samples of one tar: read in one pass, grouped by key, each member looked at once.
 
-Whatever cannot be used becomes a ``Problem`` and the rest is kept, so that one damaged sample costs
-one sample. Sentences have no path: an index is the same wherever its tar lies.
+Whatever cannot be used becomes a `Problem` and the rest is kept, so that one corrupt sample costs one
+sample. Sentences have no path: an index is the same wherever its tar lies.
 """
 
-import ast
+import io
 import json
 import re
 from dataclasses import dataclass, field
@@ -13,42 +13,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.data.shard_writer import (
+from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.members import (
     HASHES_KEY,
-    LATENTS_SUFFIX,
+    LABELS,
     METADATA_SUFFIX,
-    REFERENCE_SUFFIX,
-    canonical_json,
+    label_of,
+    metadata_hash,
 )
 from torchtitan.models.dit_tts.data.storage import ShardFile
-from torchtitan.models.dit_tts.data.tar_reader import Member, shown, walk_members
+from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 
-LABELS = ("speaker", "language", "quality", "class")
-"""keys of the JSON whose values the index keeps"""
-
-_SUFFIXES = {
-    LATENTS_SUFFIX.encode(): LATENTS_SUFFIX,
-    REFERENCE_SUFFIX.encode(): REFERENCE_SUFFIX,
-    METADATA_SUFFIX.encode(): METADATA_SUFFIX,
-}
-_MAX_NPY_HEADER_BYTES = 1 << 16
+_MAX_NPY_HEADER_BYTES = 4096
 _MAX_JSON_BYTES = 16 << 20
+_MAX_ARRAY_BYTES = 256 << 20
 _ITEM_BYTES = {"<f2": 2, "<f4": 4}
 # Bit patterns with all exponent bits set are infinities and NaNs.
-_EXPONENTS = {2: np.uint16(0x7C00), 4: np.uint32(0x7F800000)}
-# What every numpy writes; anything else goes through the slow literal parser.
+_EXPONENTS = {2: 0x7C00, 4: 0x7F800000}
+# What every numpy writes; anything else goes through numpy's own parser, which is slow.
 _PLAIN_NPY_HEADER = re.compile(
-    rb"\{'descr': '(<f[24])', 'fortran_order': False, 'shape': \((\d{1,9}), (\d{1,9})\), \} *\n"
+    rb"\x93NUMPY\x01\x00[\x00-\xff]{2}\{'descr': '(<f[24])', 'fortran_order': False, "
+    rb"'shape': \((\d{1,9}), ([1-9]\d{0,8})\), \} *\n"
 )
 
 
 class Problem(NamedTuple):
     """What is wrong.
 
-    kind: "shard" (the tar itself), or of a sample "incomplete", "not_finite", "changed" (not what
-    its writer noted), "unreadable" (the disk) or "unusable". key: the sample's, "" where none can be named.
+    Attributes:
+        kind: "shard" (the tar itself), or of a sample "incomplete", "not_finite", "changed" (not what
+            its writer noted), "unreadable" (the disk) or "unusable".
+        key: the sample's, "" where none can be named.
     """
 
     kind: str
@@ -56,29 +53,27 @@ class Problem(NamedTuple):
     sentence: str
 
 
-class ArrayMember(NamedTuple):
+class StoredArray(NamedTuple):
     offset: int
-    frames: int
-    channels: int
+    rows: int
+    width: int
     item_bytes: int
     hash: int
 
 
-class MetadataMember(NamedTuple):
+class StoredMetadata(NamedTuple):
     offset: int
     size: int
     hash: int
     text: str
-    text_bytes: int
-    labels: dict[str, str]
-    array_hashes: dict[str, str]
+    labels: dict[str, str | None]
+    written_hashes: dict[str, Any]
 
 
-class SampleMembers(NamedTuple):
+class StoredSample(NamedTuple):
     key: str
-    latents: ArrayMember
-    reference: ArrayMember
-    metadata: MetadataMember
+    arrays: dict[str, StoredArray]
+    metadata: StoredMetadata
 
 
 @dataclass
@@ -86,7 +81,7 @@ class ShardContents:
     """All that one pass over a tar finds."""
 
     channels: int = 0
-    samples: list[SampleMembers] = field(default_factory=list)
+    samples: list[StoredSample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     characters: str = ""
 
@@ -102,72 +97,52 @@ class _Unusable(Exception):
 def read_shard(source: ShardFile) -> ShardContents:
     """Read a tar from start to end."""
     contents = ShardContents()
-
-    def tell(sentence: str) -> None:
-        contents.problems.append(Problem("shard", "", sentence))
-
+    suffixes = members.suffixes()
     groups: dict[str, dict[str, Any]] = {}
     broken: set[str] = set()
-    for member in walk_members(source, tell):
-        folder, slash, basename = member.name.rpartition(b"/")
-        stem, _, suffix = basename.partition(b".")
-        kind = _SUFFIXES.get(suffix.lower())
-        if kind is None or not stem:
+
+    def report(sentence: str) -> None:
+        contents.problems.append(Problem("shard", "", sentence))
+
+    for member in walk_members(source, report):
+        folder, slash, basename = member.name.rpartition("/")
+        stem, _, suffix = basename.partition(".")
+        suffix = suffix.lower()
+        if suffix not in suffixes or not stem:
             continue
         # "tar -cf x.tar ." prefixes names with "./"; that is not part of a sample's name.
-        key = shown((folder + slash + stem).removeprefix(b"./"))
-        members = groups.setdefault(key, {})
+        key = (folder + slash + stem).removeprefix("./")
+        found = groups.setdefault(key, {})
         try:
-            if kind in members:
+            if suffix in found:
                 raise _Unusable(
-                    f"sample '{key}' has the member .{kind} twice; keys must be unique within a "
-                    "tar."
+                    f"sample '{key}' has the member .{suffix} twice; keys must be unique within a tar"
                 )
-            members[kind] = None
+            found[suffix] = None
             if member.is_link:
                 raise _Unusable(
-                    f"member '{shown(member.name)}' is a link, which cannot be read by offset; "
-                    "write the tar again with --dereference --hard-dereference."
+                    f"member '{member.name}' is a link, which cannot be read by offset; write the tar "
+                    "again with --dereference --hard-dereference"
                 )
-            if kind == METADATA_SUFFIX:
-                members[kind] = _read_metadata(source, key, member)
-            else:
-                members[kind] = _read_array(source, member)
+            read = _read_metadata if suffix == METADATA_SUFFIX else _read_array
+            found[suffix] = read(source, member)
         except _Unusable as unusable:
             contents.problems.append(Problem(unusable.kind, key, str(unusable)))
             broken.add(key)
-    _take_complete(contents, groups, broken)
+    _take_complete(contents, {key: found for key, found in groups.items() if key not in broken})
     if not contents.samples and not contents.problems:
-        tell(
-            f"none of its members belongs to a sample; each sample needs KEY.{LATENTS_SUFFIX}, "
-            f"KEY.{REFERENCE_SUFFIX} and KEY.{METADATA_SUFFIX}."
-        )
+        needed = ", ".join(f"KEY.{suffix}" for suffix in suffixes)
+        report(f"none of its members belongs to a sample; each sample needs {needed}")
     return contents
 
 
-def _take_complete(
-    contents: ShardContents, groups: dict[str, dict[str, Any]], broken: set[str]
-) -> None:
-    """The samples whose three members fit each other; the others become problems."""
+def _take_complete(contents: ShardContents, groups: dict[str, dict[str, Any]]) -> None:
+    """The samples whose members are there and fit each other; the others become problems."""
     characters: set[str] = set()
-    for key, members in groups.items():
-        if key in broken:
-            continue
+    for key, found in groups.items():
         try:
-            missing = [f".{kind}" for kind in _SUFFIXES.values() if kind not in members]
-            if missing:
-                raise _Unusable(
-                    f"sample '{key}' is incomplete, it lacks {', '.join(missing)}; complete or "
-                    "remove it.",
-                    "incomplete",
-                )
-            sample = SampleMembers(
-                key,
-                members[LATENTS_SUFFIX],
-                members[REFERENCE_SUFFIX],
-                members[METADATA_SUFFIX],
-            )
-            contents.channels = contents.channels or sample.latents.channels
+            sample = _complete(key, found)
+            contents.channels = contents.channels or sample.arrays["latents"].width
             _check_sample(sample, contents.channels)
             contents.samples.append(sample)
             characters.update(sample.metadata.text)
@@ -176,157 +151,132 @@ def _take_complete(
     contents.characters = "".join(sorted(characters))
 
 
-def _check_sample(sample: SampleMembers, channels: int) -> None:
-    key, latents, reference = sample.key, sample.latents, sample.reference
-    if latents.frames == 0:
-        raise _Unusable(f"sample '{key}' has no latent frame; leave empty utterances out.")
-    if {latents.channels, reference.channels} != {channels}:
+def _complete(key: str, found: dict[str, Any]) -> StoredSample:
+    missing = [f".{suffix}" for suffix in members.suffixes() if suffix not in found]
+    if missing:
         raise _Unusable(
-            f"the arrays of sample '{key}' are {latents.channels} and {reference.channels} wide "
-            f"where the tar's first is {channels}; all arrays of a dataset must have the same "
-            "width."
+            f"sample '{key}' is incomplete, it lacks {', '.join(missing)}; complete or remove it",
+            "incomplete",
         )
-    for kind, array in ((LATENTS_SUFFIX, latents), (REFERENCE_SUFFIX, reference)):
-        written = sample.metadata.array_hashes.get(kind)
+    arrays = {array.name: found[array.suffix] for array in members.ARRAYS}
+    return StoredSample(key, arrays, found[METADATA_SUFFIX])
+
+
+def _check_sample(sample: StoredSample, channels: int) -> None:
+    frames = sample.arrays["latents"].rows
+    if frames == 0:
+        raise _Unusable(f"sample '{sample.key}' has no latent frame; leave empty utterances out")
+    for member in members.ARRAYS:
+        array = sample.arrays[member.name]
+        where = f"the .{member.suffix} of sample '{sample.key}'"
+        if array.width != (member.width or channels):
+            raise _Unusable(
+                f"{where} is {array.width} wide where {member.width or channels} is needed; all "
+                "samples of a dataset must have the same width"
+            )
+        if member.length == "frames" and array.rows != frames:
+            raise _Unusable(
+                f"{where} has {array.rows} rows for {frames} latent frames; write it again"
+            )
+        written = sample.metadata.written_hashes.get(member.suffix)
         if written is not None and written != f"{array.hash:016x}":
             raise _Unusable(
-                f"the .{kind} of sample '{key}' is not the one that was written (its {HASHES_KEY} "
-                f"in the JSON is {written}, found {array.hash:016x}), so it is damaged; copy or "
-                "write the tar again.",
+                f"{where} is not the one that was written (its {HASHES_KEY} in the JSON is {written}, "
+                f"found {array.hash:016x}), so it is corrupt; copy or write the tar again",
                 "changed",
             )
 
 
-def _read_array(source: ShardFile, member: Member) -> ArrayMember:
-    where = f"member '{shown(member.name)}'"
+def _read_array(source: ShardFile, member: Member) -> StoredArray:
+    where = f"member '{member.name}'"
     # The header is judged before the rest is read: other files end in .npy, too, and may be huge.
-    head = member.head
-    if head[:6] != b"\x93NUMPY" or len(head) < 12:
-        raise _Unusable(f"{where} is not an npy array; write it with numpy.save.")
-    wide = head[6] >= 2  # format 1 has a 16-bit header length, 2 and 3 a 32-bit one
-    start = 12 if wide else 10
-    data_start = start + int.from_bytes(head[8:start], "little")
-    if data_start > min(member.size, _MAX_NPY_HEADER_BYTES):
-        raise _Unusable(
-            f"{where} has an npy header longer than the member or {_MAX_NPY_HEADER_BYTES} bytes; "
-            "write it again."
-        )
-    if data_start > len(head):
-        head = _read(source, member, data_start)
-    plain = _PLAIN_NPY_HEADER.fullmatch(head, start, data_start)
-    if plain:
-        descr, shape = plain[1].decode(), (int(plain[2]), int(plain[3]))
-        if shape[1] == 0:
-            raise _Unusable(f"{where} has shape {shape}; it must be (frames, channels).")
-    else:
-        descr, shape = _parse_npy_header(head[start:data_start], where)
+    descr, shape, data_start = _npy_header(_read(source, member, _MAX_NPY_HEADER_BYTES), where)
     item_bytes = _ITEM_BYTES[descr]
     expected = data_start + shape[0] * shape[1] * item_bytes
-    if member.size != expected:
+    if member.size != expected or expected > _MAX_ARRAY_BYTES:
         raise _Unusable(
             f"{where} has {member.size} bytes where its npy header (shape {shape}) needs "
-            f"{expected}; write it again."
+            f"{expected}, and at most {_MAX_ARRAY_BYTES} are read; write it again"
         )
     data = _read(source, member, member.size)
-    bits = np.frombuffer(data, np.uint16 if item_bytes == 2 else np.uint32, offset=data_start)
-    exponent = _EXPONENTS[item_bytes]
+    bits: np.ndarray = np.frombuffer(
+        data, np.uint16 if item_bytes == 2 else np.uint32, offset=data_start
+    )
+    exponent = bits.dtype.type(_EXPONENTS[item_bytes])
     if ((bits & exponent) == exponent).any():
         raise _Unusable(
-            f"{where} has values that are NaN or infinite; encode the utterance again or leave it "
-            "out.",
+            f"{where} has values that are NaN or infinite; encode the utterance again or leave it out",
             "not_finite",
         )
     array_hash = xxhash.xxh3_64_intdigest(memoryview(data)[data_start:])
-    return ArrayMember(member.offset + data_start, shape[0], shape[1], item_bytes, array_hash)
+    return StoredArray(member.offset + data_start, *shape, item_bytes, array_hash)
 
 
-def _parse_npy_header(text: bytes, where: str) -> tuple[str, tuple[int, int]]:
+def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
+    """(dtype, shape, where the data begin) of an npy file that begins with `head`."""
+    plain = _PLAIN_NPY_HEADER.match(head)
+    if plain and plain.end() == 10 + int.from_bytes(head[8:10], "little"):
+        return plain[1].decode(), (int(plain[2]), int(plain[3])), plain.end()
+    file = io.BytesIO(head)
     try:
-        header = ast.literal_eval(text.decode("latin-1").strip())
-        descr, fortran_order, shape = header["descr"], header["fortran_order"], header["shape"]
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read = np.lib.format.read_array_header_1_0
+        shape, is_fortran, dtype = read(file)
+    except Exception as error:  # numpy evaluates the text as a literal, which may fail in any way
         raise _Unusable(
-            f"{where} has an npy header that cannot be read; write it again with numpy.save."
+            f"{where} is no npy array ({str(error)[:60]!r}); write it with numpy.save"
         ) from None
-    if not isinstance(descr, str) or descr not in _ITEM_BYTES:
+    if dtype.str not in _ITEM_BYTES:
         raise _Unusable(
-            f"{where} has dtype {descr!r}; only little-endian float16 and float32 are read "
-            "(pickled objects never are), so convert it with astype(numpy.float16)."
+            f"{where} has dtype {dtype.str!r}; only little-endian float16 and float32 are read "
+            "(pickled objects never are), so convert it with astype(numpy.float16)"
         )
-    whole = isinstance(shape, tuple) and all(
-        isinstance(length, int) and 0 <= length < 2**31 for length in shape
-    )
-    if not whole or len(shape) != 2 or shape[1] == 0:
-        raise _Unusable(f"{where} has shape {str(shape)[:60]}; it must be (frames, channels).")
-    if fortran_order:
+    is_shape = len(shape) == 2 and 0 <= shape[0] < 2**31 and 0 < shape[1] < 2**31
+    if not is_shape or is_fortran:
         raise _Unusable(
-            f"{where} is stored in Fortran order (a transposed array was saved); "
-            "write it again through numpy.ascontiguousarray."
+            f"{where} has shape {str(shape)[:60]}, fortran_order {is_fortran}; it must be (rows, width) "
+            "in C order, so write it again through numpy.ascontiguousarray"
         )
-    return descr, shape
+    return dtype.str, (shape[0], shape[1]), file.tell()
 
 
 def _read(source: ShardFile, member: Member, size: int) -> bytes:
     """The first bytes of a member. What the disk cannot give is one member's problem; a server that
-    cannot be reached is nobody's damage."""
+    cannot be reached says nothing about the data."""
     try:
-        return source.pread(size, member.offset)
+        return source.pread(min(size, member.size), member.offset)
     except InputError as error:
         if is_remote(source.path):
             raise
-        raise _Unusable(
-            f"member '{shown(member.name)}' cannot be read: {error}", "unreadable"
-        ) from error
+        sentence = f"member '{member.name}' cannot be read: {error}"
+        raise _Unusable(sentence, "unreadable") from error
 
 
-def _read_metadata(source: ShardFile, key: str, member: Member) -> MetadataMember:
+def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
+    where = f"member '{member.name}'"
     if member.size > _MAX_JSON_BYTES:
-        raise _Unusable(
-            f"the JSON of sample '{key}' has {member.size} bytes; at most {_MAX_JSON_BYTES} are read."
-        )
-    data = member.head if member.size <= len(member.head) else _read(source, member, member.size)
+        raise _Unusable(f"{where} has {member.size} bytes; at most {_MAX_JSON_BYTES} are read")
+    data = _read(source, member, member.size)
     try:
         metadata = json.loads(str(data, "utf-8"))
         text = metadata["text"]
-        text_bytes = len(text.encode("utf-8"))
+        text.encode("utf-8")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _Unusable(
-            f"the JSON of sample '{key}' is no utf-8 object with a \"text\" string; every sample "
-            "needs its text."
+            f'{where} is no utf-8 JSON object with a "text" string; every sample needs its text'
         ) from None
     hashes = metadata.get(HASHES_KEY)
     if not isinstance(hashes, dict):
         hashes = {}
     written = hashes.get(METADATA_SUFFIX)
-    if written is not None and written != _hash_of(metadata):
+    if written is not None and written != metadata_hash(metadata):
         raise _Unusable(
-            f"the JSON of sample '{key}' is not the one that was written, so it is damaged; copy "
-            f'or write the tar again, or take its key "{HASHES_KEY}" out if it was changed on '
-            "purpose.",
+            f"{where} is not the one that was written, so it is corrupt; copy or write the tar again, "
+            f'or take its key "{HASHES_KEY}" out if it was changed on purpose',
             "changed",
         )
-    return MetadataMember(
-        offset=member.offset,
-        size=member.size,
-        hash=xxhash.xxh3_64_intdigest(data),
-        text=text,
-        text_bytes=text_bytes,
-        labels={name: label for name in LABELS if (label := label_of(metadata, name)) is not None},
-        array_hashes=hashes,
-    )
-
-
-def _hash_of(metadata: dict[str, Any]) -> str | None:
-    """What its writer would note; None for what it would not write."""
-    try:
-        return xxhash.xxh3_64_hexdigest(canonical_json(metadata))
-    except (TypeError, ValueError, RecursionError):
-        return None
-
-
-def label_of(metadata: dict[str, Any], name: str) -> str | None:
-    """A sample's value of a label as text; None where it has none. Numbers are names, too."""
-    value = metadata.get(name)
-    if isinstance(value, str):
-        return value or None
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    labels = {name: label_of(metadata, name) for name in LABELS}
+    data_hash = xxhash.xxh3_64_intdigest(data)
+    return StoredMetadata(member.offset, member.size, data_hash, text, labels, hashes)

@@ -70,7 +70,8 @@ def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
         names = [_file_name(dataset.sample_id(index)) for index in range(len(dataset))]
     fetched = dataset.fetch(range(len(dataset)))
     for index, name in enumerate(names):
-        latents, reference, metadata = dataset.load(index, fetched=fetched.get(index))
+        loaded = dataset.load(index, fetched=fetched.get(index))
+        latents, reference, metadata = loaded.latents, loaded.reference, loaded.metadata
         items.append(
             HeldOut(
                 key=dataset.key(index),

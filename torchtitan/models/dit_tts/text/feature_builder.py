@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.joining import shard_name
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, shard_name
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError

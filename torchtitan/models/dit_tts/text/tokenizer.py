@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.shard import label_of
+from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.dropout import dropped_conditions
 from torchtitan.models.dit_tts.text.vocabulary import (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source
-from torchtitan.models.dit_tts.data.tar_reader import Member, shown, walk_members
+from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
@@ -67,14 +67,14 @@ class AudioWebDataset:
         problems: list[str] = []
         recordings: dict[str, dict[str, list[Member]]] = {}
         for member in walk_members(source, problems.append):
-            folder, slash, basename = shown(member.name).rpartition("/")
+            folder, slash, basename = member.name.rpartition("/")
             stem, _, suffix = basename.partition(".")
             kind = "audio" if suffix.lower() in AUDIO_SUFFIXES else suffix.lower()
             if stem and kind in ("audio", "json", "txt"):
                 recording = recordings.setdefault(folder + slash + stem, {})
                 recording.setdefault(kind, []).append(member)
         for sentence in problems:
-            yield Unusable(name, sentence.rstrip("."))
+            yield Unusable(name, sentence)
         if not recordings and not problems:
             yield Unusable(name, "holds no recording; pairs of KEY.flac and KEY.json are needed")
         # The same key in two tars is usual; one tar's keys need no prefix.

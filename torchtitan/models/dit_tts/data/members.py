@@ -1,0 +1,110 @@
+"""The members of a sample: the one place that knows them.
+
+A sample of key utt0001 is these members of a tar:
+
+    utt0001.npy       float16 (T, C)   latents of the utterance
+    utt0001.ref.npy   float16 (R, C)   latents of a reference by the same speaker; R may be 0
+    utt0001.json      utf-8 JSON       {"text": ..., "target_duration": seconds, ...}
+
+`ARRAYS` lists the arrays. The writer, the columns of the index, reading with its checks, and the
+entries of a batch are made from it, so another array is one more line, for example
+
+    ArrayMember("f0", "f0.npy", length="frames", entry="f0", width=1),
+
+for a value per latent frame in `utt0001.f0.npy`.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+
+@dataclass(frozen=True)
+class ArrayMember:
+    """An array of every sample, stored as float16 or float32 (rows, width).
+
+    Attributes:
+        name: of its index columns `NAME_offset`, `NAME_hash`, `NAME_item_bytes`, and in
+            `LoadedSample.arrays`.
+        suffix: of its tar member, `KEY.SUFFIX`.
+        length: index column with its number of rows. "frames" rows stand for latent frames: they are
+            as many as the latents, and cropped and padded with them to T of the batch.
+            "reference_frames" are cropped and padded to R.
+        entry: name in the batch, where it is (B, T or R, width) float32, zero at padding.
+        width: None for that of the latents.
+    """
+
+    name: str
+    suffix: str
+    length: str
+    entry: str
+    width: int | None = None
+
+
+# The latents come first: they set the number of frames and the width of the others.
+ARRAYS: tuple[ArrayMember, ...] = (
+    ArrayMember("latents", "npy", length="frames", entry="latents"),
+    ArrayMember("reference", "ref.npy", length="reference_frames", entry="speaker"),
+)
+METADATA_SUFFIX = "json"
+HASHES_KEY = "xxh3_64"
+"""in the JSON: suffix of a member -> XXH3 hash, 16 hex digits, of an array's data behind its npy
+header or of `canonical_json`"""
+LABELS = ("speaker", "language", "quality", "class")
+"""keys of the JSON whose values the index keeps"""
+
+
+def suffixes() -> list[str]:
+    """Of all members of a sample."""
+    return [*(array.suffix for array in ARRAYS), METADATA_SUFFIX]
+
+
+def length_columns() -> list[str]:
+    """Index columns that count rows of arrays."""
+    return list(dict.fromkeys(array.length for array in ARRAYS))
+
+
+def index_dtype() -> np.dtype:
+    """One row of an index, a sample.
+
+    Offsets are of array data (behind the npy header) or of the JSON, in bytes from the start of the tar;
+    hashes are the XXH3 of these bytes; item bytes are 2 for float16 and 4 for float32; `key_end` is
+    where the sample's key ends in the joined utf-8 of all keys; codes are places in the label's list of
+    values, -1 for none.
+    """
+    columns = [(name, "<i4") for name in length_columns()]
+    for name in [*(array.name for array in ARRAYS), "metadata"]:
+        columns += [(f"{name}_offset", "<i8"), (f"{name}_hash", "<u8")]
+    columns += [(f"{array.name}_item_bytes", "<u1") for array in ARRAYS]
+    columns += [("metadata_bytes", "<i4"), ("text_bytes", "<i4"), ("text_chars", "<i4")]
+    columns += [("key_end", "<i8"), *((f"{name}_code", "<i4") for name in LABELS)]
+    return np.dtype(columns)
+
+
+def canonical_json(metadata: dict[str, Any]) -> bytes:
+    """The JSON that stands for its own hash: of all but the hashes, keys sorted, utf-8.
+
+    Raises:
+        ValueError, TypeError: JSON has no form for a value; NaN is refused, as other readers would.
+    """
+    rest = {name: value for name, value in metadata.items() if name != HASHES_KEY}
+    return json.dumps(rest, ensure_ascii=False, sort_keys=True, allow_nan=False).encode("utf-8")
+
+
+def metadata_hash(metadata: dict[str, Any]) -> str | None:
+    """Hash of `canonical_json`; None where it has none."""
+    try:
+        return xxhash.xxh3_64_hexdigest(canonical_json(metadata))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def label_of(metadata: dict[str, Any], name: str) -> str | None:
+    """A sample's value of a label as text; None where it has none. An integer counts as a name."""
+    value = metadata.get(name)
+    if isinstance(value, str):
+        return value or None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
