@@ -6,7 +6,7 @@
 The network has the released widths and random weights, which take the same time as trained ones; the
 sound is noise.
 
-1. Batches of equal recordings, all rows in the network at once: seconds of audio a second, and the ratio
+1. Batches of equal recordings, all rows in the network at once: seconds of audio per second, and the ratio
    to one recording at a time within the same round.
 2. One long recording in portions of several lengths, against the same in one piece: speed, memory, and
    the largest difference of a value.
@@ -184,7 +184,7 @@ def show(report: dict[str, Any]) -> None:
         return f"{values['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
     print(
-        "\n| recordings at once | encode, s of audio a s | × one | decode, s of audio a s | × one |"
+        "\n| recordings at once | encode, s of audio per s | × one | decode, s of audio per s | × one |"
     )
     print("|---|---|---|---|---|")
     for size in map(str, BATCH_SIZES):

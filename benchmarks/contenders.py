@@ -3,7 +3,7 @@
 Every contender but the plain copy gives ``(input_dict, labels)`` as our loader does (see
 ``LatentDataLoader``): rows of one length bucket, padded to its static shape, texts as ids of the byte
 tokenizer, masks and labels. The other libraries know no buckets, so their samples go through
-`BucketBatches`, which keeps one open batch a bucket, widens each array straight into its row, and
+`BucketBatches`, which keeps one open batch per bucket, widens each array straight into its row, and
 gives a batch out when it is full: the same number of rows, the same padding and no copy more than ours.
 
 They read in the order in which the samples are stored, unshuffled, which is their fastest, and check
@@ -88,7 +88,7 @@ def make_ours(folder: Path, batch_size: int, workers: int) -> LatentDataLoader:
     """The loader as a training run makes it, with the default buckets."""
     config = JobConfig()
     config.data.path = str(folder)
-    config.data.max_text_tokens = 448  # 30 s at 14 bytes a second
+    config.data.max_text_tokens = 448  # 30 s at 14 bytes per second
     config.data.num_workers = workers
     config.training.local_batch_size = config.training.global_batch_size = batch_size
     return build_dataloader(1, 0, byte_tokenizer(), config)
@@ -355,7 +355,7 @@ def plain_copy(archives: Archives, workers: int, seed: int, *, keep_memory: bool
     pool = ThreadPoolExecutor(workers)
 
     def run() -> Iterator[Batch]:
-        # Two ahead a thread, as a loader would; with kept memory the yielded rows are overwritten.
+        # Two ahead per thread, as a loader would; with kept memory the yielded rows are overwritten.
         ahead: deque = deque()
         for job in batches:
             ahead.append(pool.submit(fill, job))

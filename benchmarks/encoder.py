@@ -1,15 +1,15 @@
-"""Real text tokens a second through a pretrained encoder: padded rows against sorted and packed ones.
+"""Real text tokens per second through a pretrained encoder: padded rows against sorted and packed ones.
 
     python benchmarks/encoder.py                                # a CPU: 6 blocks of T5Gemma2-270m
     python benchmarks/encoder.py --device cuda --blocks 0 --dtype bfloat16 --batch 64
 
 Blocks and widths are those of google/t5gemma-2-270m-270m (--model for another known one), weights are
 random, the embedding has 1,024 rows. Texts are those of log-normal utterances (mean 9 s, sigma 0.5, 1
-to 30 s), 3.3 tokens a second with a speaker's rate spread by 15 %. Two kinds of batches: of one length
+to 30 s), 3.3 tokens per second with a speaker's rate spread by 15 %. Two kinds of batches: of one length
 bucket, as the loader makes them, padded to the bucket's longest text in the data; and of any lengths.
 
 - padded: (B, L) with a padding mask, the usual call.
-- sorted: one text a row in four groups of like lengths (encoders that take no packed rows).
+- sorted: one text per row in four groups of like lengths (encoders that take no packed rows).
 - packed: several texts a row (T5Gemma2, T5).
 
 All three give the same features, which is checked first: their difference, relative to their norm, is at
@@ -161,7 +161,11 @@ def measure(
 
     return {
         "real_tokens": tokens,
-        "useful_share": {"padded": tokens / padded, "sorted": share(False), "packed": share(True)},
+        "useful_fraction": {
+            "padded": tokens / padded,
+            "sorted": share(False),
+            "packed": share(True),
+        },
         "tokens_per_second": {n: spread([tokens / s for s in v]) for n, v in seconds.items()},
         "ratio_to_padded": {
             name: spread([p / s for p, s in zip(seconds["padded"], values, strict=True)])
@@ -188,14 +192,14 @@ def main() -> None:
             report[kind] = measure(kind, encoder, options)
     write_atomic(Path(options.out), json.dumps(report, indent=1) + "\n")
     print(
-        "\n| batches | rows | useful tokens | real tokens a second | to padded |\n|---|---|---|---|---|"
+        "\n| batches | rows | useful tokens | real tokens per second | to padded |\n|---|---|---|---|---|"
     )
     for kind in ("bucket", "any"):
         found = report[kind]
         for name, rate in found["tokens_per_second"].items():
             ratio = found["ratio_to_padded"][name]
             print(
-                f"| {kind} | {name} | {found['useful_share'][name]:.1%} | {rate['median']:.0f} "
+                f"| {kind} | {name} | {found['useful_fraction'][name]:.1%} | {rate['median']:.0f} "
                 f"({rate['min']:.0f}-{rate['max']:.0f}) | {ratio['median']:.2f} "
                 f"({ratio['min']:.2f}-{ratio['max']:.2f}) |"
             )

@@ -4,7 +4,7 @@
     python benchmarks/kill_resume.py --runs 20 --data everything
 
 The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
-balanced speakers, weighted durations, cropped and damaged samples and conditioning tokens. Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
+balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens. Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
 threads, started as a user starts it, and is killed in every life but the last. Writes
 benchmarks/results/kill_resume.json or kill_resume_everything.json.
 """

@@ -131,7 +131,7 @@ def cpu_seconds() -> float:
 
 
 def timed(run: Pass) -> dict[str, float]:
-    """One pass that drops its batches: us of CPU and of wall time a sample."""
+    """One pass that drops its batches: us of CPU and of wall time per sample."""
     rows = 0
     cpu, wall = cpu_seconds(), time.perf_counter()
     for batch in run():
@@ -143,7 +143,7 @@ def timed(run: Pass) -> dict[str, float]:
 
 
 def drop_cache(folder: Path) -> float | None:
-    """Asks the kernel to forget the pages of all files below; returns the share that it still has,
+    """Asks the kernel to forget the pages of all files below; returns the fraction that it still has,
     or None where the file system does not say."""
     probes = resident = 0
     for path in folder.rglob("*"):
@@ -207,7 +207,7 @@ def table(summary: dict[str, dict[str, Any]]) -> str:
         return f"{values['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
     lines = [
-        "| loader | CPU µs a sample | × ours | × plain copy | wall µs a sample |",
+        "| loader | CPU µs per sample | × ours | × plain copy | wall µs per sample |",
         "|---|---|---|---|---|",
     ]
     for name, row in sorted(summary.items(), key=lambda item: -item[1]["cpu_us"]["median"]):

@@ -79,7 +79,7 @@ def buckets(
 
 
 def batch_max(frames: np.ndarray, generator: np.random.Generator) -> tuple[float, int]:
-    """(useful share, shapes) of random batches, each padded to its longest."""
+    """(useful fraction, shapes) of random batches, each padded to its longest."""
     n = len(frames) // BATCH_SIZE * BATCH_SIZE
     batches = generator.permutation(frames)[:n].reshape(-1, BATCH_SIZE)
     longest = batches.max(axis=1)
@@ -91,7 +91,7 @@ def useful(lengths: np.ndarray, padded: np.ndarray) -> float:
 
 
 def best_of_any_shapes(frames: np.ndarray) -> float:
-    """Useful share with the best eight lengths of all, multiples of 8 or not.
+    """Useful fraction with the best eight lengths of all, multiples of 8 or not.
 
     `choose_edges` finds the best multiples of ``ALIGNMENT``; of scaled lengths all are.
     """
@@ -101,7 +101,7 @@ def best_of_any_shapes(frames: np.ndarray) -> float:
 
 
 def by_width(mean_seconds: float, n: int, seed: int) -> dict[str, dict[str, float]]:
-    """Useful share with eight buckets for narrow and wide log-normal lengths, by sigma."""
+    """Useful fraction with eight buckets for narrow and wide log-normal lengths, by sigma."""
     results = {}
     for sigma in SIGMAS:
         frames = lognormal_frames(np.random.default_rng(seed), n, mean_seconds, sigma)

@@ -63,9 +63,9 @@ def measure_index(tar_paths: list[str], rounds: int) -> dict[str, Any]:
     return {
         "samples": samples,
         "tar_bytes": size,
-        "build_us_a_sample": spread([s / samples * 1e6 for s in built]),
+        "build_us_per_sample": spread([s / samples * 1e6 for s in built]),
         "build_mb_a_second": spread([size / s / 1e6 for s in built]),
-        "load_us_a_sample": spread([s / samples * 1e6 for s in loaded]),
+        "load_us_per_sample": spread([s / samples * 1e6 for s in loaded]),
         "index_bytes_a_sample": index_bytes / samples,
     }
 
@@ -193,9 +193,9 @@ def show(report: dict[str, Any]) -> None:
 
     index = report["index"]
     print(
-        f"\nindex: {cell(index['build_us_a_sample'], 1)} us of CPU a sample to build, "
+        f"\nindex: {cell(index['build_us_per_sample'], 1)} us of CPU per sample to build, "
         f"{cell(index['build_mb_a_second'], 0)} MB/s; {index['index_bytes_a_sample']:.0f} bytes a "
-        f"sample; {cell(index['load_us_a_sample'], 2)} us a sample to load\n"
+        f"sample; {cell(index['load_us_per_sample'], 2)} us per sample to load\n"
     )
     print(
         "| start over a million samples | loader built, s | to first batch, s | together, s | "

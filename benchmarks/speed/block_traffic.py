@@ -118,7 +118,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _kept_bytes(call: Call, run: Callable[..., torch.Tensor]) -> tuple[int, torch.Tensor]:
-    """(bytes a sample that a block's forward pass keeps, its output)."""
+    """(bytes per sample that a block's forward pass keeps, its output)."""
     given, options = _fresh(call)
     # Of the inputs only x, the first, is this block's own: the others are the same for all blocks.
     shared = [*call[0].parameters(), *_tensors((given[1:], options))]
@@ -218,7 +218,7 @@ def kept() -> Outcome:
 
     return Outcome(
         saving >= LEAST_SAVING,
-        f"at least {LEAST_SAVING:.0%} fewer bytes kept a sample than the eager Echo-style block",
+        f"at least {LEAST_SAVING:.0%} fewer bytes kept per sample than the eager Echo-style block",
         f"-{saving:.1%} a sample and block: {say(echo)} to {say(compiled)} ({_others(found, say)})",
         found,
     )

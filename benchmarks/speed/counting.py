@@ -86,7 +86,7 @@ def graphs() -> Outcome:
     first, second = after_shape[: len(SHAPES)], after_shape[len(SHAPES) :]
     return Outcome(
         first == list(range(1, len(SHAPES) + 1)) and set(second) == {len(SHAPES)} and not breaks,
-        "one graph a shape for all blocks, no break, none in the second round",
+        "one graph per shape for all blocks, no break, none in the second round",
         f"{first[-1]} graphs for {len(SHAPES)} shapes and {model.args.n_layers} blocks, "
         f"{second[-1] - first[-1]} in the second round, {breaks} breaks",
         {"graphs_after_each_batch": after_shape, "breaks": breaks},
@@ -156,7 +156,7 @@ def collectives() -> Outcome:
     return Outcome(
         within and 0 < replicated <= most_replicated and "allreduce_" not in fsdp,
         f"all-gather <= {MOST_GATHERED:.2f}, reduce-scatter <= {MOST_REDUCED:.2f}, all-reduce of HSDP "
-        f"(8 shards) <= {most_replicated:.3f} bytes a parameter",
+        f"(8 shards) <= {most_replicated:.3f} bytes per parameter",
         f"FSDP2: {fsdp['_allgather_base_']:.2f} + {fsdp['_reduce_scatter_base_']:.2f}; HSDP 8x8: "
         f"{hsdp['_allgather_base_']:.2f} + {hsdp['_reduce_scatter_base_']:.2f} + {replicated:.3f}",
         {"ranks": RANKS, "FSDP2": fsdp, "HSDP 8x8": hsdp},

@@ -57,13 +57,13 @@ class _Recorder(torch.nn.Module):
 def _batch(shape: tuple[int, int, int, int], args: DiTTTSModelArgs, useful: float) -> Batch:
     """Nothing dropped, and lengths that are spread evenly around `useful` of each stream's longest."""
     batch = make_batch(shape, args)
-    share = torch.linspace(2 * useful - 1, 1.0, shape[0])[:, None]
+    fraction = torch.linspace(2 * useful - 1, 1.0, shape[0])[:, None]
     for name, mask in batch.arguments.items():
         if name.startswith("keep_"):
             batch.arguments[name] = torch.ones_like(mask)
         elif name.endswith("_mask"):
             longest = mask.shape[1]
-            batch.arguments[name] = torch.arange(longest) < (share * longest).round()
+            batch.arguments[name] = torch.arange(longest) < (fraction * longest).round()
     return batch
 
 

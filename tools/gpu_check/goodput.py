@@ -1,8 +1,8 @@
 """Stage: utterances of mixed lengths in buckets, against all of full length.
 
 Goodput counts the FLOPs of real lengths only. A packed stream would have no padding and the full-length
-step's rate, so the ratio of the goodput rate to that rate is the share of a packed stream's goodput.
-Eight buckets are what the shipped configs have, and their share is this code's. Fewer are measured only
+step's rate, so the ratio of the goodput rate to that rate is the fraction of a packed stream's goodput.
+Eight buckets are what the shipped configs have, and their fraction is this code's. Fewer are measured only
 where the time is too short for eight compiled shapes. Without buckets every utterance is padded to the
 longest.
 """
@@ -44,7 +44,7 @@ def mixed(flavor: str, buckets: int, measured: set[int], settings: Settings) -> 
     report = benchmark(settings, flavor, size, "mixed", [f"--data.num_buckets={buckets}"])
     measured.add(buckets)
     return {
-        "share_of_packed_goodput": goodput_tflops(report) / longest["tflops_per_device"],
+        "fraction_of_packed_goodput": goodput_tflops(report) / longest["tflops_per_device"],
         "goodput_tflops": goodput_tflops(report),
         "full_length_tflops": longest["tflops_per_device"],
         "buckets": buckets,

@@ -199,7 +199,7 @@ def measured_errors(
 
 
 def _buckets(mode: Mode, settings: Settings) -> tuple[tuple[int, int, int, int], ...]:
-    if settings.tiny:  # a CPU compiles a shape in half a minute
+    if settings.tiny:  # a CPU compiles one shape in half a minute
         return _BUCKETS[: 1 if mode.compile else 2]
     # Every backend is compiled for every bucket; what else there is, once.
     if not mode.compile or mode == Mode(mode.attention, mode.precision, "default"):

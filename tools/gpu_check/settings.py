@@ -1,4 +1,4 @@
-"""The stages, their shares of the time, and what a check is asked to do."""
+"""The stages, their fractions of the time, and what a check is asked to do."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @dataclass(frozen=True)
 class Stage:
     name: str
-    share: float
+    fraction: float
     """of the check's time, relative to the others'; what a stage leaves goes to those after it"""
 
     summary: str
@@ -30,7 +30,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What every stage's process is told."""
+    """Settings that every stage's process gets."""
 
     device: str
     """cuda or cpu"""

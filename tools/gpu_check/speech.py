@@ -1,4 +1,4 @@
-"""Stage: seconds of audio and text tokens a second through codec and text encoder, by the benchmarks
+"""Stage: seconds of audio and text tokens per second through codec and text encoder, by the benchmarks
 of their own."""
 
 import json
@@ -28,7 +28,7 @@ def run(script: str, arguments: list[str], output: Path, settings: Settings) -> 
         raise NotMeasured("time: the stage's time was over before it had ended") from error
     print(done.stdout, done.stderr, flush=True)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
         if "ModuleNotFoundError" in lines[-1]:
             raise NotMeasured(lines[-1])
         raise RuntimeError(f"{script} ended with status {done.returncode}: {lines[-1][:300]}")

@@ -67,9 +67,9 @@ class Supervisor:
     def run(self, chosen: list[str]) -> list[StageResult]:
         stages = [stage for stage in STAGES if stage.name in chosen]
         for number, stage in enumerate(stages):
-            # What earlier stages left is shared by all that are still to come.
-            shares = sum(later.share for later in stages[number:])
-            budget = max(0.0, self.end - time.time()) * stage.share / shares
+            # What earlier stages left is divided among all that are still to come.
+            fractions = sum(later.fraction for later in stages[number:])
+            budget = max(0.0, self.end - time.time()) * stage.fraction / fractions
             place = f"[{number + 1}/{len(stages)}] {stage.name}"
             self.say(
                 f"{place}: {stage.summary}; {minutes(budget)} for it, {minutes(self.end - time.time())} "
@@ -190,7 +190,7 @@ def short(value: Any) -> str:
 
 def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "it said nothing"
+    return lines[-1].strip()[:300] if lines else "it printed nothing"
 
 
 def _end(process: subprocess.Popen) -> None:

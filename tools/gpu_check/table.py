@@ -13,7 +13,7 @@ _FIRST = (
     "times_eager_sdpa",
     "loss_difference",
     "bar",
-    "share_of_packed_goodput",
+    "fraction_of_packed_goodput",
     "tflops",
     "gb_per_second",
     "ms_median",

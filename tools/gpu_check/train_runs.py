@@ -161,4 +161,4 @@ def _last_words(folder: Path) -> str:
     log = folder.with_name(f"{folder.name}.log").read_text(errors="replace")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+    return (errors or lines or ["it printed nothing"])[-1][:300]

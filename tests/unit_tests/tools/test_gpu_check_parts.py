@@ -158,7 +158,7 @@ def test_four_buckets_are_not_measured_beside_the_configs_eight(tmp_path, monkey
     monkeypatch.setattr(goodput, "figures", lambda report: {})
     shipped, fewer, _ = goodput.items(settings(tmp_path))
     assert fewer.measure()["buckets"] == 4 and "not the configs" in fewer.name
-    assert shipped.measure()["share_of_packed_goodput"] == 0.5
+    assert shipped.measure()["fraction_of_packed_goodput"] == 0.5
     with pytest.raises(NotMeasured):
         fewer.measure()
     assert asked == ["--data.num_buckets=4", "--data.num_buckets=8"]
