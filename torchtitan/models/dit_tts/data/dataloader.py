@@ -312,12 +312,7 @@ class LatentDataLoader(BaseDataLoader):
         return input_dict, labels
 
     def _replace(
-        self,
-        batch: GlobalBatch,
-        row: int,
-        sample: int,
-        error: CorruptSampleError,
-        into: Row,
+        self, batch: GlobalBatch, row: int, sample: int, error: CorruptSampleError, into: Row
     ) -> tuple[int, tuple[int, int, int]]:
         """Fill a row with the replacement of a corrupt sample; see `_load_row`.
 
@@ -343,10 +338,7 @@ class LatentDataLoader(BaseDataLoader):
         )
 
     def _load_row(
-        self,
-        sample: int,
-        fetched: dict[int, bytearray],
-        into: Row,
+        self, sample: int, fetched: dict[int, bytearray], into: Row
     ) -> tuple[int, int, int]:
         """Fill a row with `sample`.
 
