@@ -31,9 +31,9 @@ from benchmarks.synthetic_speech import (  # noqa: E402
     reference_frames,
     uniform_frames,
 )
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
     ALIGNMENT,
-    MAX_BUCKETS,
     BatchPolicy,
     choose_edges,
     make_batch_policy,

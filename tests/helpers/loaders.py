@@ -21,6 +21,7 @@ def config(folder, *, local=8, total=-1, **changes):
         num_workers=0,
         prefetch_batches=3,
         latent_channels=CHANNELS,
+        max_dropped_fraction=1.0,
     )
     data.update(changes)
     training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)

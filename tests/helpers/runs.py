@@ -23,6 +23,7 @@ TINY = [
     "--training.mixed_precision_param=float32",
     "--data.batch_multiple=8",
     "--data.num_buckets=2",
+    "--data.max_dropped_fraction=1",
     "--metrics.log_freq=1",
     "--metrics.no-enable-tensorboard",
     "--lr_scheduler.warmup_steps=2",

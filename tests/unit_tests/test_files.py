@@ -1,7 +1,6 @@
 """Atomic writes and files of JSON lines."""
 
 import os
-import threading
 
 import pytest
 
@@ -35,26 +34,6 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, at):
     monkeypatch.undo()
     assert path.read_text() == "old"
     assert files_below(tmp_path) == ["state.json"]
-
-
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path = tmp_path / "state.json"
-    contents = {letter * 200_000 for letter in "abc"}
-    write_atomic(path, "a" * 200_000)
-    seen, done = [], threading.Event()
-
-    def read():
-        while not done.is_set():
-            seen.append(path.read_text())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(10):
-        for content in contents:
-            write_atomic(path, content)
-    done.set()
-    reader.join()
-    assert seen and set(seen) <= contents
 
 
 def rows(*steps: int) -> list[dict]:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,12 +20,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.helpers.loaders import build
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.synthetic import flip_bits, make_shards
-from torchtitan.models.dit_tts import main, train_spec
+from torchtitan.models.dit_tts import main, model_config
+from torchtitan.models.dit_tts.config.manager import config_from_dict, upstream_view
 from torchtitan.models.dit_tts.files import JsonLines
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
-ARGS = DiTTTSModelArgs(
+ARGS = DiTTTSModelConfig(
     dim=32,
     n_layers=1,
     n_heads=2,
@@ -102,12 +104,22 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture
 def train(tmp_path, data, monkeypatch):
     """Trains a tiny model in the folder of a name, by the command line. Returns the exit status."""
-    monkeypatch.setitem(train_spec._FLAVORS, "debug", ARGS)
+    monkeypatch.setitem(model_config._FLAVORS, "debug", ARGS)
     # Upstream waits two seconds for other ranks, and takes pytest's handlers off the logger.
     clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: None)
     monkeypatch.setattr("torchtitan.train.time", clock)
     monkeypatch.setattr("torchtitan.tools.logging.init_logger", lambda: None)
     before = signal.getsignal(signal.SIGTERM)
+    trainers = []
+    close = DiTTTSTrainer.close
+    monkeypatch.setattr(DiTTTSTrainer, "close", lambda each: close(trainers.append(each) or each))
+
+    def check_configs(folder: Path) -> None:
+        """Nothing has changed the resolved config: it is what was written, and what upstream sees."""
+        config = trainers[-1].config
+        content = tomllib.loads((folder / "config.toml").read_text())
+        assert config_from_dict(content, "config.toml") == config
+        assert upstream_view(config, folder, 1) == trainers[-1].job_config
 
     def run(name: str, *arguments: str) -> int:
         place = [f"--job.dump_folder={tmp_path}", f"--job.experiment={name}", f"--data.path={data}"]
@@ -115,12 +127,17 @@ def train(tmp_path, data, monkeypatch):
             for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 os.environ.pop(variable, None)
             try:
-                return main.train([*place, *TINY, *arguments])
+                status = main.train([*place, *TINY, *arguments])
+                if status == 0:
+                    check_configs(tmp_path / name)
+                return status
             finally:
+                trainers.clear()
                 if torch.distributed.is_initialized():
                     torch.distributed.destroy_process_group()
 
     yield run
+    logging.getLogger().removeFilter(main.concerns_this_run)
     signal.signal(signal.SIGTERM, before)
     gc.enable()
 
@@ -189,22 +206,33 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
 
 
 @pytest.mark.long
-def test_a_life_that_would_overwrite_another_changes_nothing(tmp_path, train):
-    """An older checkpoint, or none at all, in the folder of a run."""
+def test_a_start_that_would_overwrite_another_changes_nothing(tmp_path, train, caplog):
+    """From an older checkpoint, without any, or with another optimizer, in the folder of a run."""
     folder = Folder(tmp_path / "run")
+    caplog.set_level("INFO")
     assert train("run", "--training.steps=4") == 0
+    lines = caplog.messages[: next(i for i, m in enumerate(caplog.messages) if "step: 1/4" in m)]
+    assert len(lines) < 15 and "from step 1 to 4 on 1 x " in lines[-2]
+    assert not [line for line in lines if "sequence length" in line or "debugwith" in line]
 
     def kept() -> tuple:
         return (folder.path / "metrics.jsonl").read_bytes(), folder.audit(), folder.checkpoints()
 
     before = kept()
-    for refused in ("--checkpoint.load_step=2", "--checkpoint.no-enable", "--checkpoint.load_only"):
+    for refused in (
+        "--checkpoint.load_step=2",
+        "--checkpoint.no-enable",
+        "--checkpoint.load_only",
+        "--optimizer.name=Muon",
+    ):
         assert train("run", "--training.steps=6", refused) == 2
         assert kept() == before and folder.state()["state"] == "failed"
     assert tomllib.loads((folder.path / "config.toml").read_text())["training"]["steps"] == 4
     # Once more as it was: it is at its end.
+    caplog.clear()
     assert train("run", "--training.steps=4") == 0
     assert kept() == before and folder.state()["state"] == "completed"
+    assert "The run is complete: step 4 of 4" in caplog.text
 
 
 @pytest.mark.long

@@ -210,7 +210,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
             parameter.normal_(std=0.4)
     trainer.ema = EMA(model, 0.999)
     trainer.add_noise = problem
-    trainer.run_folder = RunFolder(tmp_path, 0, trainer.job_config)
+    trainer.run_folder = RunFolder(tmp_path, 0)
     logged = []
     trainer.metrics_processor.logger = SimpleNamespace(log=lambda row, step: logged.append(row))
 

@@ -25,7 +25,7 @@ from tools.gpu_check.models import (
 from tools.gpu_check.numerics import Batch, make_batch
 from tools.gpu_check.settings import Settings
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
 

@@ -40,7 +40,7 @@ from tools.gpu_check.models import (
     random_weights,
 )
 from tools.gpu_check.settings import Settings
-from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 

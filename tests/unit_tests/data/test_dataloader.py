@@ -12,9 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torchtitan.components.loss import IGNORE_INDEX
 
-from tests.helpers.loaders import CHANNELS, assert_same, build, config, global_batches, joined, take
+from tests.helpers.loaders import CHANNELS, assert_same, build, global_batches, joined, take
 from tests.helpers.synthetic import make_shards
-from torchtitan.models.dit_tts.data.build import batch_split, build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
@@ -175,18 +174,6 @@ def test_another_dataset_is_refused_and_named(folder, tmp_path):
     other = make_shards(tmp_path, 120, seed=8, channels=CHANNELS)
     with pytest.raises(ValueError, match="its dataset is .* restore the shards of .data. path"):
         build(other).load_state_dict(build(folder).state_dict())
-
-
-def test_what_the_ranks_cannot_divide(folder):
-    with pytest.raises(
-        ValueError, match="cannot be divided by 5 data-parallel ranks times 1 accumulation steps"
-    ):
-        build_dataloader(5, 0, byte_tokenizer(), config(folder, local=8))
-    assert batch_split(-1, 4, 2) == (8, 1) and batch_split(32, 4, 2) == (32, 4)
-    with pytest.raises(ValueError, match="training.global_batch_size is 12"):
-        batch_split(12, 4, 2)
-    with pytest.raises(ValueError, match="data.prefetch_batches 0"):
-        build(folder, num_workers=1, prefetch_batches=0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -112,22 +112,6 @@ def test_weighted_order_is_a_pure_function():
     )
 
 
-@pytest.mark.parametrize(
-    "settings, sentence",
-    [
-        ({"weights": [1.0]}, "data.weights has 1 numbers and data.path 2 datasets"),
-        ({"weights": [1.0, 0.0]}, "every weight must be from 1e-6 to 1e6"),
-        ({"weights": [1.0, float("nan")]}, "every weight must be from 1e-6 to 1e6"),
-        ({"beta": 1.0}, "data.balance_beta is 1.0"),
-        ({"alpha": float("nan")}, "data.duration_alpha is nan"),
-        ({"offset": -1.0}, "data.duration_offset_seconds is -1.0"),
-    ],
-)
-def test_bad_settings(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        draws([0, 0, 1], **settings)
-
-
 def test_a_weighted_dataset_without_samples():
     with pytest.raises(ValueError, match="weights gives 2 to 'b', of which no sample is used"):
         draws_per_epoch(

@@ -1,6 +1,7 @@
 """The stream's choices: corrupt samples skipped, over-long ones cropped, datasets mixed, epochs."""
 
 import itertools
+import re
 import tarfile
 
 import numpy as np
@@ -274,9 +275,21 @@ def test_epochs_set_the_steps(tmp_path):
     assert job.training.steps == loader.order.batches_before_epoch(3) > 0
     assert loader.order.epoch_of(job.training.steps - 1) == 2
     assert build(folder, max_frames=96, bucket_frames=[32, 96], on_too_long="crop")
-    with pytest.raises(ValueError, match="bucket_frames ends at 120 frames, above data.max_frames"):
-        build(folder, max_frames=96, bucket_frames=[32, 120], on_too_long="crop")
     with pytest.raises(ValueError, match="epochs = 1 of 60 samples are less than one"):
         build_dataloader(
             1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96)
         )
+
+
+def test_limits_that_drop_much_of_the_data_are_refused(tmp_path):
+    folder = make_shards(
+        tmp_path, 40, channels=CHANNELS, frames=lambda generator: int(generator.choice([20, 90]))
+    )
+    with pytest.raises(ValueError) as caught:
+        build(folder, max_frames=80, max_dropped_fraction=0.1)
+    dropped, accepted = re.search(
+        r"leaves out ([\d.]+)% .*fraction = ([\d.]+)", str(caught.value)
+    ).groups()
+    assert "[data] max_frames = 80" in str(caught.value) and "max_text_tokens" in str(caught.value)
+    assert 0.1 < float(dropped) / 100 <= float(accepted) < 1
+    assert build(folder, max_frames=80, max_dropped_fraction=float(accepted))

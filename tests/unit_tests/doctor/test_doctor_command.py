@@ -18,7 +18,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.data.buckets import MAX_BUCKETS
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.doctor.checks import Limits
 from torchtitan.models.dit_tts.doctor.doctor_command import default_output

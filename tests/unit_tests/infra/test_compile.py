@@ -252,7 +252,7 @@ def test_a_memory_budget_saves_less_and_changes_no_gradient(model):
             "'memory_budget' needs [compile] enable = true",
         ),
         (["--optimizer.name=Lion"], 1, "allowed are Adam, AdamW and Muon"),
-        (["--optimizer.name=Muon", "--optimizer.state_dtype=8bit"], 1, "it is AdamW's"),
+        (["--optimizer.name=Muon", "--optimizer.state_dtype=8bit"], 1, "only with AdamW"),
         (["--optimizer.name=Muon", "--training.enable_cpu_offload"], 2, "enable_cpu_offload"),
         (
             [

@@ -17,9 +17,6 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from torchtitan.models.dit_tts.config import checks as validate
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sum
 from torchtitan.models.dit_tts.model import attention_backends
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -452,10 +449,6 @@ def test_a_host_sync_is_noticed(sync):
 
 @pytest.mark.long
 def test_the_config_chooses():
-    for backend in BACKENDS:
-        args = replace(SMALL)
-        args.update_from_config(load_config([f"--attention.backend={backend}"]))
-        assert args.attention == backend
     kinds = {"sdpa": SdpaKeys, "varlen": VarlenKeys, "flex": FlexKeys, "auto": SdpaKeys}
     for backend, kind in kinds.items():
         assert type(prepare_keys(backend, VALID, 140, torch.float32)) is kind
@@ -471,15 +464,3 @@ def test_the_backend_fits_device_and_dtype():
     assert choose("varlen", cuda, torch.bfloat16) == "varlen"
     assert choose("varlen", cuda, torch.float32) == "sdpa"  # flash attention has no float32
     assert choose("flex", cuda, torch.float32) == "flex"
-
-
-@pytest.mark.long
-def test_what_an_accelerator_cannot_do_is_refused():
-    flex, varlen = ["--attention.backend=flex"], ["--attention.backend=varlen"]
-    for allowed in ([*flex, "--compile.enable"], varlen, []):
-        validate._validate_attention(load_config(allowed), "cuda")
-    float32 = [*varlen, "--training.mixed_precision_param=float32"]
-    for refused, words in ((flex, r"flex.*\[compile\] enable"), (float32, "mixed_precision_param")):
-        with pytest.raises(InputError, match=words):
-            validate._validate_attention(load_config(refused), "cuda")
-        validate._validate_attention(load_config(refused), "cpu")

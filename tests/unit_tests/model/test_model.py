@@ -9,8 +9,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.protocols.train_spec import get_train_spec
 
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
@@ -423,20 +421,3 @@ def test_weights_in_bfloat16_leave_time_and_output_in_float32():
     valid = batch["frame_mask"]
     exact = output(model.float(), batch)[valid]
     assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
-
-
-# From the config
-
-
-def test_the_data_section_sets_the_models_input():
-    config = load_config(["--data.latent_channels=24", "--data.speaker_patch_size=2"])
-    args = replace(SMALL)
-    args.update_from_config(config)
-    assert (args.latent_channels, args.speaker_patch_size) == (24, 2)
-    assert args.text_vocab_size == 259
-
-
-@pytest.mark.parametrize("heads", ["0", "3", "32"])
-def test_heads_that_do_not_fit(heads):
-    with pytest.raises(InputError, match=rf"text encoder.* {heads} heads"):
-        replace(SMALL).update_from_config(load_config([f"--encoder.n_heads={heads}"]))

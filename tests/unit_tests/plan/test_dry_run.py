@@ -421,7 +421,6 @@ def test_moments_are_named_as_they_are(options, words):
         "--data.num_buckets=9",
         "--training.global_batch_size=13",
         "--model.flavor=2B",
-        "--data.zzz=1",
     ],
 )
 def test_a_mistake_gives_the_runs_sentence(argument, capsys):

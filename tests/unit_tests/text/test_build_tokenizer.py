@@ -1,6 +1,5 @@
 """A run's tokenizer: made from the data, kept in the folder, binding for what loads its weights."""
 
-import argparse
 import json
 from dataclasses import replace
 
@@ -9,21 +8,16 @@ import pytest
 
 from tests.helpers.synthetic import make_samples
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference import generate_command
-from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.text.build_tokenizer import (
     FILE_NAME,
     build_tokenizer,
     load_tokenizer,
     resolve_tokenizer,
 )
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
-from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
 
@@ -297,116 +291,3 @@ def test_the_loader_puts_conditions_before_the_text(data, tmp_path):
 def replace_batch(config, local_batch_size):
     training = replace(config.training, local_batch_size=local_batch_size)
     return replace(config, training=training)
-
-
-# Settings that cannot work
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--encoder.model=words"], ["[encoder] model = 'words'", "'bytes' and 'chars'"]),
-        (["--encoder.vocab_size=-1"], ["[encoder] vocab_size = -1", "0 takes"]),
-        (
-            ["--data.conditioning=speaker,speakr"],
-            ["[data] conditioning", "'speakr'", "speaker, language, quality, class, duration"],
-        ),
-        (["--data.conditioning=class,class"], ["'class' more than once"]),
-        (["--data.conditioning_dropout=1.1"], ["conditioning_dropout = 1.1", "0 and 1"]),
-        (["--data.conditioning_dropout=nan"], ["conditioning_dropout = nan", "0 and 1"]),
-        (["--data.duration_token_seconds=0"], ["duration_token_seconds = 0", "greater than 0"]),
-        (
-            ["--data.conditioning=duration", "--data.duration_token_seconds=0.03"],
-            ["duration_token_seconds = 0.03", "0.04 s"],
-        ),
-        (
-            ["--data.conditioning=speaker", "--data.max_text_tokens=3"],
-            ["max_text_tokens = 3", "1 conditioning tokens", "raise it"],
-        ),
-    ],
-)
-def test_settings_that_cannot_work(arguments, words):
-    refused(lambda: validate_config(load_config(arguments), 1, list(model_flavors())), *words)
-
-
-# In generation
-
-
-def options(*arguments):
-    parser = argparse.ArgumentParser()
-    generate_command.add_arguments(parser)
-    return parser.parse_args(["outputs/a", "--text=one", *arguments])
-
-
-SPEAKING = Tokenizer(
-    make_vocabulary(
-        "chars",
-        "one two",
-        ["speaker", "language", "duration"],
-        {"speaker": [f"s{number:02d}" for number in range(30)], "language": ["de", "en=gb"]},
-        max_seconds=9,
-    )
-)
-
-
-@pytest.mark.parametrize(
-    "arguments, conditions",
-    [
-        ([], {}),
-        (["--speaker", "s07"], {"speaker": "s07"}),
-        (["--speaker", "of other archives"], {}),
-        (["--language=de", "--speaker=s07"], {"language": "de", "speaker": "s07"}),
-        (["--condition", "speaker=s03", "--reference=a.wav"], {"speaker": "s03"}),
-        (["--condition", "speaker=s03", "--speaker=s07"], {"speaker": "s03"}),
-        (["--condition=language=en=gb"], {"language": "en=gb"}),
-    ],
-)
-def test_conditions_that_are_asked_for(arguments, conditions):
-    assert generate_command.requested_conditions(options(*arguments), SPEAKING) == conditions
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--language=fr"], ["--language fr", "language 'fr'", "it knows: 'de', 'en=gb'"]),
-        (["--condition=speaker=x"], ["speaker 'x'", "'s00', 's01'", "'s19' and 10 more"]),
-        (["--quality=3"], ["--quality 3", "no conditioning token 'quality'", "speaker, language"]),
-        (["--condition=mood=sad"], ["'mood'", "it has: speaker, language"]),
-        (["--condition=duration=3"], ["'duration'", "--duration"]),
-        (["--condition=speaker"], ["--condition speaker has no value", "FIELD=VALUE"]),
-        (["--condition=language=de", "--language=de"], ["'language' is given twice"]),
-    ],
-)
-def test_conditions_that_the_run_does_not_know(arguments, words):
-    refused(lambda: generate_command.requested_conditions(options(*arguments), SPEAKING), *words)
-
-
-def test_a_text_with_characters_that_the_run_does_not_know():
-    generate_command.check_text("one", SPEAKING)
-    refused(
-        lambda: generate_command.check_text("oné ½", SPEAKING), "--text", "'½', 'é'", "' enotw'"
-    )
-
-
-def test_a_left_out_condition_of_a_run_without_dropout(capsys):
-    generate_command.warn_of_untrained_tokens({"speaker": "s01"}, SPEAKING)
-    assert "language not given" in capsys.readouterr().err
-    trained = Tokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
-    generate_command.warn_of_untrained_tokens({}, trained)
-    generate_command.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
-    assert capsys.readouterr().err == ""
-
-
-def test_heldout_samples_with_what_the_run_does_not_know():
-    def item(text, **metadata):
-        return HeldOut("k", "k", text, "", None, None, metadata)
-
-    assert untrained_tokens([item("one", speaker="s00"), item("two")], SPEAKING) == []
-    sentences = untrained_tokens(
-        [item("one ß", speaker="x"), item("é", speaker="y", language="de")], SPEAKING
-    )
-    assert [sentence.split(" that ")[0] for sentence in sentences] == [
-        "2 characters",
-        "2 values of 'speaker'",
-    ]
-    assert "'ß', 'é'" in sentences[0] and "'x', 'y'" in sentences[1]

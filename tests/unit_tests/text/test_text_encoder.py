@@ -15,9 +15,10 @@ from tests.helpers.pretrained_checkpoints import write_tiny_bert, write_tiny_t5,
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
+from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import text_encoder_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.text.hf_encoder import KNOWN_SIZES, find_source
 from torchtitan.models.dit_tts.text.hf_files import contents_digest, fetch_weights
 from torchtitan.models.dit_tts.text.packing import SORTED_GROUPS, pack_rows
@@ -349,7 +350,7 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
 
 def model_args(path, folder, *arguments):
     """Sizes of a model whose tokenizer has 3 ids more than the encoder."""
-    args = DiTTTSModelArgs(
+    args = DiTTTSModelConfig(
         dim=16,
         n_layers=1,
         n_heads=2,

@@ -1,15 +1,38 @@
 """Runs one training process from a config: checks, trains, and leaves a state that tools can read."""
 
+import logging
 import os
 import signal
 from types import FrameType
 
-from torchtitan.models.dit_tts.errors import (
-    failure_state,
-    quiet_known_warnings,
-    report_input_errors,
-)
+from torchtitan.models.dit_tts.errors import quiet_known_warnings, report_input_errors
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
+
+_UPSTREAM_LOG = (
+    "Starting job",
+    "[GC] ",
+    "Building dit_tts",
+    "total parameters",
+    "Peak FLOPS used",
+    " capacity: ",
+    "CPU memory usage for model",
+    "handled by AMP",
+    "Building device mesh",
+    "Successfully created meshes",
+    "adjusting timeout for all ProcessGroups",
+    "Trainer is initialized",
+    "Checkpointing active",
+    "oading the checkpoint",
+    "Training starts at step",
+    "Sleeping 2 seconds",
+    "purge thread",
+)
+"""Parts of torchtitan 0.2.2's log messages that are about language models, or say what our own say"""
+
+
+def concerns_this_run(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(part in message for part in _UPSTREAM_LOG)
 
 
 def raise_terminated(number: int, frame: FrameType | None) -> None:
@@ -19,8 +42,7 @@ def raise_terminated(number: int, frame: FrameType | None) -> None:
 
 @report_input_errors
 def train(args: list[str]) -> int:
-    """Trains as the command line says; with --dry-run, says what that would take. Returns the exit
-    status.
+    """Trains as the command line says, or prints a plan with --dry-run. Returns the exit status.
 
     Raises:
         InputError: a mistake in config or data.
@@ -35,59 +57,52 @@ def train(args: list[str]) -> int:
 
     import torch
 
-    from torchtitan.models.dit_tts import model_flavors
-    from torchtitan.models.dit_tts.benchmark.loader import as_benchmark
-    from torchtitan.models.dit_tts.config.checks import (
-        data_parallel_degree,
-        validate_config,
-        validate_machine,
-    )
-    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path, upstream_view
+    from torchtitan.models.dit_tts.codec.record import check_kind
+    from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
+    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
+    from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import ran_shapes, write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module
 
+    config = load_config(args)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    validate_config(config, world_size, list(model_flavors()))
+    validate_machine(config)
+    check_kind(config.sampling.codec, config.data.path)
+    init_logger()
+    logger.addFilter(concerns_this_run)
+    quiet_known_warnings()
+    if rank != 0:
+        logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
+    folder = RunFolder(run_folder_path(config), rank)
     trainer = None
-    folder = None
     try:
-        config = load_config(args)
-        if config.benchmark.enable:
-            config = as_benchmark(config)
-        world_size = int(os.environ["WORLD_SIZE"])
-        validate_config(config, world_size, list(model_flavors()))
-        validate_machine(config)
-        dp_degree = data_parallel_degree(config, world_size)
-        init_logger()
-        quiet_known_warnings()
-        if os.environ["RANK"] != "0":
-            logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
-        folder = RunFolder(run_folder_path(config), int(os.environ["RANK"]), config)
-        folder.start()
-        logger.info(f"Run folder: {folder.path}")
+        folder.start(config)
         signal.signal(signal.SIGTERM, raise_terminated)
-        trainer = DiTTTSTrainer(upstream_view(config, folder.path, dp_degree), folder)
+        trainer = DiTTTSTrainer(config, folder)
         if config.checkpoint.create_seed_checkpoint:
+            folder.confirm(trainer.config)
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
             trainer.train()
             if trainer.benchmark is not None:
-                most = trainer.metrics_processor.most_reserved_gib()
-                trainer.benchmark.finish(folder.path, most)
+                peak_memory = trainer.metrics_processor.most_reserved_gib()
+                trainer.benchmark.finish(folder.path, peak_memory)
         folder.set_state("completed", trainer.step)
     except (Exception, KeyboardInterrupt) as error:
-        if folder is not None:
-            folder.fail(failure_state(error), str(error).split("\n")[0] or type(error).__name__)
+        folder.fail(error)
         raise
     finally:
         if trainer is not None:
             trainer.close()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    if folder.rank == 0 and trainer.metrics_processor.shapes:
+    if rank == 0 and trainer.metrics_processor.shapes:
         write_plan(
             folder.path,
-            config,
+            trainer.config,
             world_size,
             gpus_per_node(),
             device_module.get_device_name(),

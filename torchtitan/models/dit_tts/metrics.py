@@ -91,6 +91,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
+        self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
         self.metrics_file: JsonLines | None = None
@@ -134,7 +135,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Also at every step that is saved: a checkpoint is made of finite weights only."""
         checkpoint = self.job_config.checkpoint
         saved = checkpoint.enable and step % checkpoint.interval == 0
-        return super().should_log(step) or saved or step == self.job_config.training.steps
+        return super().should_log(step) or saved or step == self.total_steps
 
     def count(
         self,
@@ -215,7 +216,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         memory = self.device_memory_monitor.get_peak_stats()
         self._most_reserved_gib = max(self._most_reserved_gib, memory.max_reserved_gib)
         steps = step - self.last_logged_step
-        total = self.job_config.training.steps
+        total = self.total_steps
         lr = (extra_metrics or {}).get("lr")
         remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
         metrics: dict[str, Any] = {

@@ -1,37 +1,34 @@
-"""A run's folder: resolved config, environment, state and line files, which tools read.
+"""The run folder: resolved config, environment, state and JSON lines, which tools read.
 
-Only rank 0 writes, except for the audit files, one a rank. Files that are replaced are written
-beside, synced and renamed; line files are appended to, a whole line in one write.
+Only rank 0 writes, except for the audit files, one per rank. Files are replaced atomically; a line is
+appended in one write.
 """
 
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
 
-from torchtitan.config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import without_none
+from torchtitan.models.dit_tts.errors import InputError, failure_state
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.tools import utils
 
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
-"""How names of environment variables begin that change what a run computes or how fast"""
+"""Prefixes of environment variables that change what a run computes or how fast"""
 
 STATES = ("init", "running", "completed", "oom", "failed", "timeout")
-
-
-def _without_none(value: Any) -> Any:
-    """TOML has no null: a missing key stands for None."""
-    if isinstance(value, dict):
-        return {key: _without_none(v) for key, v in value.items() if v is not None}
-    return value
 
 
 def _git_commit() -> str | None:
@@ -50,12 +47,12 @@ def _git_commit() -> str | None:
 
 
 def gpus_per_node() -> int:
-    """Processes of this run on this machine, as torchrun says it."""
+    """Processes of this run on this machine, as torchrun sets it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
 
 
 def _driver() -> str | None:
-    """The NVIDIA kernel module's own words, its version among them."""
+    """First line of the NVIDIA kernel module's version file."""
     try:
         return Path("/proc/driver/nvidia/version").read_text().split("\n")[0]
     except OSError:
@@ -63,7 +60,7 @@ def _driver() -> str | None:
 
 
 def _cuda() -> dict[str, str | None]:
-    """Versions of the libraries that torch was built with, and of the driver; None: not here."""
+    """Versions of the libraries torch was built with, and of the driver; None: not here."""
     nccl = cudnn = None
     if torch.cuda.is_available():
         cudnn = str(torch.backends.cudnn.version())
@@ -73,9 +70,7 @@ def _cuda() -> dict[str, str | None]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, device, settings of torch's by variables, and git commit of this process."""
-    from importlib.metadata import PackageNotFoundError, version
-
+    """Versions, device, relevant environment variables and git commit of this process."""
     versions: dict[str, str | None] = {}
     for package in ("torch", "torchtitan", "numpy", "transformers", "torchao"):
         try:
@@ -102,32 +97,36 @@ def environment() -> dict[str, Any]:
 
 
 class RunFolder:
-    """Writes the run's folder; see the README's "A run's folder"."""
+    """Writes the run folder; see the README's "Output files"."""
 
-    def __init__(self, path: Path, rank: int, config: JobConfig):
+    def __init__(self, path: Path, rank: int):
         self.path = path
         self.rank = rank
-        self.config = config
+        self.is_new = not path.exists()
         self.started = time.time()
         self.step = 0
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.audit = JsonLines(path / "audit" / f"rank{rank}.jsonl")
 
-    def start(self) -> None:
+    def start(self, config: JobConfig) -> None:
         """Writes the state `init` and, in a new folder, config and environment."""
         self.step = self._state().get("step", 0)
         if self.rank == 0 and not (self.path / "config.toml").exists():
-            self.confirm()
+            self._write_config(config)
         self.set_state("init", self.step)
 
-    def confirm(self) -> None:
-        """Writes config and environment. Called again when the checkpoint is loaded, so that what an
-        earlier life left is only replaced by a life that works."""
+    def confirm(self, config: JobConfig) -> None:
+        """Writes the resolved config and the environment. Called once the checkpoint is loaded, so that
+        only a start that works replaces what an earlier one wrote."""
+        self.is_new = False
         if self.rank == 0:
-            content = tomli_w.dumps(_without_none(asdict(self.config)))
-            write_atomic(self.path / "config.toml", content)
-            write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
+            self._write_config(config)
             (self.path / "samples").mkdir(exist_ok=True)
+
+    def _write_config(self, config: JobConfig) -> None:
+        content = tomli_w.dumps(without_none(asdict(config)))
+        write_atomic(self.path / "config.toml", content)
+        write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
 
     def _state(self) -> dict[str, Any]:
         try:
@@ -136,26 +135,40 @@ class RunFolder:
             return {}
 
     def resume_at(self, step: int) -> None:
-        """Brings the line files back to the state they had when `step` was saved."""
+        """Drops the lines of steps after `step`, which is the one that was loaded."""
         if self.rank == 0:
             self.metrics.keep_until(step)
             for audit in (self.path / "audit").glob("rank*.jsonl"):
                 JsonLines(audit).keep_until(step)
 
     def set_state(self, state: str, step: int) -> None:
-        """Rank 0 writes state.json: one of STATES, the last step and when."""
+        """Rank 0 writes state.json: one of STATES, the last step and the time."""
         assert state in STATES
         self.step = step
         if self.rank == 0:
             self._write_state({"state": state, "step": step})
 
-    def fail(self, state: str, error: str) -> None:
-        """Any rank writes why the run ended. The first of this life's ranks to fail is kept: the
-        others fail because of it."""
+    def fail(self, error: BaseException) -> None:
+        """Any rank writes why the run ended. The first rank to fail since this start wins: the others
+        fail because of it. A new folder of a run that a wrong input kept from starting is removed."""
+        if self.is_new and isinstance(error, InputError):
+            if self.rank == 0:
+                shutil.rmtree(self.path, ignore_errors=True)
+            return
         known = self._state()
+        if not known and self.rank != 0:
+            return  # rank 0 has removed the folder
         if known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started:
             return
-        self._write_state({"state": state, "step": self.step, "error": error, "rank": self.rank})
+        sentence = str(error).split("\n")[0] or type(error).__name__
+        self._write_state(
+            {
+                "state": failure_state(error),
+                "step": self.step,
+                "error": sentence,
+                "rank": self.rank,
+            }
+        )
 
     def _write_state(self, row: dict[str, Any]) -> None:
         row = {**row, "pid": os.getpid(), "time": time.time()}

@@ -1,6 +1,5 @@
-"""The family's sizes, and the functions that upstream's trainer builds a run from."""
+"""The functions that upstream's trainer builds a run from."""
 
-from dataclasses import replace
 from typing import Any
 
 from torchtitan.models.dit_tts.benchmark.loader import (
@@ -17,40 +16,10 @@ from torchtitan.models.dit_tts.infra.optimizer import (
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
-
-_WIDE_SPEAKER = {"speaker_dim": 1024, "speaker_n_heads": 8, "speaker_mlp_dim": 2816}
-
-_FLAVORS = {
-    "debug": DiTTTSModelArgs(
-        dim=192,
-        n_layers=4,
-        n_heads=4,
-        mlp_dim=528,
-        speaker_dim=128,
-        speaker_n_layers=2,
-        speaker_n_heads=2,
-        speaker_mlp_dim=352,
-        text_dim=128,
-        adaln_rank=32,
-        timestep_dim=128,
-    ),
-    "800M": DiTTTSModelArgs(),
-    "3B": DiTTTSModelArgs(
-        dim=2560, n_layers=32, n_heads=20, mlp_dim=7040, text_dim=1152, **_WIDE_SPEAKER
-    ),
-    "8B": DiTTTSModelArgs(
-        dim=4096, n_layers=32, n_heads=32, mlp_dim=11264, text_dim=2560, **_WIDE_SPEAKER
-    ),
-}
-
-
-def model_flavors() -> dict[str, DiTTTSModelArgs]:
-    """Fresh copies of the sizes: a job's config changes its own."""
-    return {name: replace(args) for name, args in _FLAVORS.items()}
 
 
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
@@ -71,7 +40,7 @@ def get_train_spec() -> TrainSpec:
         parallelize_fn=parallelize_dit_tts,
         pipelining_fn=None,
         build_optimizers_fn=build_tts_optimizers,
-        build_lr_schedulers_fn=build_tts_lr_schedulers,
+        build_lr_schedulers_fn=build_tts_lr_schedulers,  # type: ignore[arg-type]
         build_dataloader_fn=_build_dataloader,
         build_tokenizer_fn=_build_tokenizer,
         build_loss_fn=build_flow_loss,

@@ -1,20 +1,23 @@
-"""The trainer: upstream's, with the flow-matching step, EMA, audit and the run's folder."""
+"""The trainer: upstream's, with the flow-matching step, EMA, audit and the run folder."""
 
 import os
-import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
+from torchtitan.models.dit_tts.benchmark.loader import WarmUpFirst, build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
+from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
+from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import (
     CompileWatch,
@@ -22,21 +25,22 @@ from torchtitan.models.dit_tts.infra.compile import (
     static_shapes,
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.optimizer import same_optimizer_as_saved
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run_folder import RunFolder
-from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
-from torchtitan.models.dit_tts.text.encoder_record import check_mode
-from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
 
 class DiTTTSTrainer(Trainer):
-    """Trains `DiTTTSModel`. `job_config.job.dump_folder` is the run's own folder, `run_folder`.
+    """Trains `DiTTTSModel`.
+
+    `config` is the run's resolved config; `job_config` is the same as upstream sees it, with the run
+    folder in `dump_folder`.
 
     `train_step` does what upstream's does, which waits for the device at every micro-batch: it counts
     the valid frames of all micro-batches, accumulates, clips and steps. What diffusion adds is
@@ -44,35 +48,62 @@ class DiTTTSTrainer(Trainer):
     """
 
     job_config: JobConfig
+    dataloader: LatentDataLoader
+    model_args: DiTTTSModelConfig
     metrics_processor: TTSMetricsProcessor
+    checkpointer: RunCheckpointer  # type: ignore[assignment]
 
-    def __init__(self, job_config: JobConfig, run_folder: RunFolder):
-        super().__init__(job_config)
-        # [data] epochs has decided it by now; the run's config.toml is to say so.
-        run_folder.config.training.steps = job_config.training.steps
-        self.benchmark = self._build_benchmark() if job_config.benchmark.enable else None
+    def __init__(self, config: JobConfig, run_folder: RunFolder):
+        dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
+        view = upstream_view(config, run_folder.path, dp_degree)
+        super().__init__(view)
+        # Nothing changes it from here on; it is the run's config.toml.
+        self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
+        self.run_folder = run_folder
+        self.benchmark = self._build_benchmark() if config.benchmark.enable else None
         if self.benchmark is not None:
-            self.text_encoder = build_random_encoder(job_config, self.parallel_dims, self.device)
+            self.text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
         else:
             self.text_encoder = build_frozen_encoder(
-                job_config, self.parallel_dims, self.dataloader.features, self.device
+                view, self.parallel_dims, self.dataloader.features, self.device
             )
         self._build_objective()
-        self.ema = EMA(self.model_parts[0], job_config.ema.decay) if job_config.ema.enable else None
-        if self.ema is not None and self.checkpointer.enable:
-            self.checkpointer.states["ema"] = self.ema
-        self.compile_watch = CompileWatch(self.model_parts[0], job_config.compile.components)
-        self.run_folder = run_folder
+        self.ema = EMA(self.model_parts[0], config.ema.decay) if config.ema.enable else None
+        manager: CheckpointManager = self.checkpointer  # type: ignore[assignment]
+        if self.ema is not None and manager.enable:
+            manager.states["ema"] = self.ema
+        self.checkpointer = RunCheckpointer(manager, self.config, run_folder, self._begin)
+        self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
         self.step_ids: list[str] = []
         self.micro_batch = 0
-        self._leave_text_encoder_out_of_loading()
-        self._load = self.checkpointer.load
-        self.checkpointer.load = self._load_checkpoint
+
+    def _begin(self) -> None:
+        """Brings the run folder to the step that was loaded."""
+        steps = self.config.training.steps
+        if self.step >= steps:
+            logger.info(
+                f"The run is complete: step {self.step} of {steps}; nothing is left to train"
+            )
+        else:
+            parameters = sum(p.numel() for p in self.model_parts[0].parameters())
+            device = self.metrics_processor.device_memory_monitor.device_name
+            logger.info(
+                f"Training {self.config.model.flavor} ({parameters:,} parameters) from step "
+                f"{self.step + 1} to {steps} on {self.parallel_dims.world_size} x {device}; run folder: "
+                f"{self.run_folder.path}"
+            )
+        self.run_folder.confirm(self.config)
+        self.run_folder.resume_at(self.step)
+        self.metrics_processor.start(
+            self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
+        )
+        self.run_folder.set_state("running", self.step)
 
     def _build_benchmark(self) -> BenchmarkRecorder:
         parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+        assert isinstance(self.dataloader.order, WarmUpFirst)
         return BenchmarkRecorder(
-            self.job_config,
+            self.config,
             self.model_args,
             parameters,
             len(self.dataloader.order.warm_up),
@@ -87,80 +118,15 @@ class DiTTTSTrainer(Trainer):
             self.add_noise = compile_function(self.add_noise, backend, shapes)
             self.loss_fn = compile_function(self.loss_fn, backend, shapes)
 
-    def _leave_text_encoder_out_of_loading(self) -> None:
-        """Where a run that trains its text encoder starts from the weights of one that did not, the
-        encoder keeps its pretrained weights."""
-        config, folder = self.job_config, self.run_folder.path
-        origin = origin_of_weights(config, folder)
-        if origin is None or not is_pretrained(config.encoder.model):
-            return
-        source = find_source(config.encoder.model, folder=folder)
-        model_only = config.checkpoint.initial_load_model_only
-        if check_mode(origin, source, config.encoder, origin == folder, model_only):
-            load = self.checkpointer.dcp_load
-
-            def load_without(state_dict: dict[str, Any], **options: Any) -> None:
-                kept = {k: v for k, v in state_dict.items() if not k.startswith("text_encoder.")}
-                load(kept, **options)
-
-            self.checkpointer.dcp_load = load_without
-
-    def _load_checkpoint(self, step: int = -1) -> bool:
-        """Loads as upstream does, then brings the run's folder to the step that was loaded."""
-        self._remove_unfinished_checkpoints()
-        self._refuse_to_lose_steps(step)
-        with same_optimizer_as_saved(self.job_config.optimizer):
-            loaded = self._load(step=step)
-        self.run_folder.confirm()
-        self.run_folder.resume_at(self.step)
-        self.metrics_processor.start(
-            self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
-        )
-        self.run_folder.set_state("running", self.step)
-        return loaded
-
-    def _remove_unfinished_checkpoints(self) -> None:
-        """A kill during a save leaves a step folder without its metadata. Upstream would count it
-        among the latest to keep, and a run's first one would hide initial_load_path."""
-        checkpointer = self.checkpointer
-        if not checkpointer.enable or checkpointer.load_only:
-            return
-        if torch.distributed.get_rank() == 0 and os.path.isdir(checkpointer.folder):
-            for path in Path(checkpointer.folder).glob("step-*"):
-                if not (path / ".metadata").is_file() and not list(path.glob("*.safetensors*")):
-                    shutil.rmtree(path)
-            if not os.listdir(checkpointer.folder):
-                os.rmdir(checkpointer.folder)
-        torch.distributed.barrier()
-
-    def _refuse_to_lose_steps(self, step: int) -> None:
-        """Raises InputError where going on would overwrite what an earlier life of the run made."""
-        checkpointer = self.checkpointer
-        if not checkpointer.enable or checkpointer.load_only:
-            last = max((row["step"] for row in self.run_folder.metrics.read()), default=0)
-            if last:
-                raise InputError(
-                    f"{self.run_folder.path} already holds a run's metrics up to step {last}, which a "
-                    f"run that does not go on from its checkpoints would overwrite; give another "
-                    f"[job] experiment or remove the folder"
-                )
-            return
-        newest = checkpointer._find_load_step()
-        if step != -1 and step != newest:
-            raise InputError(
-                f"[checkpoint] load_step = {step}, but the newest checkpoint in {checkpointer.folder} is "
-                f"step {newest}, and training from an older one would overwrite it; give a new [job] "
-                f"experiment with [checkpoint] initial_load_path = .../step-{step} and "
-                f"initial_load_model_only = false"
-            )
-
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
         it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
         on_padding = self.job_config.objective.loss_on_padding
-        for batch, labels in super().batch_generator(data_iterable):
+        batches: Iterator[tuple[dict[str, Any], torch.Tensor]]
+        batches = super().batch_generator(data_iterable)
+        for batch, labels in batches:
             batch["valid_frames"] = (
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )
@@ -247,10 +213,12 @@ class DiTTTSTrainer(Trainer):
             return self.loss_fn(prediction, noisy.target, frame_mask)
 
     def should_continue_training(self) -> bool:
-        if self.benchmark is not None:
-            # A benchmark's end may be a duration; progress and ETA are then an estimate.
-            self.job_config.training.steps = self.step + self.benchmark.remaining_steps(self.step)
-        return super().should_continue_training()
+        if self.benchmark is None:
+            return super().should_continue_training()
+        left = self.benchmark.remaining_steps(self.step)
+        # A benchmark's end may be a duration; progress and ETA are then an estimate.
+        self.metrics_processor.total_steps = self.step + left
+        return left > 0
 
     def close(self) -> None:
         self.dataloader.close()
@@ -333,8 +301,6 @@ def set_single_process_defaults() -> None:
     """Lets `python train.py` run without torchrun, as the only process of its group."""
     if "RANK" in os.environ:
         return
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

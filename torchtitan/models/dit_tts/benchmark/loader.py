@@ -17,18 +17,16 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     RandomTokens,
     SyntheticDataset,
 )
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
-from torchtitan.models.dit_tts.data.build import batch_policy, batch_split, describe
+from torchtitan.models.dit_tts.data.build import batch_policy, describe
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.text.encoder_record import write_record
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    find_source,
-    is_pretrained,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.tools.logging import logger
@@ -66,15 +64,6 @@ class WarmUpFirst(GlobalBatchSampler):
         return GlobalBatch(number, 0, bucket, samples)
 
 
-def as_benchmark(config: JobConfig) -> JobConfig:
-    """The config of a benchmark, as its folder keeps it: no data, no checkpoints, no audit."""
-    return replace(
-        config,
-        data=replace(config.data, path="", weights=[], balance_by="", epochs=0, audit=False),
-        checkpoint=replace(config.checkpoint, enable=False, create_seed_checkpoint=False),
-    )
-
-
 def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
     """Random ids, in the place of the run's tokenizer; writes their number to
     `job_config.encoder.vocab_size`, as `build_tokenizer` does.
@@ -108,9 +97,7 @@ def build_synthetic_dataloader(
     """The loader of synthetic samples, with the buckets and the order that data of these lengths would
     have; sets [training] steps, as [data] epochs does."""
     benchmark, data, training = job_config.benchmark, job_config.data, job_config.training
-    global_batch_size, accumulation_steps = batch_split(
-        training.global_batch_size, training.local_batch_size, dp_world_size
-    )
+    global_batch_size, accumulation_steps = batch_split(training, dp_world_size)
     pretrained = is_pretrained(job_config.encoder.model)
     dataset = SyntheticDataset(
         benchmark,

@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from torchtitan.models.dit_tts.benchmark.convention import (
     conventions,
     table,
 )
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention_backends import choose_backend
 from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
@@ -174,8 +173,6 @@ class BenchmarkRecorder:
         ]
         rows = table(summed, total, len(ranks), self.peak)
         config, encoder = self.job_config, self.job_config.encoder
-        # As it was given: with the run's folder in dump_folder a repeat would nest its own in there.
-        given = replace(config, job=replace(config.job, dump_folder=str(folder.parent)))
         return {
             "seconds_per_step": spread(seconds),
             "steps": len(seconds),
@@ -204,7 +201,7 @@ class BenchmarkRecorder:
             "text_encoder": _text_encoder_said(encoder.model, encoder.cache_features),
             "step_seconds": seconds,
             "environment": environment(),
-            "config": asdict(given),
+            "config": asdict(config),
         }
 
     def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:

@@ -1,19 +1,57 @@
-"""Checks a config against itself, the machine and the data before anything is built."""
+"""Checks a config against itself and the machine before anything is built or opened."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
-from torchtitan.models.dit_tts.codec.record import check_kind
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import (
+    CONDITIONING_FIELDS,
+    CUDA_GRAPH_MODES,
+    FLOAT8_CONVERTER,
+    MAX_BETA2_BFLOAT16,
+    MAX_BUCKETS,
+    Data,
+    JobConfig,
+    Training,
+    is_pretrained,
+)
 from torchtitan.models.dit_tts.config.manager import run_folder_path
-from torchtitan.models.dit_tts.config.speed_checks import validate_speed
-from torchtitan.models.dit_tts.data.build import check_settings
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, is_pretrained
-from torchtitan.models.dit_tts.text.vocabulary import FIELDS
 from torchtitan.tools.utils import device_type
 
+_MIN_CUDA_GRAPH_WARMUP = 3
+"""Steps of a shape before its CUDA graphs are known to replay: the first compiles and runs without
+them, the second records, and one more is for what was recorded late"""
 
-def _require(condition: bool, message: str) -> None:
+_POSITIVE = {
+    "training": "steps max_norm",
+    "metrics": "log_freq",
+    "checkpoint": "interval",
+    "data": "max_frames max_speaker_frames max_text_tokens batch_multiple latent_channels "
+    "speaker_patch_size frames_per_second duration_token_seconds",
+    "sampling": "steps",
+    "objective": "logit_std",
+    "benchmark": "warmup_steps mean_seconds sigma",
+}
+_NOT_NEGATIVE = {
+    "training": "local_batch_size",
+    "data": "epochs cache_gib num_workers prefetch_batches",
+    "optimizer": "lr encoder_lr muon_lr",
+    "encoder": "fsdp_min_gib vocab_size",
+    "lr_scheduler": "warmup_steps",
+    "benchmark": "steps duration_seconds",
+}
+_FRACTIONS = {
+    "data": "conditioning_dropout max_corrupt_fraction max_dropped_fraction",
+    "objective": "text_dropout speaker_dropout",
+    "ema": "decay",
+    "sampling": "min_t",
+    "activation_checkpoint": "memory_budget",
+}
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises InputError with the message unless the condition holds."""
     if not condition:
         raise InputError(message)
 
@@ -22,40 +60,25 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     """Ranks that see different data: replicas times shards.
 
     Raises:
-        InputError: degrees below one or that do not multiply to the number of processes.
+        InputError: degrees that do not multiply to the number of processes.
     """
     p = config.parallelism
-    degrees = {
-        "data_parallel_replicate_degree": p.data_parallel_replicate_degree,
-        "data_parallel_shard_degree": p.data_parallel_shard_degree,
-    }
-    for name, degree in degrees.items():
-        lowest = "-1 or at least 1" if name.endswith("shard_degree") else "at least 1"
-        _require(
-            degree >= 1 or (degree == -1 and name.endswith("shard_degree")),
-            f"[parallelism] {name} = {degree} is not a degree; it must be {lowest}",
-        )
-    for name in (
-        "tensor_parallel_degree",
-        "context_parallel_degree",
-        "pipeline_parallel_degree",
-        "expert_parallel_degree",
-    ):
-        _require(
-            getattr(p, name) == 1,
-            f"[parallelism] {name} = {getattr(p, name)} is not supported by this model family; "
+    for kind in ("tensor", "context", "pipeline", "expert"):
+        degree = getattr(p, f"{kind}_parallel_degree")
+        require(
+            degree == 1,
+            f"[parallelism] {kind}_parallel_degree = {degree} is not supported by this model family; "
             f"set it to 1 and use data_parallel_shard_degree or data_parallel_replicate_degree",
         )
-    shard = p.data_parallel_shard_degree
-    replicate = p.data_parallel_replicate_degree
+    replicate, shard = p.data_parallel_replicate_degree, p.data_parallel_shard_degree
+    require(
+        replicate >= 1 and (shard >= 1 or shard == -1),
+        f"[parallelism] data_parallel_replicate_degree = {replicate} and data_parallel_shard_degree = "
+        f"{shard}, but they must be at least 1 (shard also -1: all processes that are left)",
+    )
     if shard == -1:
-        _require(
-            world_size % replicate == 0,
-            f"[parallelism] data_parallel_replicate_degree = {replicate} does not divide the "
-            f"{world_size} processes that were started; choose a divisor of {world_size}",
-        )
-        shard = world_size // replicate
-    _require(
+        shard = max(1, world_size // replicate)
+    require(
         replicate * shard == world_size,
         f"[parallelism] data_parallel_replicate_degree {replicate} x data_parallel_shard_degree "
         f"{shard} = {replicate * shard}, but {world_size} processes were started; their product "
@@ -64,278 +87,365 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     return replicate * shard
 
 
-def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
-    """Micro-batches a step.
+def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
+    """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
+
+    A negative `global_batch_size` means one accumulation step; a `local_batch_size` of 0 is the global
+    batch divided by the ranks.
 
     Raises:
-        InputError: a global batch that ranks and local batch do not divide.
+        InputError: a global batch that cannot be divided by local batch x ranks.
     """
-    t = config.training
-    _require(
-        t.local_batch_size >= 0,
-        f"[training] local_batch_size = {t.local_batch_size} must be at least 1, or 0 for the global "
-        f"batch divided by the ranks",
-    )
-    if t.local_batch_size == 0:
-        _require(
-            t.global_batch_size > 0 and t.global_batch_size % dp_degree == 0,
-            f"[training] global_batch_size = {t.global_batch_size} is not a multiple of {dp_degree} "
-            f"data-parallel ranks, as local_batch_size = 0 needs; change one of them",
+    total, local = training.global_batch_size, training.local_batch_size
+    if local == 0:
+        require(
+            total > 0 and total % dp_degree == 0,
+            f"[training] global_batch_size = {total} is not a multiple of {dp_degree} data-parallel "
+            f"ranks, as local_batch_size = 0 needs; change one of them",
         )
-        return 1
-    if t.global_batch_size < 0:
-        return 1
-    per_pass = t.local_batch_size * dp_degree
-    _require(
-        t.global_batch_size >= per_pass and t.global_batch_size % per_pass == 0,
-        f"[training] global_batch_size = {t.global_batch_size} is not a multiple of "
-        f"local_batch_size {t.local_batch_size} x {dp_degree} data-parallel ranks = {per_pass}; "
-        f"change one of them",
+        return total, 1
+    per_pass = local * dp_degree
+    if total < 0:
+        return per_pass, 1
+    require(
+        total >= per_pass and total % per_pass == 0,
+        f"[training] global_batch_size = {total} is not a multiple of local_batch_size {local} x "
+        f"{dp_degree} data-parallel ranks = {per_pass}; change one of them",
     )
-    return t.global_batch_size // per_pass
+    return total, total // per_pass
+
+
+def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
+    """Micro-batches per step; see `batch_split`."""
+    return batch_split(config.training, dp_degree)[1]
 
 
 def validate_config(
     config: JobConfig, world_size: int, flavors: list[str], accelerator: str | None = None
 ) -> None:
-    """Raises InputError at the first setting that cannot work, in one sentence.
+    """Raises InputError at the first setting that cannot work.
 
     Args:
         config: the run's.
-        world_size: its processes.
-        flavors: names of the model's.
-        accelerator: torch's name of the kind that it runs on; None: this machine's.
+        world_size: number of its processes.
+        flavors: names of the model sizes.
+        accelerator: torch's name of the kind of device it runs on; None: this machine's.
     """
-    _require(
+    _check_ranges(config)
+    require(
         config.model.name == "dit_tts",
         f"[model] name = {config.model.name!r}: train.py trains only 'dit_tts'",
     )
-    _require(
+    require(
         config.model.flavor in flavors,
         f"[model] flavor = {config.model.flavor!r} is not known; allowed are {', '.join(flavors)}",
     )
-    _require(
+    require(
         "/" not in config.job.experiment and config.job.experiment not in (".", ".."),
         f"[job] experiment = {config.job.experiment!r} must be a folder's name without '/'",
     )
     dp_degree = data_parallel_degree(config, world_size)
-    steps = accumulation_steps(config, dp_degree)
-    _require(
-        config.data.batch_multiple % (dp_degree * steps) == 0,
-        f"[data] batch_multiple = {config.data.batch_multiple} cannot be divided among {dp_degree} "
-        f"data-parallel ranks x {steps} accumulation steps; set it to a multiple of "
-        f"{dp_degree * steps} that divides global_batch_size",
-    )
-    _validate_numbers(config)
-    t = config.training
-    check_settings(
-        config.data,
-        t.global_batch_size if t.global_batch_size > 0 else t.local_batch_size * dp_degree,
-    )
-    _validate_tokens(config)
-    _validate_attention(config, accelerator or device_type)
-    _validate_benchmark(config)
-    check_kind(config.sampling.codec, config.data.path)
-    _validate_unsupported(config, dp_degree)
-    checkpoint = config.checkpoint
-    _require(
-        not checkpoint.create_seed_checkpoint or (checkpoint.enable and world_size == 1),
-        f"[checkpoint] create_seed_checkpoint = true with {world_size} processes and enable = "
-        f"{str(checkpoint.enable).lower()}; it needs 1 process and enable = true",
-    )
-    _require(
-        checkpoint.folder not in ("", ".", "..") and "/" not in checkpoint.folder,
-        f"[checkpoint] folder = {checkpoint.folder!r} must be a folder's name without '/'; it lies in "
-        f"the run's folder",
-    )
-    resumes = (run_folder_path(config) / checkpoint.folder).exists()
-    _require(
-        not checkpoint.initial_load_path or resumes or os.path.isdir(checkpoint.initial_load_path),
-        f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r} is not a folder; give "
-        f"that of one checkpoint, for example outputs/NAME/checkpoint/step-1000",
-    )
-    _require(
-        not config.validation.enable,
-        "[validation] enable = true is not supported by this model family; set it to false",
-    )
-    ac = config.activation_checkpoint
-    _require(
-        ac.mode != "selective"
-        or ac.selective_ac_option == "op"
-        or (ac.selective_ac_option.isdigit() and int(ac.selective_ac_option) > 0),
-        f"[activation_checkpoint] selective_ac_option = {ac.selective_ac_option!r}; allowed are "
-        f"'op' or N, for every Nth block",
-    )
-    validate_speed(config, dp_degree, steps)
-
-
-def _validate_tokens(config: JobConfig) -> None:
-    """The text encoder and the conditioning tokens."""
-    encoder, data = config.encoder, config.data
-    pretrained = is_pretrained(encoder.model)
-    _require(
-        not pretrained
-        or os.path.isdir(encoder.model)
-        or encoder.model.count("/") == 1
-        or (run_folder_path(config) / CONFIG_FILE).is_file(),  # a run goes on without the folder
-        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', the units "
-        f"of the learned text encoder, a folder of a pretrained one, or a name of the Hugging Face hub "
-        f"such as 'google/t5gemma-2-270m-270m'",
-    )
-    _require(
-        not encoder.cache_features or (pretrained and encoder.frozen),
-        f"[encoder] cache_features = true with model = {encoder.model!r} and frozen = "
-        f"{str(encoder.frozen).lower()}; only a frozen pretrained encoder's features can be kept: set "
-        f"cache_features = false",
-    )
-    _require(
-        encoder.vocab_size >= 0,
-        f"[encoder] vocab_size = {encoder.vocab_size} must not be negative; 0 takes the tokenizer's",
-    )
-    for name in data.conditioning:
-        _require(
-            name in FIELDS,
-            f"[data] conditioning has {name!r}, which is not known; allowed are {', '.join(FIELDS)}",
-        )
-        _require(
-            data.conditioning.count(name) == 1,
-            f"[data] conditioning = {data.conditioning} has {name!r} more than once; name each field "
-            f"once",
-        )
-    _require(
-        "duration" not in data.conditioning
-        or data.duration_token_seconds * data.frames_per_second >= 1,
-        f"[data] duration_token_seconds = {data.duration_token_seconds} must be at least one frame, "
-        f"1 / [data] frames_per_second = {1 / data.frames_per_second:g} s",
-    )
-    _require(
-        data.max_text_tokens > 2 + len(data.conditioning),
-        f"[data] max_text_tokens = {data.max_text_tokens} has no room for text beside begin, end and "
-        f"{len(data.conditioning)} conditioning tokens; raise it",
-    )
-
-
-def _validate_attention(config: JobConfig, accelerator: str) -> None:
-    """What an accelerator's kernels cannot do; the CPU has stand-ins for them."""
-    backend, precision = config.attention.backend, config.training.mixed_precision_param
-    if accelerator == "cpu":
-        return
-    _require(
-        backend != "flex" or (config.compile.enable and "model" in config.compile.components),
-        "[attention] backend = 'flex' needs [compile] enable = true with 'model' among its components: "
-        "uncompiled it holds the scores of all queries and keys; compile, or choose sdpa or varlen",
-    )
-    _require(
-        backend != "varlen" or precision == "bfloat16",
-        f"[attention] backend = 'varlen' needs [training] mixed_precision_param = 'bfloat16', not "
-        f"{precision!r}: flash attention has no other; set it, or choose sdpa",
-    )
-
-
-def _validate_benchmark(config: JobConfig) -> None:
-    benchmark, encoder = config.benchmark, config.encoder
-    if not benchmark.enable:
-        return
-    for key in ("steps", "duration_seconds"):
-        value = getattr(benchmark, key)
-        _require(value >= 0, f"[benchmark] {key} = {value} must not be negative")
-    _require(
-        benchmark.steps > 0 or benchmark.duration_seconds > 0,
-        "[benchmark] enable = true with steps = 0 and duration_seconds = 0 would never end; set one of "
-        "them",
-    )
-    for key in ("warmup_steps", "mean_seconds", "sigma"):
-        value = getattr(benchmark, key)
-        _require(value > 0, f"[benchmark] {key} = {value} must be greater than 0")
-    _require(
-        not is_pretrained(encoder.model) or encoder.frozen,
-        f"[benchmark] enable = true with [encoder] model = {encoder.model!r} and frozen = false is not "
-        f"supported: its weights would have to be loaded; set frozen = true",
-    )
-
-
-def _validate_unsupported(config: JobConfig, dp_degree: int) -> None:
-    """Settings of upstream's that this family would ignore or break on."""
-    c, sharded = config.checkpoint, dp_degree > config.parallelism.data_parallel_replicate_degree
-    for key, wrong, allowed in (
-        ("[optimizer] early_step_in_backward", config.optimizer.early_step_in_backward, "false"),
-        ("[metrics] save_for_all_ranks", config.metrics.save_for_all_ranks, "false"),
-        ("[checkpoint] last_save_in_hf", c.last_save_in_hf, "false"),
-        ("[checkpoint] initial_load_in_hf", c.initial_load_in_hf, "false"),
-        ("[validation] enable", config.validation.enable, "false"),
-        ("[fault_tolerance] enable", config.fault_tolerance.enable, "false"),
-        (
-            "[training] enable_cpu_offload",
-            config.training.enable_cpu_offload and not sharded,
-            "false unless weights are sharded over several GPUs (data_parallel_shard_degree)",
-        ),
-    ):
-        _require(
-            not wrong, f"{key} = true is not supported by this model family; set it to {allowed}"
-        )
+    global_batch, steps = batch_split(config.training, dp_degree)
+    _check_data(config.data, global_batch, dp_degree, steps)
+    _check_text(config)
+    _check_attention(config, accelerator or device_type)
+    _check_benchmark(config)
+    _check_unsupported(config, dp_degree)
+    _check_checkpoint(config, world_size)
+    _check_compile(config, dp_degree, steps)
+    _check_optimizer(config)
+    _check_float8(config)
 
 
 def validate_machine(config: JobConfig) -> None:
-    """Raises InputError where this machine cannot train what the config says; a plan or a dry run may
-    be made on another."""
-    _require(
+    """Raises InputError where this machine cannot train what the config says. A plan may be made on
+    another machine."""
+    require(
         device_type != "cpu" or not config.training.enable_cpu_offload,
         "[training] enable_cpu_offload = true needs an accelerator to offload from; set it to false",
     )
-    _require(
+    require(
         device_type != "cpu" or config.checkpoint.async_mode != "async_with_pinned_mem",
         "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "
         "it to 'async' or 'disabled'",
     )
 
 
-def _validate_numbers(config: JobConfig) -> None:
-    d, o = config.data, config.objective
-    positive = {
-        "[training] steps": config.training.steps,
-        "[metrics] log_freq": config.metrics.log_freq,
-        "[checkpoint] interval": config.checkpoint.interval,
-        "[data] max_frames": d.max_frames,
-        "[data] max_speaker_frames": d.max_speaker_frames,
-        "[data] max_text_tokens": d.max_text_tokens,
-        "[data] batch_multiple": d.batch_multiple,
-        "[data] latent_channels": d.latent_channels,
-        "[data] frames_per_second": d.frames_per_second,
-        "[data] duration_token_seconds": d.duration_token_seconds,
-        "[sampling] steps": config.sampling.steps,
-        "[objective] logit_std": o.logit_std,
-        "[training] max_norm": config.training.max_norm,
-    }
-    for key, value in positive.items():
-        _require(value > 0, f"{key} = {value} must be greater than 0")
-    for key, value in {
-        "[data] epochs": d.epochs,
-        "[data] cache_gib": d.cache_gib,
-        "[data] num_workers": d.num_workers,
-        "[data] prefetch_batches": d.prefetch_batches,
-        "[optimizer] lr": config.optimizer.lr,
-        "[optimizer] encoder_lr": config.optimizer.encoder_lr,
-        "[encoder] fsdp_min_gib": config.encoder.fsdp_min_gib,
-        "[lr_scheduler] warmup_steps": config.lr_scheduler.warmup_steps,
-    }.items():
-        _require(value >= 0, f"{key} = {value} must not be negative")
-    for key, value, most in (
-        ("[data] max_frames", d.max_frames, 10**6),
-        ("[data] max_speaker_frames", d.max_speaker_frames, 10**6),
-        ("[data] epochs", d.epochs, 10**6),
-        ("[data] cache_gib", d.cache_gib, 10**6),
+def _check_ranges(config: JobConfig) -> None:
+    def settings(names: dict[str, str]) -> Iterator[tuple[str, Any]]:
+        for section, keys in names.items():
+            for key in keys.split():
+                yield f"[{section}] {key}", getattr(getattr(config, section), key)
+
+    for name, value in settings(_POSITIVE):
+        require(value > 0, f"{name} = {value}, but it must be greater than 0")
+    for name, value in settings(_NOT_NEGATIVE):
+        require(value >= 0, f"{name} = {value}, but it must not be negative")
+    for name, value in settings(_FRACTIONS):
+        require(0 <= value <= 1, f"{name} = {value}, but it must be from 0 to 1")
+    for name, value in settings({"data": "max_frames max_speaker_frames epochs cache_gib"}):
+        require(value <= 10**6, f"{name} = {value}, but it must not be greater than 10^6")
+
+
+def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:
+    """What is wrong with `[data]` whatever the data are, before minutes go into opening them."""
+    blocks = dp_degree * accumulation
+    require(
+        data.batch_multiple % blocks == 0,
+        f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {dp_degree} "
+        f"data-parallel ranks x {accumulation} accumulation steps; set it to a multiple of {blocks} "
+        f"that divides global_batch_size",
+    )
+    require(
+        global_batch % data.batch_multiple == 0,
+        f"[training] global_batch_size comes to {global_batch} samples, which is not a multiple of "
+        f"[data] batch_multiple = {data.batch_multiple}; change one of them",
+    )
+    require(
+        data.max_speaker_frames % data.speaker_patch_size == 0,
+        f"[data] max_speaker_frames = {data.max_speaker_frames} is not a multiple of "
+        f"speaker_patch_size = {data.speaker_patch_size}; set it to one",
+    )
+    require(
+        1 <= data.num_buckets <= MAX_BUCKETS,
+        f"[data] num_buckets = {data.num_buckets}, but it must be from 1 to {MAX_BUCKETS}: every bucket "
+        f"is a compiled shape",
+    )
+    edges = data.bucket_frames
+    require(
+        len(edges) <= MAX_BUCKETS and all(low < high for low, high in zip([0, *edges], edges)),
+        f"[data] bucket_frames = {edges}, but it must be up to {MAX_BUCKETS} positive lengths in "
+        f"ascending order, or empty to have them chosen",
+    )
+    require(
+        not edges or edges[-1] <= data.max_frames,
+        f"[data] bucket_frames ends at {edges[-1:]}, above max_frames = {data.max_frames}; lower the "
+        f"one or raise the other",
+    )
+    datasets = 1 if isinstance(data.path, str) else len(data.path)
+    require(
+        len(data.weights) in (0, datasets),
+        f"[data] weights has {len(data.weights)} numbers and path {datasets} datasets; give one for "
+        f"each, or none to take each dataset as it is",
+    )
+    require(
+        all(1e-6 <= weight <= 1e6 for weight in data.weights),
+        f"[data] weights = {data.weights}, but each must be from 1e-6 to 1e6",
+    )
+    require(
+        0 <= data.balance_beta < 1
+        and abs(data.duration_alpha) <= 10
+        and 0 <= data.duration_offset_seconds <= 3600,
+        f"[data] balance_beta = {data.balance_beta}, duration_alpha = {data.duration_alpha} and "
+        f"duration_offset_seconds = {data.duration_offset_seconds}, but they must be from 0 to below 1, "
+        f"from -10 to 10 and from 0 to 3600",
+    )
+    require(
+        data.num_workers == 0 or data.prefetch_batches > 0,
+        f"[data] prefetch_batches = 0 with num_workers = {data.num_workers}, but workers need at least "
+        f"1; raise it or set num_workers = 0",
+    )
+
+
+def _check_text(config: JobConfig) -> None:
+    encoder, data = config.encoder, config.data
+    pretrained = is_pretrained(encoder.model)
+    require(
+        not pretrained or "/" in encoder.model,
+        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', a folder of "
+        f"a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
+    )
+    require(
+        not encoder.cache_features or (pretrained and encoder.frozen),
+        f"[encoder] cache_features = true with model = {encoder.model!r} and frozen = "
+        f"{str(encoder.frozen).lower()}; only a frozen pretrained encoder's features can be cached: "
+        f"set cache_features = false",
+    )
+    require(
+        set(data.conditioning) <= set(CONDITIONING_FIELDS)
+        and len(set(data.conditioning)) == len(data.conditioning),
+        f"[data] conditioning = {data.conditioning}; allowed are {', '.join(CONDITIONING_FIELDS)}, each "
+        f"once",
+    )
+
+
+def _check_attention(config: JobConfig, accelerator: str) -> None:
+    """What an accelerator's kernels cannot do; the CPU has stand-ins for them."""
+    backend, precision = config.attention.backend, config.training.mixed_precision_param
+    if accelerator == "cpu":
+        return
+    require(
+        backend != "flex" or (config.compile.enable and "model" in config.compile.components),
+        "[attention] backend = 'flex' needs [compile] enable = true with 'model' among its components: "
+        "uncompiled it holds the scores of all queries and keys; compile, or choose sdpa or varlen",
+    )
+    require(
+        backend != "varlen" or precision == "bfloat16",
+        f"[attention] backend = 'varlen' needs [training] mixed_precision_param = 'bfloat16', not "
+        f"{precision!r}: flash attention has no other; set it, or choose sdpa",
+    )
+
+
+def _check_benchmark(config: JobConfig) -> None:
+    benchmark, encoder = config.benchmark, config.encoder
+    if not benchmark.enable:
+        return
+    require(
+        benchmark.steps > 0 or benchmark.duration_seconds > 0,
+        "[benchmark] enable = true with steps = 0 and duration_seconds = 0 would never end; set one of "
+        "them",
+    )
+    require(
+        not is_pretrained(encoder.model) or encoder.frozen,
+        f"[benchmark] enable = true with [encoder] model = {encoder.model!r} and frozen = false is not "
+        f"supported: its weights would have to be loaded; set frozen = true",
+    )
+
+
+def _check_unsupported(config: JobConfig, dp_degree: int) -> None:
+    """Settings of upstream's that this family would ignore or break on."""
+    sharded = dp_degree > config.parallelism.data_parallel_replicate_degree
+    float8 = config.quantize.linear.float8
+    for key, wrong, allowed in (
+        ("[optimizer] early_step_in_backward", config.optimizer.early_step_in_backward, "false"),
+        ("[metrics] save_for_all_ranks", config.metrics.save_for_all_ranks, "false"),
+        ("[checkpoint] last_save_in_hf", config.checkpoint.last_save_in_hf, "false"),
+        ("[checkpoint] initial_load_in_hf", config.checkpoint.initial_load_in_hf, "false"),
+        ("[validation] enable", config.validation.enable, "false"),
+        ("[fault_tolerance] enable", config.fault_tolerance.enable, "false"),
+        # Weights travel in mixed_precision_param.
+        (
+            "[quantize.linear.float8] enable_fsdp_float8_all_gather",
+            float8.enable_fsdp_float8_all_gather,
+            "false",
+        ),
+        (
+            "[quantize.linear.float8] precompute_float8_dynamic_scale_for_fsdp",
+            float8.precompute_float8_dynamic_scale_for_fsdp,
+            "false",
+        ),
+        (
+            "[training] enable_cpu_offload",
+            config.training.enable_cpu_offload and not sharded,
+            "false unless weights are sharded over several GPUs (data_parallel_shard_degree)",
+        ),
     ):
-        _require(value <= most, f"{key} = {value} is too large; at most {most} is allowed")
-    for key, value in {
-        "[data] conditioning_dropout": d.conditioning_dropout,
-        "[objective] text_dropout": o.text_dropout,
-        "[objective] speaker_dropout": o.speaker_dropout,
-        "[ema] decay": config.ema.decay,
-        "[sampling] min_t": config.sampling.min_t,
-    }.items():
-        _require(0 <= value <= 1, f"{key} = {value} must lie between 0 and 1")
-    _require(
-        config.checkpoint.keep_latest_k != 1,
-        "[checkpoint] keep_latest_k = 1 could leave no whole checkpoint after a crash; allowed are "
+        require(
+            not wrong, f"{key} = true is not supported by this model family; set it to {allowed}"
+        )
+
+
+def _check_checkpoint(config: JobConfig, world_size: int) -> None:
+    checkpoint = config.checkpoint
+    require(
+        not checkpoint.create_seed_checkpoint or (checkpoint.enable and world_size == 1),
+        f"[checkpoint] create_seed_checkpoint = true with {world_size} processes and enable = "
+        f"{str(checkpoint.enable).lower()}; it needs 1 process and enable = true",
+    )
+    require(
+        checkpoint.folder not in ("", ".", "..") and "/" not in checkpoint.folder,
+        f"[checkpoint] folder = {checkpoint.folder!r} must be a folder's name without '/'; it lies in "
+        f"the run folder",
+    )
+    resumes = (run_folder_path(config) / checkpoint.folder).exists()
+    require(
+        not checkpoint.initial_load_path or resumes or os.path.isdir(checkpoint.initial_load_path),
+        f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r} is not a folder; give "
+        f"that of one checkpoint, for example outputs/NAME/checkpoint/step-1000",
+    )
+    require(
+        checkpoint.keep_latest_k != 1,
+        "[checkpoint] keep_latest_k = 1 could leave no complete checkpoint after a crash; allowed are "
         "0, which keeps all, or at least 2",
+    )
+
+
+def _check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
+    compile_config, ac = config.compile, config.activation_checkpoint
+    compiled = compile_config.components if compile_config.enable else []
+    require(
+        ac.mode != "memory_budget" or "model" in compiled,
+        "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
+    )
+    mode = compile_config.mode
+    require(
+        mode == "default" or compile_config.backend == "inductor",
+        f"[compile] mode = {mode!r} with backend = {compile_config.backend!r}; only the backend "
+        f"'inductor' has modes: set mode to 'default'",
+    )
+    # The component "loss" has no mode.
+    if mode not in CUDA_GRAPH_MODES or not {"model", "encoders"}.intersection(compiled):
+        return
+    # A CUDA graph replays fixed addresses, and gathered weights are at others each time.
+    require(
+        dp_degree == 1,
+        f"[compile] mode = {mode!r} replays CUDA graphs, which the gathered weights of {dp_degree} "
+        f"data-parallel ranks do not allow; set it to 'default' or 'max-autotune-no-cudagraphs'",
+    )
+    # Gradients that a graph has returned lie in its own memory, which the next replay overwrites
+    # while they are still to be summed (pytorch issues 169545, 96693).
+    require(
+        accumulation == 1,
+        f"[compile] mode = {mode!r} replays CUDA graphs, which {accumulation} accumulation steps "
+        f"do not allow; set it to 'default' or 'max-autotune-no-cudagraphs', or raise [training] "
+        f"local_batch_size to the global batch",
+    )
+    benchmark = config.benchmark
+    require(
+        not benchmark.enable or benchmark.warmup_steps >= _MIN_CUDA_GRAPH_WARMUP,
+        f"[benchmark] warmup_steps = {benchmark.warmup_steps} with [compile] mode = {mode!r} would time "
+        f"the recording of CUDA graphs; set it to at least {_MIN_CUDA_GRAPH_WARMUP}",
+    )
+
+
+def _check_optimizer(config: JobConfig) -> None:
+    o, checkpoint = config.optimizer, config.checkpoint
+    require(
+        o.name in ("Adam", "AdamW", "Muon"),
+        f"[optimizer] name = {o.name!r} is not known; allowed are Adam, AdamW and Muon",
+    )
+    require(
+        config.training.dtype == "float32",
+        f"[training] dtype = {config.training.dtype!r} is not supported: rounding would lose most updates "
+        f"of such weights; set it to 'float32', and mixed_precision_param to 'bfloat16' for speed",
+    )
+    require(
+        o.state_dtype == "float32" or o.name == "AdamW",
+        f"[optimizer] state_dtype = {o.state_dtype!r} with name = {o.name!r} is not supported, only with "
+        f"AdamW; set it to 'float32'",
+    )
+    require(
+        o.state_dtype != "bfloat16" or o.beta2 <= MAX_BETA2_BFLOAT16,
+        f"[optimizer] beta2 = {o.beta2} with state_dtype = 'bfloat16' would let rounding hold the "
+        f"second moments up; at most {MAX_BETA2_BFLOAT16} is allowed",
+    )
+    require(
+        not config.training.enable_cpu_offload or (o.name != "Muon" and o.state_dtype != "8bit"),
+        f"[training] enable_cpu_offload = true with [optimizer] name = {o.name!r} and state_dtype = "
+        f"{o.state_dtype!r} is not supported: the update would run on the CPU; use AdamW with "
+        f"state_dtype 'float32' or 'bfloat16'",
+    )
+    require(
+        o.state_dtype != "8bit" or not checkpoint.enable or checkpoint.async_mode == "disabled",
+        f"[checkpoint] async_mode = {checkpoint.async_mode!r} with [optimizer] state_dtype = '8bit' is "
+        f"not supported: torchao's tensors cannot be staged; set async_mode to 'disabled'",
+    )
+
+
+def _check_float8(config: JobConfig) -> None:
+    if not config.model.converters:
+        return
+    float8 = config.quantize.linear.float8
+    require(
+        set(config.model.converters) == {FLOAT8_CONVERTER},
+        f"[model] converters = {config.model.converters}; allowed is {FLOAT8_CONVERTER!r}",
+    )
+    require(
+        config.training.mixed_precision_param == "bfloat16" or float8.emulate,
+        f"[model] converters = ['float8'] with [training] mixed_precision_param = "
+        f"{config.training.mixed_precision_param!r}; fp8 products give bfloat16: set it to 'bfloat16'",
+    )
+    require(
+        not (float8.emulate and config.compile.enable),
+        "[quantize.linear.float8] emulate = true does not compile; set [compile] enable = false",
     )

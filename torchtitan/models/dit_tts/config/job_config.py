@@ -1,90 +1,94 @@
-"""Our TOML sections beside upstream's. Each field has a sentence and, where it has one, its unit."""
+"""The sections of our TOML beside upstream's, with the constants that checks and users share."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torchtitan.config import JobConfig as TitanJobConfig
-from torchtitan.config.job_config import (
-    Checkpoint as TitanCheckpoint,
-)
-from torchtitan.config.job_config import (
-    Compile as TitanCompile,
-)
-from torchtitan.config.job_config import (
-    Job as TitanJob,
-)
-from torchtitan.config.job_config import (
-    Metrics as TitanMetrics,
-)
-from torchtitan.config.job_config import (
-    Model as TitanModel,
-)
-from torchtitan.config.job_config import (
-    Optimizer as TitanOptimizer,
-)
-from torchtitan.config.job_config import (
-    Training as TitanTraining,
-)
+from torchtitan.config import job_config as titan
+
+LEARNED_UNITS = ("bytes", "chars")
+"""Values of `[encoder] model` that mean the learned encoder inside the model"""
+
+CONDITIONING_FIELDS = ("speaker", "language", "quality", "class", "duration")
+"""Values of `[data] conditioning`"""
+
+MAX_BUCKETS = 8
+"""Every bucket is a compiled shape"""
+
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Values of `[compile] mode` that replay kernels from CUDA graphs"""
+
+FLOAT8_CONVERTER = "float8"
+"""Name of our fp8 converter in `[model] converters`"""
+
+MAX_BETA2_BFLOAT16 = 0.999
+"""Largest beta2 with moments in bfloat16, which has 8 significant bits: rounding leaves a second moment
+right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
+
+
+def is_pretrained(encoder_model: str) -> bool:
+    """Whether `[encoder] model` names a pretrained encoder and not the learned one's unit."""
+    return encoder_model not in LEARNED_UNITS
 
 
 @dataclass
-class Job(TitanJob):
+class Job(titan.Job):
     experiment: str = ""
     """Name of the run's folder below dump_folder; empty: the config file's name without .toml"""
 
 
 @dataclass
-class Model(TitanModel):
+class Model(titan.Model):
     name: str = "dit_tts"
-    """Which model family to train"""
+    """Model family to train"""
 
     flavor: str = "debug"
-    """Which size: debug, 800M, 3B or 8B"""
+    """Size of the model: debug, 800M, 3B or 8B"""
 
     hf_assets_path: str = "."
     """Not used by this family"""
 
 
 @dataclass
-class Metrics(TitanMetrics):
+class Metrics(titan.Metrics):
     log_freq: int = 10
-    """Steps between two logged steps"""
+    """Steps from one logged step to the next"""
 
     enable_tensorboard: bool = True
     """Writes TensorBoard events to the run's tb/ folder"""
 
     peak_tflops: float = 0.0
-    """Dense bf16 peak of one device in TFLOP/s, to divide by for MFU; 0: known devices' datasheet
-    value, and no MFU on an unknown device"""
+    """Dense bf16 peak of one device in TFLOP/s, the denominator of MFU; 0: the datasheet's value of a
+    known device, and no MFU on an unknown one"""
 
 
 @dataclass
-class Checkpoint(TitanCheckpoint):
+class Checkpoint(titan.Checkpoint):
     last_save_model_only: bool = False
     """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
     resumed"""
 
 
 @dataclass
-class Compile(TitanCompile):
+class Compile(titan.Compile):
     enable: bool = False
     """Compiles the components, one graph for each static shape"""
 
-    components: list[Literal["model", "encoders", "loss"]] = field(
+    components: list[Literal["model", "encoders", "loss"]] = field(  # type: ignore[assignment]
         default_factory=lambda: ["model", "encoders"]
     )
     """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
-    learned text encoder (encoders), the drawing of times and noise and the loss (loss)"""
+    learned text encoder (encoders), the noising and the loss (loss)"""
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"
     )
-    """What torch.compile's inductor tries; reduce-overhead and max-autotune replay CUDA graphs, on one
-    GPU and without accumulation only"""
+    """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU and
+    without accumulation only"""
 
 
 @dataclass
-class Optimizer(TitanOptimizer):
+class Optimizer(titan.Optimizer):
     name: str = "AdamW"
     """AdamW, Adam, or Muon: Muon for the large matrices of the decoder's blocks and AdamW for the rest"""
 
@@ -92,14 +96,14 @@ class Optimizer(TitanOptimizer):
     """Precision of AdamW's two moments; 8bit needs torchao and leaves embeddings in float32"""
 
     muon_lr: float = 0.0
-    """Learning rate of Muon, whose updates are scaled to AdamW's root mean square; 0: lr"""
+    """Learning rate of Muon, whose updates are scaled to AdamW's RMS; 0: lr"""
 
     encoder_lr: float = 1e-5
     """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""
 
 
 @dataclass
-class Training(TitanTraining):
+class Training(titan.Training):
     local_batch_size: int = 0
     """Samples of the longest bucket in one rank's micro-batch; 0: the global batch divided by the
     ranks, without accumulation"""
@@ -111,13 +115,11 @@ class Training(TitanTraining):
 @dataclass
 class Data:
     path: str | list[str] = ""
-    """Where the .tar archives of latent triplets are: a folder, one .tar, a glob, a pattern with
-    {000000..000099}, or a URL (s3://, http://, https:// ...) of one of these; or a list of them, a
-    dataset each"""
+    """The shards: a folder, one .tar, a glob, a pattern with {000000..000099}, or a URL (s3://, http://,
+    https:// ...) of one of these; or a list of them, one dataset each"""
 
     weights: list[float] = field(default_factory=list)
-    """Share of the drawn samples that each dataset of path has, in any unit; empty: each dataset as
-    it is, every sample once an epoch"""
+    """Sampling weight of each dataset in path, on any scale; empty: every sample once per epoch"""
 
     balance_by: Literal["", "speaker", "language", "quality", "class"] = ""
     """Key of the samples' JSON whose values are balanced within each dataset; empty: none"""
@@ -131,32 +133,32 @@ class Data:
     alike"""
 
     duration_offset_seconds: float = 0.0
-    """What is added to a sample's duration under duration_alpha, in seconds"""
+    """Added to a sample's duration under duration_alpha, in seconds"""
 
     epochs: int = 0
-    """Passes over the data after which training ends; sets [training] steps. 0: steps decides"""
+    """Passes over the data; sets [training] steps. 0: steps decides"""
 
     on_error: Literal["raise", "skip"] = "raise"
-    """What happens at a damaged sample: the run ends, or another sample takes its place and it is
-    counted"""
+    """At a corrupt sample the run ends (raise), or another sample takes its place and it is counted
+    (skip)"""
 
     max_corrupt_fraction: float = 0.01
-    """Share of damaged samples at which a run that skips them ends all the same"""
+    """Fraction of corrupt samples above which a run that skips them ends all the same"""
 
     cache_folder: str = ""
-    """Folder that keeps what was read from URLs; empty: titan-tts/data in the user's cache folder"""
+    """Cache of what was read from URLs; empty: titan-tts/data in the user's cache folder"""
 
     cache_gib: float = 16.0
-    """Most disk that cache_folder takes, in GiB; 0: nothing is kept"""
+    """Maximum size of cache_folder, in GiB; 0: nothing is cached"""
 
     seed: int = 0
     """Seed of the order, the noise, the times and the condition dropout"""
 
     latent_channels: int = 128
-    """Width of a latent frame in the archives"""
+    """Width of a latent frame in the shards"""
 
     frames_per_second: float = 25.0
-    """Latent frames a second of audio"""
+    """Latent frames per second of audio"""
 
     max_frames: int = 768
     """Longest utterance, in latent frames"""
@@ -171,31 +173,34 @@ class Data:
     """Longest text, in tokens"""
 
     num_buckets: int = 8
-    """Most length buckets, hence static shapes; at most 8"""
+    """Maximum number of length buckets (= compiled shapes), at most 8"""
 
     bucket_frames: list[int] = field(default_factory=list)
     """Upper lengths of the buckets in frames; empty: chosen from the data's lengths"""
 
     batch_multiple: int = 8
-    """Every global batch is a multiple of this many samples; ranks times accumulation steps must
-    divide it"""
+    """Every global batch is a multiple of this many samples; it must be divisible by ranks x
+    accumulation steps"""
 
     on_too_long: Literal["crop", "drop", "error"] = "drop"
-    """What happens to samples over the limits: cropped to their first max_frames frames (too long a
-    text is still dropped), dropped, or an error; the first two are counted"""
+    """Samples over the limits are cropped to their first max_frames frames (too long a text is still
+    dropped), dropped, or an error; the first two are counted"""
+
+    max_dropped_fraction: float = 0.1
+    """Fraction of the samples that may be dropped for max_frames and max_text_tokens; more is an error"""
 
     num_workers: int = 2
     """Threads that fill batches; 0: the training thread does it"""
 
     prefetch_batches: int = 4
-    """Micro-batches made ahead"""
+    """Micro-batches to prefetch"""
 
     conditioning: list[str] = field(default_factory=list)
     """Tokens put before the text, in this order, from the samples' JSON: any of speaker, language,
     quality, class and duration"""
 
     conditioning_dropout: float = 0.1
-    """Share of samples, drawn for each conditioning token alone, in which it is the unknown one"""
+    """Fraction of samples in which a conditioning token is the unknown one, drawn for each token alone"""
 
     duration_token_seconds: float = 0.5
     """Width of one duration token's range, in seconds"""
@@ -207,9 +212,9 @@ class Data:
 @dataclass
 class Encoder:
     model: str = "bytes"
-    """Text encoder: "bytes" or "chars", the learned one inside the model over utf-8 bytes or over the
-    characters that the data has; or a pretrained one, a name of the Hugging Face hub such as
-    "google/t5gemma-2-270m-270m", "google-t5/t5-base", or a folder in the same layout"""
+    """Text encoder: "bytes" or "chars" is the learned one inside the model, over utf-8 bytes or over the
+    characters of the data; anything else is a pretrained one, a local folder or a name of the Hugging
+    Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path wins"""
 
     frozen: bool = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
@@ -219,21 +224,21 @@ class Encoder:
     """Precision of a frozen encoder; a trained one has that of the model"""
 
     fsdp_min_gib: float = 4.0
-    """Weights of a frozen encoder from which on they are sharded over the ranks (FSDP2), in GiB"""
+    """A frozen encoder with more weights than this, in GiB, is sharded over the ranks (FSDP2)"""
 
     cache_features: bool = False
-    """Takes a frozen encoder's features from files beside the archives, which the first start makes;
+    """Reads a frozen encoder's features from files beside the shards, which the first start computes;
     the encoder is then not in memory"""
 
     cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
     """Precision of the features in those files; empty: as dtype"""
 
     vocab_size: int = 0
-    """Ids of the tokenizer; 0: as the tokenizer that the run makes from its data has"""
+    """Number of ids of the tokenizer; 0: taken from the tokenizer built from the data"""
 
     dim: int = 0
-    """Width of the text features; 0: the flavor's text_dim for the learned encoder, the width in its
-    config for a pretrained one, which another number contradicts"""
+    """Width of the text features; 0: the flavor's text_dim for the learned encoder, the config's width
+    for a pretrained one"""
 
     n_layers: int = 2
     """Blocks of the learned encoder"""
@@ -246,8 +251,8 @@ class Encoder:
 class Attention:
     backend: Literal["auto", "sdpa", "varlen", "flex"] = "auto"
     """Kernel of the decoder's attention: PyTorch's with a mask over the keys (sdpa), flash attention
-    over packed keys (varlen), flex attention over blocks of keys (flex), or what is known to be the
-    fastest on the device (auto)"""
+    over packed keys (varlen), flex attention over blocks of keys (flex), or the fastest known for the
+    device (auto)"""
 
 
 @dataclass
@@ -265,10 +270,10 @@ class Objective:
     """Standard deviation of the logit-normal's normal"""
 
     text_dropout: float = 0.1
-    """Share of samples whose text keys are hidden"""
+    """Fraction of samples whose text keys are hidden"""
 
     speaker_dropout: float = 0.1
-    """Share of samples whose speaker keys are hidden"""
+    """Fraction of samples whose speaker keys are hidden"""
 
     loss_on_padding: bool = False
     """Counts the padding after the end, zero latents, so that the model learns where to stop; the
@@ -278,10 +283,10 @@ class Objective:
 @dataclass
 class EMA:
     enable: bool = True
-    """Keeps an exponential moving average of the weights, sharded like them and checkpointed"""
+    """Exponential moving average of the weights, sharded like them and checkpointed"""
 
     decay: float = 0.9999
-    """Decay a step; after n earlier updates it is min(decay, n / (9 + n))"""
+    """Decay per step; after n earlier updates it is min(decay, n / (9 + n))"""
 
 
 @dataclass
@@ -296,7 +301,7 @@ class Sampling:
     """Guidance towards the speaker"""
 
     min_t: float = 0.5
-    """Guidance is on for times in [min_t, 1]"""
+    """Guidance is applied at times in [min_t, 1]"""
 
     codec: str = "mel_dct"
     """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,
@@ -313,12 +318,11 @@ class Benchmark:
     """Seconds of timed steps; 0: steps decides"""
 
     steps: int = 0
-    """Timed steps, or the most of them where duration_seconds is given too; 0: duration_seconds
-    decides"""
+    """Timed steps, or their maximum where duration_seconds is given too; 0: duration_seconds decides"""
 
     warmup_steps: int = 3
-    """Steps in each bucket's shape before timing starts; compiling happens in these, and the recording
-    of CUDA graphs, for which at least 3 are needed"""
+    """Steps in each bucket's shape before timing starts, for compiling and for the recording of CUDA
+    graphs, which needs at least 3"""
 
     lengths: Literal["mixed", "longest"] = "mixed"
     """Utterances of log-normal lengths in the buckets that data of these lengths would have, or all of

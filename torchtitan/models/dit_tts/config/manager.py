@@ -1,11 +1,11 @@
-"""Reads a run's config: TOML, then the command line, each key checked by name and type."""
+"""The config of a run: read from TOML and command line, resolved, and as upstream's trainer sees it."""
 
-import contextlib
+import copy
 import dataclasses
 import difflib
-import io
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,13 @@ import typeguard
 import tyro
 
 from torchtitan.config import ConfigManager
-from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.storage import check_url
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
-
-
-def _hint(name: str, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(name, allowed, n=1)
-    return f"did you mean {close[0]}?" if close else "allowed are " + ", ".join(sorted(allowed))
 
 
 def _of_type(value: Any, kind: Any) -> bool:
-    """Every element counts, and true is no number."""
+    """Checks every element; a boolean is no number."""
     try:
         typeguard.check_type(
             value, kind, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
@@ -38,15 +31,38 @@ def _of_type(value: Any, kind: Any) -> bool:
     return kind is bool or not any(isinstance(element, bool) for element in elements)
 
 
-def _unboxed(words: str) -> str:
-    """The sentence inside tyro's box, without the help that follows its rule."""
-    lines = [line.strip("│ ") for line in words.splitlines() if line.startswith("│")]
-    rule = next((i for i, line in enumerate(lines) if line.startswith("─")), len(lines))
-    return " ".join(lines[:rule]).rstrip(".").replace(". ", "; ") or " ".join(words.split())
+def _section(cls: Any, values: dict[str, Any], where: str, name: str = "") -> Any:
+    """A section (or, without a name, the whole config) from a dictionary; `where` is its file.
+
+    Raises:
+        InputError: an unknown key, a value of the wrong type.
+    """
+    fields = {f.name: f.type for f in dataclasses.fields(cls)}
+    made = {}
+    for key, value in values.items():
+        shown = f"[{name}] {key}" if name else f"section [{key}]"
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"allowed are {', '.join(fields)}"
+            raise InputError(f"{where}: unknown {shown}: {hint}")
+        kind: Any = fields[key]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, dict):
+                raise InputError(f"{where}: {shown} = {value!r} must be a section, [{key}]")
+            made[key] = _section(kind, value, where, f"{name}.{key}" if name else key)
+        elif _of_type(value, kind):
+            made[key] = value
+        else:
+            allowed = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise InputError(
+                f"{where}: {shown} = {value!r} has the wrong type; allowed is "
+                f"{allowed.removeprefix('typing.')}"
+            )
+    return cls(**made)
 
 
 def _split_paths(text: str) -> str | list[str]:
-    """At the commas outside braces; a path of that very name is one."""
+    """Splits at the commas outside braces; an existing path of that very name is one."""
     if os.path.exists(text):
         return text
     paths = re.split(r",(?![^{}]*\})", text)
@@ -54,12 +70,12 @@ def _split_paths(text: str) -> str | list[str]:
 
 
 class TTSConfigManager(ConfigManager):
-    """Upstream's config manager, whose errors name the file, the key and what is allowed."""
+    """Upstream's config manager with strict types in the TOML, lists of paths and of numbers, and
+    `--section.key true` beside the flag `--section.key`."""
 
     def __init__(self) -> None:
         super().__init__(config_cls=JobConfig)
         self._file = ""
-        self._section = ""
 
     @staticmethod
     def register_tyro_rules(registry: tyro.constructors.ConstructorRegistry) -> None:
@@ -96,18 +112,10 @@ class TTSConfigManager(ConfigManager):
                 str_from_instance=lambda value: [str(number) for number in value],
             )
 
-    def parse_args(self, args: list[str]) -> JobConfig:
-        words = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(words):
-                return super().parse_args(args)
-        except SystemExit as stop:  # tyro's, at a value that does not fit its flag
-            if not stop.code:
-                raise
-            raise InputError(f"command line: {_unboxed(words.getvalue())}; see --help") from stop
+    def parse_args(self, args: list[str] = sys.argv[1:]) -> JobConfig:
+        return super().parse_args(_boolean_flags(args))  # type: ignore[return-value]
 
     def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
-        self._check_command_line(args)
         for position, arg in enumerate(args):
             key, _, value = arg.partition("=")
             if key.replace("-", "_") == "__job.config_file":
@@ -123,116 +131,118 @@ class TTSConfigManager(ConfigManager):
                 f"for example train_configs/debug.toml"
             ) from error
         except ValueError as error:  # TOML's grammar, or bytes that are no utf-8
-            raise InputError(f"{self._file} is not valid TOML: {error}; mend that line") from error
-
-    def _check_command_line(self, args: list[str]) -> None:
-        """Unknown --section.key flags, in one sentence."""
-        sections = {f.name: f.type for f in dataclasses.fields(self.config_cls)}
-        for arg in args:
-            if not arg.startswith("--") or arg in ("--help", "--"):
-                continue
-            flag = arg.split("=")[0]
-            cls: Any = self.config_cls
-            parts = flag[2:].replace("-", "_").split(".")
-            for part in parts:
-                names = (
-                    [f.name for f in dataclasses.fields(cls)]
-                    if dataclasses.is_dataclass(cls)
-                    else []
-                )
-                plain = part.removeprefix("no_") if part not in names else part
-                if plain not in names:
-                    known = sections if cls is self.config_cls else names
-                    raise InputError(f"unknown option {flag}: {_hint(part, list(known))}")
-                cls = next(f.type for f in dataclasses.fields(cls) if f.name == plain)
+            raise InputError(f"{self._file} is not valid TOML: {error}") from error
 
     def _dict_to_dataclass(self, cls, data: dict[str, Any]) -> Any:
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        values = {}
-        for name, value in data.items():
-            key = f"[{self._section}] {name}" if self._section else f"section [{name}]"
-            if name not in known:
-                raise InputError(f"{self._file}: unknown {key}: {_hint(name, list(known))}")
-            kind = known[name].type
-            if dataclasses.is_dataclass(kind):
-                if not isinstance(value, dict):
-                    raise InputError(f"{self._file}: {key} = {value!r} must be a section, [{name}]")
-                outer, self._section = self._section, ".".join(filter(None, [self._section, name]))
-                values[name] = self._dict_to_dataclass(kind, value)
-                self._section = outer
-                continue
-            if not _of_type(value, kind):
-                allowed = kind.__name__ if kind in (bool, int, float, str) else kind
-                raise InputError(
-                    f"{self._file}: {key} = {value!r} has the wrong type; allowed is "
-                    f"{str(allowed).removeprefix('typing.')}"
-                )
-            values[name] = value
-        return cls(**values)
+        return _section(cls, data, self._file)
 
     def _validate_config(self) -> None:
         """Upstream looks for a language model's tokenizer here; this family has none."""
 
 
+def _boolean_flags(args: list[str]) -> list[str]:
+    """`--a.b true`, `--a.b=true` and the like as `--a.b` or `--a.no-b`, which is what tyro takes."""
+    flags, rest = [], list(args)
+    while rest:
+        arg = rest.pop(0)
+        flag, given, value = arg.partition("=")
+        if flag.startswith("--") and _is_boolean(flag):
+            if not given and rest and rest[0].lower() in ("true", "false"):
+                value = rest.pop(0)
+            if value.lower() == "false":
+                section, _, key = flag.rpartition(".")
+                arg = f"{section}.no-{key}"
+            elif value.lower() == "true":
+                arg = flag
+        flags.append(arg)
+    return flags
+
+
+def _is_boolean(flag: str) -> bool:
+    kind: Any = JobConfig
+    for name in flag[2:].replace("-", "_").split("."):
+        fields = {f.name: f.type for f in dataclasses.fields(kind)}
+        kind = fields.get(name)
+        if not dataclasses.is_dataclass(kind):
+            return kind is bool
+    return False
+
+
+def without_none(value: Any) -> Any:
+    """A nested dictionary without its None values, for which TOML has no word."""
+    if isinstance(value, dict):
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    return value
+
+
 def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfig:
-    """A resolved config as JSON keeps it, section by section; `where` names it in messages.
+    """A config from its sections, as JSON or TOML keeps them; `where` names them in messages.
 
     Raises:
         InputError: an unknown key, a value of the wrong type.
     """
-
-    def without_none(value: Any) -> Any:  # as in TOML, a missing key stands for None
-        if not isinstance(value, dict):
-            return value
-        return {key: without_none(each) for key, each in value.items() if each is not None}
-
-    manager = TTSConfigManager()
-    manager._file = where
-    return manager._dict_to_dataclass(JobConfig, without_none(content))
+    return _section(JobConfig, without_none(content), where)
 
 
 def load_config(args: list[str]) -> JobConfig:
-    """Config of a run from `--job.config_file X.toml` and `--section.key value` arguments.
+    """The resolved config from `--job.config_file X.toml` and `--section.key value` arguments.
 
     Raises:
         InputError: an unreadable file, an unknown key, a value of the wrong type.
+        SystemExit: a mistake on the command line, which tyro has printed.
     """
-    config = TTSConfigManager().parse_args(args)
+    return resolve(TTSConfigManager().parse_args(args))
+
+
+def resolve(
+    config: JobConfig, vocab_size: int | None = None, steps: int | None = None
+) -> JobConfig:
+    """A copy of the config with all that follows from it filled in: what a run uses and writes.
+
+    Args:
+        vocab_size: ids of the run's tokenizer, once it is known.
+        steps: of the run, once `[data] epochs` or a benchmark has decided it.
+    """
+    config = copy.deepcopy(config)
     if not config.job.experiment:
-        stem = Path(config.job.config_file).stem if config.job.config_file else "default"
-        config.job.experiment = stem
+        config.job.experiment = Path(config.job.config_file or "default").stem
     # The run's config.toml must name the same data, encoder and codec from any folder.
     path = config.data.path
-    if isinstance(path, str):
-        config.data.path = _from_any_folder(path)
-    else:
-        config.data.path = [_from_any_folder(entry) for entry in path]
-    encoder = config.encoder
-    if is_pretrained(encoder.model) and os.path.isdir(os.path.expanduser(encoder.model)):
-        encoder.model = local_path(encoder.model)
-    sampling = config.sampling
-    if os.path.exists(os.path.expanduser(sampling.codec)):
-        sampling.codec = local_path(sampling.codec)
+    config.data.path = _absolute(path) if isinstance(path, str) else [_absolute(p) for p in path]
+    if is_pretrained(config.encoder.model) and os.path.isdir(local_path(config.encoder.model)):
+        config.encoder.model = local_path(config.encoder.model)
+    if os.path.exists(os.path.expanduser(config.sampling.codec)):
+        config.sampling.codec = local_path(config.sampling.codec)
+    if config.benchmark.enable:  # no data, no checkpoints, no audit
+        config.data = dataclasses.replace(
+            config.data, path="", weights=[], balance_by="", epochs=0, audit=False
+        )
+        config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = False
+    if vocab_size is not None:
+        config.encoder.vocab_size = vocab_size
+    if steps is not None:
+        config.training.steps = steps
     return config
 
 
-def _from_any_folder(path: str) -> str:
-    check_url(path)
+def _absolute(path: str) -> str:
     return path if not path or is_remote(path) else local_path(path)
 
 
 def run_folder_path(config: JobConfig) -> Path:
-    """The run's folder, <dump_folder>/<experiment>."""
+    """The run folder, <dump_folder>/<experiment>."""
     return Path(os.path.expanduser(config.job.dump_folder)) / config.job.experiment
 
 
 def upstream_view(config: JobConfig, folder: Path, dp_degree: int) -> JobConfig:
-    """The config as upstream's trainer should see it: it writes everything below dump_folder, and
-    a local batch size of 0 is the global batch divided by the data-parallel ranks."""
-    training = config.training
-    local = training.local_batch_size or training.global_batch_size // dp_degree
-    return dataclasses.replace(
-        config,
-        job=dataclasses.replace(config.job, dump_folder=str(folder)),
-        training=dataclasses.replace(training, local_batch_size=local),
-    )
+    """A copy of the config as upstream's trainer and the builders it calls read it: `dump_folder` is
+    the run folder, and a local batch size of 0 is the global batch divided by the ranks.
+
+    While the trainer is built, tokenizer and data loader write `[encoder] vocab_size` and
+    `[training] steps` to it, where upstream reads them.
+    """
+    view = copy.deepcopy(config)
+    view.job.dump_folder = str(folder)
+    training = view.training
+    training.local_batch_size = training.local_batch_size or training.global_batch_size // dp_degree
+    return view

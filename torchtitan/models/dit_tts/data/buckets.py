@@ -18,7 +18,6 @@ import numpy as np
 
 from torchtitan.models.dit_tts.errors import InputError
 
-MAX_BUCKETS = 8
 # Lengths are rounded up to it: tensor cores and attention kernels want multiples of 8.
 ALIGNMENT = 8
 
@@ -144,15 +143,6 @@ def make_batch_policy(
         speaker_patch_size: reference frames the speaker encoder takes at once.
         draws: (n,) how often each sample is drawn, in any unit; None: all alike.
     """
-    check_policy_settings(
-        num_buckets,
-        bucket_frames,
-        max_frames,
-        global_batch_size,
-        batch_multiple,
-        max_speaker_frames,
-        speaker_patch_size,
-    )
     if len(bucket_frames):
         edges = _checked_edges(bucket_frames, frames)
     else:
@@ -229,46 +219,6 @@ def choose_edges(
 
 def _round_up(value, multiple: int):
     return -(-value // multiple) * multiple
-
-
-def check_policy_settings(
-    num_buckets: int,
-    bucket_frames: Sequence[int],
-    max_frames: int,
-    global_batch_size: int,
-    batch_multiple: int,
-    max_speaker_frames: int,
-    speaker_patch_size: int,
-) -> None:
-    """Raises InputError at what is wrong whatever the data are."""
-    if not 1 <= num_buckets <= MAX_BUCKETS:
-        raise InputError(
-            f"data.num_buckets is {num_buckets}; every bucket is a compiled shape, so use 1 to "
-            f"{MAX_BUCKETS}."
-        )
-    edges = [int(edge) for edge in bucket_frames]
-    if len(edges) > MAX_BUCKETS or not all(low < high for low, high in zip([0, *edges], edges)):
-        raise InputError(
-            f"data.bucket_frames is {edges}; give 1 to {MAX_BUCKETS} positive lengths in ascending "
-            "order, or none to have them chosen."
-        )
-    if edges and edges[-1] > max_frames:
-        raise InputError(
-            f"data.bucket_frames ends at {edges[-1]} frames, above data.max_frames = {max_frames}; "
-            "lower the one or raise the other."
-        )
-    if batch_multiple < 1:
-        raise InputError(f"data.batch_multiple is {batch_multiple}; it must be 1 or more.")
-    if global_batch_size < 1 or global_batch_size % batch_multiple:
-        raise InputError(
-            f"training.global_batch_size comes to {global_batch_size} samples, which is no "
-            f"multiple of data.batch_multiple = {batch_multiple}; change one of them."
-        )
-    if speaker_patch_size < 1 or max_speaker_frames < 1 or max_speaker_frames % speaker_patch_size:
-        raise InputError(
-            f"data.max_speaker_frames is {max_speaker_frames}, which is no positive multiple of "
-            f"the speaker encoder's patch of {speaker_patch_size} frames; set it to a multiple."
-        )
 
 
 def _checked_edges(bucket_frames: Sequence[int], frames: np.ndarray) -> list[int]:

@@ -6,24 +6,21 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from torchtitan.models.dit_tts.config.checks import batch_split
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import (
     BatchPolicy,
     Selection,
-    check_policy_settings,
     make_batch_policy,
     select_samples,
 )
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader, Tokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
-from torchtitan.models.dit_tts.data.sampling_weights import check_balance, draws_per_epoch
+from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.tools.logging import logger
-
-# Share of samples over the limits from which leaving them out is worth a warning.
-MANY_DROPPED = 0.01
 
 
 def build_dataloader(
@@ -40,10 +37,7 @@ def build_dataloader(
     batches are to have.
     """
     data = job_config.data
-    global_batch_size, accumulation_steps = batch_split(
-        job_config.training.global_batch_size, job_config.training.local_batch_size, dp_world_size
-    )
-    check_settings(data, global_batch_size)
+    global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
     dataset = open_training_data(data, (dp_rank, dp_world_size))
     features = None if find_features is None else find_features(dataset)
     if features is not None:
@@ -58,6 +52,7 @@ def build_dataloader(
         on_too_long=data.on_too_long,
         sample_name=dataset.sample_id,
     )
+    _check_dropped(data, selection, len(dataset))
     samples = selection.samples
     draws = _draws(data, dataset, selection)
     policy = batch_policy(
@@ -102,14 +97,20 @@ def build_dataloader(
     if dp_rank == 0:
         for line in describe(dataset, selection, loader, data.frames_per_second):
             logger.info(line)
-        dropped = 1 - len(selection.samples) / len(dataset)
-        if dropped > MANY_DROPPED:
-            logger.warning(
-                f"data: {dropped:.1%} of the samples are over [data] max_frames {data.max_frames} or "
-                f"max_text_tokens {data.max_text_tokens} and are left out; raise the limits, or set "
-                f"on_too_long = 'error' to make sure that none is"
-            )
     return loader
+
+
+def _check_dropped(data, selection: Selection, total: int) -> None:
+    """Raises InputError where the limits of `[data]` leave out more of the data than it allows."""
+    dropped = 1 - len(selection.samples) / total
+    if dropped > data.max_dropped_fraction:
+        raise InputError(
+            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
+            f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
+            f"{selection.too_much_text / total:.1%}; raise these limits, or accept the loss with "
+            f"[data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
+            f"{data.max_dropped_fraction:g})"
+        )
 
 
 def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
@@ -150,28 +151,6 @@ def batch_policy(
     )
 
 
-def check_settings(data, global_batch_size: int) -> None:
-    """Raises InputError at a setting of ``[data]`` that is wrong whatever the data are, before
-    minutes go into opening them."""
-    CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
-    check_balance(
-        data.weights,
-        1 if isinstance(data.path, str) else len(data.path),
-        data.balance_beta,
-        data.duration_alpha,
-        data.duration_offset_seconds,
-    )
-    check_policy_settings(
-        data.num_buckets,
-        data.bucket_frames,
-        data.max_frames,
-        global_batch_size,
-        data.batch_multiple,
-        data.max_speaker_frames,
-        data.speaker_patch_size,
-    )
-
-
 def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     """Draws per epoch of each selected sample; see `draws_per_epoch`."""
     samples = selection.samples
@@ -194,27 +173,6 @@ def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
         alpha=data.duration_alpha,
         offset_seconds=data.duration_offset_seconds,
     )
-
-
-def batch_split(
-    global_batch_size: int, local_batch_size: int, dp_world_size: int
-) -> tuple[int, int]:
-    """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
-
-    A negative `global_batch_size` means one accumulation step.
-    """
-    if local_batch_size < 1:
-        raise InputError(f"training.local_batch_size is {local_batch_size}; it must be 1 or more.")
-    one_step = local_batch_size * dp_world_size
-    if global_batch_size < 0:
-        return one_step, 1
-    if global_batch_size == 0 or global_batch_size % one_step:
-        raise InputError(
-            f"training.global_batch_size is {global_batch_size}, which is no positive multiple of "
-            f"training.local_batch_size = {local_batch_size} times {dp_world_size} data-parallel "
-            f"ranks; set it to a multiple of {one_step}, or to -1 for one accumulation step."
-        )
-    return global_batch_size, global_batch_size // one_step
 
 
 def describe(

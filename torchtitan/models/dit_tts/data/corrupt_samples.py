@@ -25,12 +25,6 @@ class CorruptSampleCounter:
     """
 
     def __init__(self, on_error: str = "raise", max_corrupt_fraction: float = 0.01):
-        if on_error not in ("raise", "skip"):
-            raise InputError(f"data.on_error is '{on_error}'; it must be 'raise' or 'skip'.")
-        if not 0 <= max_corrupt_fraction <= 1:
-            raise InputError(
-                f"data.max_corrupt_fraction is {max_corrupt_fraction}; it must lie between 0 and 1."
-            )
         self.on_error = on_error
         self.max_corrupt_fraction = max_corrupt_fraction
         self.reads = 0

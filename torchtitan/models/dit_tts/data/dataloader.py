@@ -167,12 +167,7 @@ class LatentDataLoader(BaseDataLoader):
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
-        _check_divisible(policy, dp_world_size, accumulation_steps)
-        if num_workers < 0 or (num_workers > 0 and prefetch_batches < 1):
-            raise InputError(
-                f"data.num_workers is {num_workers} and data.prefetch_batches {prefetch_batches}; "
-                "workers must be 0 or more, and with any at least 1 batch must be made ahead."
-            )
+        assert all(size % (dp_world_size * accumulation_steps) == 0 for size in policy.batch_sizes)
         self.dataset = dataset
         self.order = order
         self.policy = policy
@@ -425,15 +420,3 @@ class _MicroBatches:
         batch = self._batches.take(position)
         self._loader.consumed = position + 1
         return batch
-
-
-def _check_divisible(policy: BatchPolicy, dp_world_size: int, accumulation_steps: int) -> None:
-    blocks = dp_world_size * accumulation_steps
-    for edge, size in zip(policy.edges, policy.batch_sizes, strict=True):
-        if size % blocks:
-            raise InputError(
-                f"the global batch of {size} samples (bucket of {edge} frames, data.batch_multiple "
-                f"= {policy.batch_multiple}) cannot be divided by {dp_world_size} data-parallel "
-                f"ranks times {accumulation_steps} accumulation steps; set data.batch_multiple to "
-                f"a multiple of {blocks}."
-            )

@@ -41,9 +41,8 @@ def draws_per_epoch(
         duration_seconds: (n,), with `alpha` = α and `offset_seconds` = c.
 
     Raises:
-        InputError: a dataset with a weight has no sample, or a setting is out of range.
+        InputError: a dataset with a weight has no sample.
     """
-    check_balance(source_weights, len(source_names), beta, alpha, offset_seconds)
     if not len(source_weights) and label_codes is None and alpha == 0:
         return None
     total = len(source)
@@ -70,30 +69,3 @@ def draws_per_epoch(
         draws[inside] *= total_draws / draws[inside].sum()
     # Never zero: every sample comes at some time.
     return np.maximum(np.rint(draws * (1 << WEIGHT_BITS)).astype(np.int64), 1)
-
-
-def check_balance(
-    source_weights: Sequence[float],
-    num_sources: int,
-    beta: float,
-    alpha: float,
-    offset_seconds: float,
-) -> None:
-    """Raises InputError at what is wrong whatever the data are."""
-    if len(source_weights) and len(source_weights) != num_sources:
-        raise InputError(
-            f"data.weights has {len(source_weights)} numbers and data.path {num_sources} "
-            "datasets; give one for each, or none to take each dataset as it is."
-        )
-    if not all(1e-6 <= weight <= 1e6 for weight in source_weights):
-        raise InputError(
-            f"data.weights is {list(source_weights)}; every weight must be from 1e-6 to 1e6."
-        )
-    if not 0 <= beta < 1:
-        raise InputError(f"data.balance_beta is {beta}; it must be from 0 to below 1.")
-    if not abs(alpha) <= 10:
-        raise InputError(f"data.duration_alpha is {alpha}; it must be from -10 to 10.")
-    if not 0 <= offset_seconds <= 3600:
-        raise InputError(
-            f"data.duration_offset_seconds is {offset_seconds}; it must be from 0 to 3600 seconds."
-        )

@@ -6,12 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.data.buckets import (
-    ALIGNMENT,
-    MAX_BUCKETS,
-    choose_edges,
-    make_batch_policy,
-)
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS
+from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.doctor.checks import Limits, text_tokens
 

@@ -9,14 +9,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.tools.utils import device_type
@@ -65,7 +64,7 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
 def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
     """The run's model in eval mode, its weights arbitrary."""
     args = model_flavors()[config.model.flavor]
-    args.update_from_config(replace(config, job=replace(config.job, dump_folder=str(folder))))
+    args.update_from_config(config, folder=folder)
     # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):

@@ -17,9 +17,6 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.tools.logging import logger
 
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Values of [compile] mode that replay kernels from CUDA graphs"""
-
 _MOST_READS = 5
 """Reads up to which Inductor computes a value again for each reader instead of storing it in float32.
 The gradient of a rotated and normed query has one more than its default of 4; 7 % of a block's

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.protocols.model_converter import ModelConverter, register_model_converter
@@ -23,9 +23,6 @@ from torchtitan.tools.utils import has_cuda_capability
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
-
-CONVERTER = "float8"
-"""Its name in [model] converters"""
 
 _MULTIPLE = 16
 """Sizes of matrices that fp8's tensor cores take"""
@@ -95,4 +92,4 @@ class Float8Converter(ModelConverter):
         """Scales are made anew in each product: nothing to do after a step."""
 
 
-register_model_converter(Float8Converter, CONVERTER)
+register_model_converter(Float8Converter, FLOAT8_CONVERTER)

@@ -22,10 +22,6 @@ _ALIGNED = 64
 _ODD = 40503
 """2^16 over the golden ratio: multiples of it fill the 16 bits evenly, however many are taken"""
 
-MOST_BETA2_BFLOAT16 = 0.999
-"""Highest beta2 with moments in bfloat16, which has 8 significant bits: rounding leaves a second moment
-right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
-
 
 def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
     """Rounds in place to what bfloat16 holds, up or down so that over the steps the mean is kept.

@@ -1,13 +1,11 @@
 """Optimizers of a run: which parameters decay, which learning rate they have, and who updates them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -21,7 +19,6 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.infra.muon import Muon
@@ -60,25 +57,6 @@ class TTSOptimizers(OptimizersContainer):
             optim_state_dict={**settings, **states},
             options=_OPTIONS,
         )
-
-
-@contextmanager
-def same_optimizer_as_saved(config: OptimizerConfig) -> Iterator[None]:
-    """Around the loading of a checkpoint, for one sentence where another optimizer wrote it.
-
-    Raises:
-        InputError: this run's optimizer keeps what the checkpoint has not.
-    """
-    try:
-        yield
-    except (CheckpointException, RuntimeError) as error:
-        if "Missing key in checkpoint state_dict: optimizer." not in str(error):
-            raise
-        raise InputError(
-            f"[optimizer] name = {config.name!r}: the checkpoint was written with another optimizer, "
-            f"whose state this one cannot take; set name as it was, or start anew from its weights by "
-            f"[checkpoint] initial_load_path"
-        ) from error
 
 
 def _is_state(name: str) -> bool:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.dataloader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.together import patient_group, run_on_all_ranks
@@ -18,12 +18,7 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    HFEncoderSpec,
-    blocks_of,
-    find_source,
-    is_pretrained,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, blocks_of, find_source
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,

@@ -5,13 +5,9 @@ K keys costs 4·T·K·D and is never halved: the decoder's is not causal, and th
 causal one is counted whole, as the counter does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the sizes' own hook calls the functions here
-    from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     SUBWORDS_PER_SECOND,
     SyntheticDataset,
 )
-from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.build import batch_policy, batch_split
+from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.text.hf_encoder import is_pretrained
 
 _BEGIN_AND_END = 2
 
@@ -42,7 +42,7 @@ def estimated_buckets(config: JobConfig, ranks: int) -> list[Bucket]:
     Raises:
         InputError: lengths that hardly any utterance can have within the config's limits.
     """
-    data, training = config.data, config.training
+    data = config.data
     pretrained = is_pretrained(config.encoder.model)
     dataset = SyntheticDataset(
         config.benchmark,
@@ -51,9 +51,7 @@ def estimated_buckets(config: JobConfig, ranks: int) -> list[Bucket]:
         SUBWORDS_PER_SECOND if pretrained else BYTES_PER_SECOND,
         _BEGIN_AND_END + len(data.conditioning),
     )
-    global_batch_size, accumulation = batch_split(
-        training.global_batch_size, training.local_batch_size, ranks
-    )
+    global_batch_size, accumulation = batch_split(config.training, ranks)
     policy = batch_policy(
         data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
     )

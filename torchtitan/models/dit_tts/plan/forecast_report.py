@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.infra.compile import CUDA_GRAPH_MODES
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.plan.calibrate import Calibration
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.plan.constants import CONSTANTS, Constants

@@ -9,13 +9,9 @@ from torch import nn
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    HFEncoderSpec,
-    find_source,
-    is_pretrained,
-)
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
 from torchtitan.tools.utils import set_default_dtype
 

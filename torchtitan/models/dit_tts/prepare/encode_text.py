@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.config.job_config import Encoder
+from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError
@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.text.feature_builder import (
     say_missing,
 )
 from torchtitan.models.dit_tts.text.feature_store import FeatureKind
-from torchtitan.models.dit_tts.text.hf_encoder import find_source, is_pretrained
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     load_subword_tokenizer,

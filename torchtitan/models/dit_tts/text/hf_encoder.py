@@ -27,7 +27,6 @@ from torchtitan.models.dit_tts.text.hf_files import (
     weight_files,
 )
 from torchtitan.models.dit_tts.text.known_encoders import KNOWN_SIZES
-from torchtitan.models.dit_tts.text.vocabulary import LEARNED_UNITS
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
@@ -43,11 +42,6 @@ _PASSING = re.compile(
 
 _T5_LIKE = ("t5", "mt5", "umt5")
 _SHOWN = 5
-
-
-def is_pretrained(model: str) -> bool:
-    """Whether [encoder] model names an encoder that is loaded, not the learned one's unit."""
-    return model not in LEARNED_UNITS
 
 
 @dataclass(frozen=True)

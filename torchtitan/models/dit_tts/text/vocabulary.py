@@ -20,20 +20,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS, LEARNED_UNITS
 from torchtitan.models.dit_tts.errors import InputError
 
 SUBWORDS = "subwords"
 """unit of every pretrained encoder; [encoder] model names the encoder instead"""
-
-LEARNED_UNITS = ("bytes", "chars")
-"""values of [encoder] model that mean the learned encoder inside the model"""
 
 UNITS = (*LEARNED_UNITS, SUBWORDS)
 
 BYTE_VOCAB_SIZE = 3 + 256
 """ids of the byte tokenizer: padding, begin, end, and the 256 bytes"""
 
-FIELDS = ("speaker", "language", "quality", "class", "duration")
+FIELDS = CONDITIONING_FIELDS
 
 PAD_ID, BEGIN_ID, END_ID = 0, 1, 2
 FIRST_BYTE_ID = 3

@@ -1,0 +1,179 @@
+"""Settings that cannot work are refused before anything is built; settings that can are not."""
+
+import tomllib
+from contextlib import nullcontext
+
+import pytest
+
+from torchtitan.models.dit_tts.config.checks import (
+    batch_split,
+    data_parallel_degree,
+    validate_config,
+)
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import config_from_dict, resolve
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model_config import model_flavors
+
+FLAVORS = list(model_flavors())
+
+
+def validate(toml: str, world_size: int = 1, accelerator: str | None = None) -> None:
+    """Statements of TOML with a semicolon between them."""
+    config = config_from_dict(tomllib.loads(toml.replace("; ", "\n")), "test")
+    validate_config(resolve(config), world_size, FLAVORS, accelerator)
+
+
+# Processes | settings | words of the message: key, value found, what is allowed
+REFUSED = """
+1 | model.flavor = '2B' | [model] flavor | '2B' | debug, 800M, 3B, 8B
+1 | model.name = 'llama3' | [model] name | 'llama3' | 'dit_tts'
+1 | job.experiment = 'a/b' | [job] experiment | 'a/b' | '/'
+1 | job.experiment = '..' | [job] experiment | '..'
+1 | training.steps = 0 | [training] steps = 0 | greater than 0
+1 | training.max_norm = nan | [training] max_norm = nan | greater than 0
+1 | objective.logit_std = 0 | [objective] logit_std = 0 | greater than 0
+1 | optimizer.lr = -1 | [optimizer] lr = -1 | not be negative
+1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
+1 | ema.decay = -0.1 | [ema] decay = -0.1 | from 0 to 1
+1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
+1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
+1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
+1 | data.bucket_frames = [50, 800] | ends at [800] | max_frames = 768
+1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
+1 | data = {path = ['a', 'b'], weights = [1]} | weights has 1 numbers | 2 datasets
+1 | data = {path = ['a', 'b'], weights = [1, 0]} | weights = [1, 0] | 1e-6
+1 | data = {path = ['a', 'b'], weights = [1, nan]} | weights = [1, nan] | 1e-6
+1 | data.balance_beta = 1 | balance_beta = 1 | below 1
+1 | data.duration_alpha = nan | duration_alpha = nan | from -10 to 10
+1 | data.duration_offset_seconds = -1 | duration_offset_seconds = -1
+1 | data.max_corrupt_fraction = 2 | [data] max_corrupt_fraction = 2
+1 | data.prefetch_batches = 0 | prefetch_batches = 0 | num_workers = 2
+1 | parallelism.data_parallel_replicate_degree = 2 | degree 2 x | 1 processes
+8 | parallelism = {data_parallel_replicate_degree = 2, data_parallel_shard_degree = 3} | 2 x | 3 = 6 | 8
+1 | parallelism.data_parallel_shard_degree = 0 | data_parallel_shard_degree = 0 | at least 1
+2 | parallelism.data_parallel_replicate_degree = -1 | replicate_degree = -1 | at least 1
+2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1
+2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
+1 | training = {local_batch_size = 4, global_batch_size = 2} | global_batch_size = 2 | 4
+1 | training.global_batch_size = 0 | global_batch_size = 0
+2 | training.global_batch_size = 9 | global_batch_size = 9 | 2 data-parallel ranks
+4 | training.local_batch_size = 8; data.batch_multiple = 6 | batch_multiple = 6 | 4 data-parallel | of 4
+4 | training = {local_batch_size = 2, global_batch_size = 24} | batch_multiple = 8 | x 3 accumulation | 12
+1 | training.global_batch_size = 12 | comes to 12 samples | [data] batch_multiple = 8
+1 | encoder.model = 't5' | [encoder] model | 't5' | 'bytes'
+1 | encoder.vocab_size = -1 | [encoder] vocab_size = -1
+1 | data.conditioning = ['speaker', 'speaker'] | ['speaker', 'speaker'] | each once
+1 | data.conditioning = ['age'] | [data] conditioning = ['age'] | language, quality
+1 | data.conditioning_dropout = nan | [data] conditioning_dropout = nan
+1 | benchmark.enable = true | would never end
+1 | benchmark.warmup_steps = 0 | [benchmark] warmup_steps = 0 | greater than 0
+1 | benchmark = {enable = true, steps = 4}; encoder = {model = 'a/b', frozen = false} | set frozen = true
+1 | checkpoint.keep_latest_k = 1 | [checkpoint] keep_latest_k = 1 | at least 2
+1 | checkpoint.folder = '.' | [checkpoint] folder = '.' | without '/'
+1 | checkpoint.folder = '/data' | [checkpoint] folder = '/data' | without '/'
+1 | checkpoint.initial_load_path = 'no/where' | initial_load_path | 'no/where' | not a folder
+2 | checkpoint = {enable = true, create_seed_checkpoint = true} | 2 processes | needs 1
+1 | checkpoint = {enable = false, create_seed_checkpoint = true} | enable = false | enable = true
+1 | validation.enable = true | [validation] enable = true | false
+1 | activation_checkpoint.mode = 'memory_budget' | 'memory_budget' | [compile] enable = true
+1 | activation_checkpoint.memory_budget = 7 | memory_budget = 7 | from 0 to 1
+1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow; set it to 'default'
+1 | GRAPHS; TWO_STEPS; compile.components = ['encoders'] | 2 accumulation steps
+1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
+1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' is not supported
+1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
+1 | training.enable_cpu_offload = true | enable_cpu_offload = true is not supported
+2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
+"""
+# The shard degree -1 stands for the processes that are left; the component "loss" has no mode.
+ALLOWED = """
+1 | GRAPHS; training = {global_batch_size = 16, local_batch_size = 16}
+1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
+1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}
+1 | TWO_STEPS; compile.enable = true; compile.mode = 'max-autotune-no-cudagraphs'
+1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.999}
+2 | training.enable_cpu_offload = true
+4 | training.enable_cpu_offload = true; REPLICAS
+1 | data = {num_workers = 0, prefetch_batches = 0}
+1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
+1 | encoder.model = '/was/here/when/the/run/began'
+"""
+SHORT = {
+    "GRAPHS": "compile.enable = true; compile.mode = 'reduce-overhead'",
+    "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
+    "REPLICAS": "parallelism.data_parallel_replicate_degree = 2",
+}
+
+
+def cases(table: str) -> list[list[str]]:
+    for name, settings in SHORT.items():
+        table = table.replace(name, settings)
+    return [line.split(" | ") for line in table.strip().splitlines()]
+
+
+@pytest.mark.parametrize("case", cases(REFUSED), ids=lambda case: case[1])
+def test_refused(case):
+    ranks, toml, *words = case
+    with pytest.raises(InputError) as caught:
+        validate(toml, int(ranks))
+    message = str(caught.value)
+    assert "\n" not in message and ". " not in message and not message.endswith(".")
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize("ranks, toml", cases(ALLOWED))
+def test_allowed(ranks, toml):
+    validate(toml, int(ranks))
+
+
+FLEX, VARLEN = "attention.backend = 'flex'; ", "attention.backend = 'varlen'; "
+
+
+@pytest.mark.parametrize(
+    "toml, message",
+    [
+        (FLEX, r"flex.*\[compile\] enable"),
+        (VARLEN + "training.mixed_precision_param = 'float32'", "mixed_precision_param"),
+        (FLEX + "compile.enable = true", None),
+        (VARLEN, None),
+    ],
+)
+def test_what_an_accelerator_cannot_do(toml, message):
+    validate(toml, accelerator="cpu")
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        validate(toml, accelerator="cuda")
+
+
+@pytest.mark.parametrize(
+    "replicate, shard, world_size, expected",
+    [(1, -1, 1, 1), (1, -1, 8, 8), (2, -1, 8, 8), (4, 2, 8, 8), (8, 1, 8, 8), (1, 6, 6, 6)],
+)
+def test_degrees_that_multiply(replicate, shard, world_size, expected):
+    config = JobConfig()
+    config.parallelism.data_parallel_replicate_degree = replicate
+    config.parallelism.data_parallel_shard_degree = shard
+    assert data_parallel_degree(config, world_size) == expected
+
+
+@pytest.mark.parametrize(
+    "local, total, degree, expected",
+    [(4, -1, 3, (12, 1)), (4, 12, 3, (12, 1)), (4, 48, 3, (48, 4)), (0, 12, 4, (12, 1))],
+)
+def test_a_global_batch_is_split(local, total, degree, expected):
+    training = JobConfig().training
+    training.local_batch_size, training.global_batch_size = local, total
+    assert batch_split(training, degree) == expected
+
+
+def test_a_resume_needs_no_initial_checkpoint(tmp_path):
+    """Upstream looks at initial_load_path only while the run has no checkpoint folder of its own."""
+    toml = f"""
+        job = {{dump_folder = '{tmp_path}', experiment = 'x'}}
+        checkpoint.initial_load_path = 'gone'
+    """
+    with pytest.raises(InputError, match="initial_load_path"):
+        validate(toml)
+    (tmp_path / "x" / "checkpoint").mkdir(parents=True)
+    validate(toml)

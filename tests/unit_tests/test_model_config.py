@@ -1,0 +1,29 @@
+"""The model's sizes from a config."""
+
+from dataclasses import replace
+
+import pytest
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model_config import model_flavors
+
+
+def test_the_config_sets_sizes_of_a_copy():
+    config = JobConfig()
+    config.data.latent_channels, config.data.speaker_patch_size = 24, 2
+    config.attention.backend = "varlen"
+    args = model_flavors()["debug"]
+    before = replace(args)
+    args.update_from_config(config)
+    assert (args.latent_channels, args.speaker_patch_size) == (24, 2)
+    assert (args.text_vocab_size, args.attention) == (259, "varlen")
+    assert model_flavors()["debug"] == before
+
+
+@pytest.mark.parametrize("heads", [0, 3, 128])
+def test_heads_that_do_not_fit(heads):
+    config = JobConfig()
+    config.encoder.n_heads = heads
+    with pytest.raises(InputError, match=rf"text encoder.* {heads} heads"):
+        model_flavors()["debug"].update_from_config(config)

@@ -1,0 +1,149 @@
+"""The model sizes: the flavors, and what a job config says of them."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from torchtitan.models.dit_tts.config.checks import require
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
+
+
+@dataclass
+class DiTTTSModelConfig(DiTTTSModelArgs):
+    """Model args with the two methods that upstream's trainer calls."""
+
+    def update_from_config(  # type: ignore[override]  # upstream passes its own JobConfig
+        self,
+        job_config: JobConfig,
+        *,
+        folder: Path | None = None,
+        download: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Sets the sizes that the job config decides.
+
+        Args:
+            job_config: with the tokenizer's `vocab_size`.
+            folder: the run folder, which keeps a copy of a pretrained encoder's config; None: the
+                config's dump_folder, as in upstream's view.
+            download: whether a pretrained text encoder's config may be downloaded.
+
+        Raises:
+            InputError: a number of ids that is not known yet, or a size that cannot be built.
+        """
+        self.latent_channels = job_config.data.latent_channels
+        self.speaker_patch_size = job_config.data.speaker_patch_size
+        self.attention = job_config.attention.backend
+        encoder = job_config.encoder
+        if is_pretrained(encoder.model):
+            self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)
+        else:
+            plain = encoder.model == "bytes" and not job_config.data.conditioning
+            self.text_vocab_size = encoder.vocab_size or (BYTE_VOCAB_SIZE if plain else 0)
+            require(
+                self.text_vocab_size > 0,
+                f"[encoder] vocab_size = 0 with model = {encoder.model!r} and [data] conditioning = "
+                f"{job_config.data.conditioning}: the number of ids comes from the data; set it, or "
+                f"give the config.toml of a run folder, which has it",
+            )
+            self.text_dim = encoder.dim or self.text_dim
+            self.text_n_layers = encoder.n_layers
+            self.text_n_heads = encoder.n_heads
+        self._check_heads()
+
+    def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
+        """Sizes of a pretrained text encoder, from its own config."""
+        encoder, checkpoint = job_config.encoder, job_config.checkpoint
+        source = find_source(encoder.model, download=download, folder=folder)
+        require(
+            encoder.dim in (0, source.width),
+            f"[encoder] dim = {encoder.dim}, but {encoder.model} is {source.width} wide by its config; "
+            f"set dim = 0, which takes that",
+        )
+        self.text_vocab_size = 0
+        self.text_dim = source.width
+        self.text_encoder = "" if encoder.frozen else source.model
+        self.text_encoder_folder = str(folder)
+        resumes = any(folder.glob("*/step-*/.metadata"))
+        self.text_encoder_starts = (
+            not resumes or not checkpoint.enable or checkpoint.create_seed_checkpoint
+        )
+        self.text_encoder_sizes = None
+        if not encoder.cache_features:
+            self.text_encoder_sizes = TextEncoderSizes(
+                *source.matmul_sizes(), trained=not encoder.frozen
+            )
+        self.condition_base = source.vocab_size
+        self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
+
+    def _check_heads(self) -> None:
+        parts = [
+            ("model", self.dim, self.n_heads),
+            ("speaker encoder", self.speaker_dim, self.speaker_n_heads),
+        ]
+        if self.text_vocab_size:
+            parts.append(("text encoder", self.text_dim, self.text_n_heads))
+        for name, width, heads in parts:
+            require(
+                heads >= 1 and width >= 1 and width % heads == 0 and width // heads % 2 == 0,
+                f"the {name} has width {width} and {heads} heads, but the width of a head must be a "
+                f"whole even number; change the width or the number of heads",
+            )
+
+    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+        """Parameters, and training FLOPs per frame at `seq_len` latent frames without conditions.
+
+        The trainer's own figures come from `flops.py` with the true lengths.
+        """
+        n_params = sum(p.numel() for p in model.parameters())
+        flops = training_flops(self, Lengths(frames=seq_len, text_tokens=0, speaker_frames=0))
+        return n_params, flops // seq_len
+
+
+_FLAVORS = {
+    "debug": DiTTTSModelConfig(
+        dim=192,
+        n_layers=4,
+        n_heads=4,
+        mlp_dim=528,
+        speaker_dim=128,
+        speaker_n_layers=2,
+        speaker_n_heads=2,
+        speaker_mlp_dim=352,
+        text_dim=128,
+        adaln_rank=32,
+        timestep_dim=128,
+    ),
+    "800M": DiTTTSModelConfig(),
+    "3B": DiTTTSModelConfig(
+        dim=2560,
+        n_layers=32,
+        n_heads=20,
+        mlp_dim=7040,
+        speaker_dim=1024,
+        speaker_n_heads=8,
+        speaker_mlp_dim=2816,
+        text_dim=1152,
+    ),
+    "8B": DiTTTSModelConfig(
+        dim=4096,
+        n_layers=32,
+        n_heads=32,
+        mlp_dim=11264,
+        speaker_dim=1024,
+        speaker_n_heads=8,
+        speaker_mlp_dim=2816,
+        text_dim=2560,
+    ),
+}
+
+
+def model_flavors() -> dict[str, DiTTTSModelConfig]:
+    """Fresh copies of the sizes: a job's config changes its own."""
+    return {name: replace(args) for name, args in _FLAVORS.items()}
