@@ -72,11 +72,11 @@ def cases(folder) -> dict[str, tuple[list[str], list[str]]]:
         ),
         "missing_folder": (
             data("nowhere"),
-            ["data.path", str(folder / "nowhere"), "does not exist", "a folder of .tar"],
+            ["[data] path", str(folder / "nowhere"), "names no .tar file", "a folder of .tar"],
         ),
         "empty_folder": (
             data("empty"),
-            ["data.path", str(folder / "empty"), "without a .tar file"],
+            ["[data] path", str(folder / "empty"), "names no .tar file"],
         ),
         "incomplete_triplets": (
             data("incomplete"),
@@ -84,7 +84,7 @@ def cases(folder) -> dict[str, tuple[list[str], list[str]]]:
         ),
         "latent_width": (
             data("narrow"),
-            ["000000.tar", "64 wide", "data.latent_channels is 128", "set it to 64"],
+            ["000000.tar", "64 wide", "latent_channels = 128", "set it to 64"],
         ),
     }
 
@@ -154,6 +154,6 @@ def test_under_the_launcher(tmp_path):
     arguments = [*runs.TINY, "--training.local_batch_size=4", "--data.path", nowhere]
     run = runs.start(tmp_path, "launched", arguments, processes=2, launcher=True)
     status = run.wait(120)
-    check(status, run.log.read_text(), ["data.path", nowhere, "does not exist"])
+    check(status, run.log.read_text(), ["[data] path", nowhere, "names no .tar file"])
     assert status == EXIT_INPUT_ERROR
     assert not run.folder.exists()

@@ -154,10 +154,7 @@ def test_an_iterator_made_before_the_load_does_not_replay(folder, workers):
     "changes, sentence",
     [
         ({"seed": 1}, "its seed is 0 and this run's 1; restore .data. seed"),
-        (
-            {"num_buckets": 2},
-            "its bucket_frames is .* restore .data. bucket_frames, num_buckets",
-        ),
+        ({"num_buckets": 2}, "its bucket_frames is .* restore .data. bucket_frames, num_buckets"),
         ({"batch_multiple": 1}, "its batch_sizes is"),
         (
             {"max_text_tokens": 40, "bucket_frames": [32, 64, 200]},

@@ -305,11 +305,7 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ),
         ("utt000001.json", b'{"text": "\xff"}', "member 'utt000001.json'"),
         ("utt000001.json", b'["text"]', "member 'utt000001.json'"),
-        (
-            "utt000001.ref.npy",
-            None,
-            "sample 'utt000001' is incomplete, it lacks .ref.npy",
-        ),
+        ("utt000001.ref.npy", None, "sample 'utt000001' is incomplete, it lacks .ref.npy"),
     ],
 )
 def test_unusable_members_are_one_sentence(tmp_path, samples, name, data, sentence):

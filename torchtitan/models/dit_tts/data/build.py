@@ -101,7 +101,7 @@ def build_dataloader(
 
 
 def _check_dropped(data, selection: Selection, total: int) -> None:
-    """Raises InputError where the limits of ``[data]`` leave out more of the data than it allows."""
+    """Raises InputError where the limits of `[data]` leave out more of the data than it allows."""
     dropped = 1 - len(selection.samples) / total
     if dropped > data.max_dropped_fraction:
         raise InputError(

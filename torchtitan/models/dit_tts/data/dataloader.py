@@ -28,7 +28,7 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.prefetch import MicroBatchIterator
+from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
 from torchtitan.models.dit_tts.errors import InputError
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
@@ -205,7 +205,7 @@ class LatentDataLoader(BaseDataLoader):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Continues at the loader's position at each `next`, also after a later `load_state_dict`."""
-        return MicroBatchIterator(self)
+        return _MicroBatches(self)
 
     def close(self) -> None:
         """Stop prefetching, so that the process can end at once."""
@@ -307,12 +307,7 @@ class LatentDataLoader(BaseDataLoader):
         return input_dict, labels
 
     def _replace(
-        self,
-        batch: GlobalBatch,
-        row: int,
-        sample: int,
-        error: CorruptSampleError,
-        into: Row,
+        self, batch: GlobalBatch, row: int, sample: int, error: CorruptSampleError, into: Row
     ) -> tuple[int, tuple[int, int, int]]:
         """Fill a row with the replacement of a corrupt sample; see `_load_row`.
 
@@ -338,10 +333,7 @@ class LatentDataLoader(BaseDataLoader):
         )
 
     def _load_row(
-        self,
-        sample: int,
-        fetched: dict[int, bytearray],
-        into: Row,
+        self, sample: int, fetched: dict[int, bytearray], into: Row
     ) -> tuple[int, int, int]:
         """Fill a row with `sample`.
 
@@ -408,3 +400,23 @@ class LatentDataLoader(BaseDataLoader):
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.pin_memory else tensor
+
+
+class _MicroBatches:
+    """An iterator over a loader's micro-batches from the loader's own position on."""
+
+    def __init__(self, loader: LatentDataLoader):
+        self._loader = loader
+        self._batches = ThreadPrefetcher(
+            loader.micro_batch, loader.num_workers, loader.prefetch_batches
+        )
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return self
+
+    def __next__(self) -> MicroBatch:
+        # Read anew each time: a state may have been loaded, another iterator taken batches.
+        position = self._loader.consumed
+        batch = self._batches.take(position)
+        self._loader.consumed = position + 1
+        return batch

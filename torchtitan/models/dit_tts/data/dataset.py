@@ -23,12 +23,7 @@ from tqdm import tqdm
 
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.index import ShardIndex, load_index
-from torchtitan.models.dit_tts.data.local_reader import (
-    ExtentTable,
-    LocalFiles,
-    SampleExtents,
-    fill,
-)
+from torchtitan.models.dit_tts.data.local_reader import ExtentTable, LocalFiles, SampleExtents, fill
 from torchtitan.models.dit_tts.data.members import LABELS
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import Problem

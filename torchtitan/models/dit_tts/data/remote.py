@@ -113,10 +113,7 @@ def _options(protocol: str) -> dict[str, Any]:
 
     if protocol in ("s3", "s3a"):
         configured = {**conf.get("s3", {}), **conf.get("s3a", {})}.get("config_kwargs", {})
-        defaults = {
-            "max_pool_connections": _POOL_CONNECTIONS,
-            "retries": {"total_max_attempts": 1},
-        }
+        defaults = {"max_pool_connections": _POOL_CONNECTIONS, "retries": {"total_max_attempts": 1}}
         return {"config_kwargs": {**defaults, **configured}}
     if protocol in ("http", "https"):
         import aiohttp
