@@ -46,6 +46,18 @@ def test_splitmix64_known_answers():
     ]
 
 
+def test_keys_are_distinct_over_seeds_batches_rows_and_streams():
+    keys = torch.cat(
+        [
+            keys_of(seed, batch, 16, stream)
+            for seed in (0, 1, 2, 2**62)
+            for batch in range(16)
+            for stream in range(4)
+        ]
+    )
+    assert keys.unique().numel() == keys.numel()
+
+
 def key_whose_first_bits_are(bits: int) -> torch.Tensor:
     """SplitMix64 run backwards."""
 
