@@ -88,9 +88,10 @@ class DiTTTSTrainer(Trainer):
         else:
             parameters = sum(p.numel() for p in self.model_parts[0].parameters())
             device = self.metrics_processor.device_memory_monitor.device_name
+            last = "the benchmark's end" if self.benchmark is not None else steps
             logger.info(
                 f"Training {self.config.model.flavor} ({parameters:,} parameters) from step "
-                f"{self.step + 1} to {steps} on {self.parallel_dims.world_size} x {device}; run folder: "
+                f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
                 f"{self.run_folder.path}"
             )
         self.run_folder.confirm(self.config)
@@ -125,8 +126,8 @@ class DiTTTSTrainer(Trainer):
         """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
         it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
         on_padding = self.job_config.objective.loss_on_padding
-        for given, labels in super().batch_generator(data_iterable):
-            batch: dict[str, Any] = dict(given)
+        batches: Iterator[Any] = super().batch_generator(data_iterable)
+        for batch, labels in batches:
             batch["valid_frames"] = (
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )
