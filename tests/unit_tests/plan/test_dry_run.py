@@ -84,21 +84,6 @@ def test_offloaded_states_are_not_the_gpus():
     assert "machine's memory for each GPU: 36.77" in lines
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"state_dtype": "8bit"}, "AdamW: two moments in 8 bits, small parameters' in float32"),
-        ({"state_dtype": "bfloat16"}, "AdamW: two moments, bfloat16"),
-        ({"name": "Muon"}, "Muon: one moment of the blocks' matrices, two of all else, float32"),
-    ],
-)
-def test_moments_are_named_as_they_are(options, words):
-    config = shipped_debug_config(optimizer=options, checkpoint={"async_mode": "disabled"})
-    lines = memory_lines(*make_summary(config, 1), 12, compiled=False)
-    assert [how for what, _, how in lines if what == "optimizer"] == [words]
-
-
 @pytest.mark.parametrize(
     "argument",
     [
