@@ -38,7 +38,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from tests.helpers.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
+from tools.harness.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402

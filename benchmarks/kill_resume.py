@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.helpers import kill_resume, runs  # noqa: E402
+from tools.harness import kill_resume, runs  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 

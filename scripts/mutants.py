@@ -43,7 +43,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ROOT / "torchtitan/models/dit_tts"
-OURS = ("torchtitan.models.dit_tts", "tests", "titan_tts")
+OURS = ("torchtitan.models.dit_tts", "tests", "tools", "titan_tts")
 TIMEOUT_SECONDS = 120
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from tests.helpers.synthetic import make_shards
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.text.feature_builder import (

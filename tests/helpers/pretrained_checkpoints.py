@@ -19,7 +19,7 @@ from transformers.models.t5gemma2 import (
     T5Gemma2ForConditionalGeneration,
 )
 
-from tests.helpers.synthetic import DIGITS
+from tools.harness.synthetic import DIGITS
 
 VOCAB_SIZE = 512
 

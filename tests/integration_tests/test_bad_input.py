@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import forked, runs
-from tests.helpers.synthetic import make_shards
+from tools.harness import forked, runs
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts import main
 from torchtitan.models.dit_tts.errors import EXIT_INPUT_ERROR
 

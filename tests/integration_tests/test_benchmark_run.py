@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.helpers import runs
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tools.harness import runs
 
 BENCHMARK = [
     "--benchmark.enable",

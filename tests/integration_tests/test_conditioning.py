@@ -6,8 +6,8 @@ import pytest
 import soundfile
 import tyro
 
-from tests.helpers import runs
-from tests.helpers.synthetic import make_samples, make_shards
+from tools.harness import runs
+from tools.harness.synthetic import make_samples, make_shards
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference import generate_command

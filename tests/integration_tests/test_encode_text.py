@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import runs
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tools.harness import runs
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.text import feature_builder
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.helpers import runs
-from tests.helpers.synthetic import make_shards
+from tools.harness import runs
+from tools.harness.synthetic import make_shards
 
 STEPS = 4
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.kill_prepare import Preparation
-from tests.helpers import forked, runs
 from tests.helpers import speech_corpora as corpora
+from tools.harness import forked, runs
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 FORMATS = ("ljspeech", "libritts_r", "manifest", "webdataset", "table", "latents")

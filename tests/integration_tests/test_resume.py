@@ -2,7 +2,7 @@
 
 import json
 
-from tests.helpers import kill_resume, runs
+from tools.harness import kill_resume, runs
 
 
 def kill_one(folder, data, launched=()):

@@ -7,9 +7,9 @@ import sys
 import pytest
 import soundfile
 
-from tests.helpers import runs
-from tests.helpers.forked import titan_tts
 from tests.helpers.speech_corpora import CORPUS
+from tools.harness import runs
+from tools.harness.forked import titan_tts
 
 
 @pytest.fixture(scope="module")

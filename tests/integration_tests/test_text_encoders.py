@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.helpers import runs
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
-from tests.helpers.synthetic import DIGITS, make_samples
+from tools.harness import runs
+from tools.harness.synthetic import DIGITS, make_samples
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.inference.load_run import load_run, untrained_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import forked
+from tools.harness import forked
 
 TEXT = "one two three four five six seven eight nine ten".split()
 CONVERTERS = {

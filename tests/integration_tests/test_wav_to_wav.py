@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.helpers import runs
-from tests.helpers.dac_vae_checkpoints import write_tiny_dac_vae
-from tests.helpers.forked import titan_tts
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.speech_corpora import CORPUS, speech, write_ljspeech
+from tools.harness import runs
+from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
+from tools.harness.forked import titan_tts
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 

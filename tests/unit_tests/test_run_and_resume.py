@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.helpers.loaders import build
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from tests.helpers.synthetic import flip_bits, make_shards
+from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts import main, model_config
 from torchtitan.models.dit_tts.config.manager import config_from_dict, upstream_view
 from torchtitan.models.dit_tts.files import JsonLines

@@ -39,7 +39,7 @@ def arguments(data: Path) -> list[str]:
 
 def killed_and_resumed(settings: Settings) -> Values:
     # Imported here: this stage otherwise only starts processes.
-    from tests.helpers.synthetic import make_shards
+    from tools.harness.synthetic import make_shards
 
     data = settings.folder / "resume_data"
     make_shards(data, 32, seed=5)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.helpers.dac_vae_checkpoints import (
+from tools.harness.dac_vae_checkpoints import (
     TINY,
     Kwargs,
     layout,

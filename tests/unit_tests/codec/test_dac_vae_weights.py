@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.helpers.dac_vae_checkpoints import (
+from tools.harness.dac_vae_checkpoints import (
     RELEASED,
     RELEASED_PARAMETERS,
     RELEASED_WATERMARK,

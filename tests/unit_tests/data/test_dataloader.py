@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.loaders import CHANNELS, assert_same, build, global_batches, joined, take
-from tests.helpers.synthetic import make_shards
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.synthetic import make_samples, make_shards
 from tests.helpers.tars import npy, write_tar
+from tools.harness.synthetic import make_samples, make_shards
 from torchtitan.models.dit_tts.data import dataset as archive
 from torchtitan.models.dit_tts.data import index
 from torchtitan.models.dit_tts.data import local_reader as reading

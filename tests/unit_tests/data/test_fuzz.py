@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.loaders import build, take
-from tests.helpers.synthetic import make_samples
+from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.loaders import CHANNELS, SKIP, build, take
-from tests.helpers.synthetic import flip_bits, make_samples
+from tools.harness.synthetic import flip_bits, make_samples
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.members import ArrayMember

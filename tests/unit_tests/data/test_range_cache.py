@@ -12,8 +12,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from tests.helpers.http_server import FolderServer
 from tests.helpers.sentences import sentence_of
+from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data import remote_cache as disk_cache
 from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from tests.helpers.http_server import FolderServer
 from tests.helpers.loaders import CHANNELS, SKIP, assert_same, build, joined, take
-from tests.helpers.synthetic import flip_bits, make_shards
+from tools.harness.http_server import FolderServer
+from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tests.helpers.http_server import FolderServer
 from tests.helpers.sentences import sentence_of
+from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
 from torchtitan.models.dit_tts.files import is_remote

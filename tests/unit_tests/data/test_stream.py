@@ -18,8 +18,8 @@ from tests.helpers.loaders import (
     joined,
     take,
 )
-from tests.helpers.synthetic import flip_bits, make_samples, make_shards
 from tests.helpers.tokens import token
+from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from tests.helpers.dac_vae_checkpoints import write_tiny_dac_vae
+from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
 from torchtitan.models.dit_tts.inference.speaker_reference import (

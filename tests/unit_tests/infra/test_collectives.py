@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.helpers.loaders import CHANNELS, config
-from tests.helpers.synthetic import make_shards
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,

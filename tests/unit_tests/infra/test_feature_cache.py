@@ -21,9 +21,9 @@ from tests.helpers.encoded_shards import (
     flip_last_byte,
     write_shards,
 )
-from tests.helpers.forked import run_ranks
 from tests.helpers.loaders import config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset

@@ -7,8 +7,8 @@ from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.distributed import ParallelDims
 
-from tests.helpers.forked import run_ranks
 from tests.helpers.small_models import initialized_model, small_args
+from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler
 
-from tests.helpers.forked import run_ranks
 from tests.helpers.small_models import small_args
+from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer
 from torchtitan.models.dit_tts.infra.low_precision_adamw import (
     _TILE,

@@ -13,9 +13,9 @@ import pytest
 import soundfile
 
 from tests.helpers import speech_corpora as corpora
-from tests.helpers.http_server import FolderServer
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from tests.helpers.tars import write_tar
+from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.errors import InputError

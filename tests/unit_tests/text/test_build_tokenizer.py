@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.sentences import refused
-from tests.helpers.synthetic import make_samples
 from tests.helpers.tokens import token
+from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import open_dataset

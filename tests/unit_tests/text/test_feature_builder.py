@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.helpers.encoded_shards import SAMPLES, SHARDS, Made, write_shards
-from tests.helpers.http_server import FolderServer
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from tests.helpers.synthetic import flip_bits
+from tools.harness.http_server import FolderServer
+from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text import feature_builder

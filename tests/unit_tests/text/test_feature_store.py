@@ -19,7 +19,7 @@ from tests.helpers.encoded_shards import (
     write_shards,
 )
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
-from tests.helpers.synthetic import make_shards
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.feature_builder import feature_kind

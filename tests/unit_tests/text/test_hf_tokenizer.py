@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.sentences import refused
-from tests.helpers.synthetic import flip_bits, make_shards
 from tests.helpers.tokens import token
+from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.text import hf_files

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec import check_latents, check_waveforms
 from torchtitan.models.dit_tts.codec.dac_vae_network import build_network
 from torchtitan.models.dit_tts.codec.dac_vae_weights import (
     DacVaeWeights,
     find_weights,
     read_weights,
 )
+from torchtitan.models.dit_tts.codec.interface import check_latents, check_waveforms
 from torchtitan.models.dit_tts.codec.tiling import (
     decoder_context,
     encoder_context,

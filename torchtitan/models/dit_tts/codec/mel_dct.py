@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchtitan.models.dit_tts.codec import check_latents, check_waveforms
+from torchtitan.models.dit_tts.codec.interface import check_latents, check_waveforms
 from torchtitan.models.dit_tts.codec.spectrogram import (
     griffin_lim,
     hann_window,

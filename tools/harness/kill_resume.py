@@ -16,9 +16,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tests.helpers import runs
-from tests.helpers.http_server import FolderServer
-from tests.helpers.synthetic import flip_bits, make_shards
+from tools.harness import runs
+from tools.harness.http_server import FolderServer
+from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 STEPS = 14

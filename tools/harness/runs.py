@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from torch.distributed import TCPStore
 
-from tests.helpers import forked
+from tools.harness import forked
 from torchtitan.models.dit_tts.files import JsonLines
 
 ROOT = forked.ROOT

@@ -1,0 +1,72 @@
+"""What the rest of the system needs of a codec: the `Codec` protocol, and checks that all codecs share."""
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from torchtitan.models.dit_tts.errors import InputError
+
+if TYPE_CHECKING:  # commands import this package, and torch takes seconds
+    from torch import Tensor
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """What the rest of the system needs of a codec; latents are float32 with a std of about one."""
+
+    name: str
+    sample_rate: int  # Hz, of the waveforms that go in and come out
+    hop_length: int  # samples per latent frame
+    latent_channels: int  # 128
+    fingerprint: str  # digest of all constants that change the latents; differs -> encode again
+
+    @property
+    def frames_per_second(self) -> float:
+        """Latent frames per second: sample_rate / hop_length."""
+        ...
+
+    def to_whole_frames(self, waveforms: "Tensor") -> "Tensor":
+        """Waveforms (..., samples) -> (..., T * hop_length), T = ceil(samples / hop_length).
+
+        Appends what `encode` appends, so that recordings of different length and equal T can go
+        through `encode_batch` together: a waveform's latents are those of its whole frames.
+        """
+        ...
+
+    def encode(self, waveform: "Tensor") -> "Tensor":
+        """Waveform (samples,) float32 in [-1, 1] -> latents (T, 128), T = ceil(samples / hop_length)."""
+        ...
+
+    def encode_batch(self, waveforms: "Tensor") -> "Tensor":
+        """Waveforms (B, samples) of equal length -> latents (B, T, 128), each as `encode` gives it.
+
+        They are padded to whole frames and no further, as by `encode`: shorter recordings padded to
+        the length of a longer one would have other latents near their end.
+        """
+        ...
+
+    def decode(self, latents: "Tensor") -> "Tensor":
+        """Latents (T, 128) -> waveform (T * hop_length,) float32 in [-1, 1]."""
+        ...
+
+
+def check_waveforms(waveforms: "Tensor") -> None:
+    """Raises InputError where a batch to encode is not (B, samples) of finite samples."""
+    if waveforms.ndim != 2 or waveforms.numel() == 0 or not waveforms.isfinite().all():
+        raise InputError(
+            f"waveforms have shape {tuple(waveforms.shape)}; encode finite samples in [-1, 1] of shape "
+            "(B, samples), or (samples,) alone"
+        )
+
+
+def check_latents(latents: "Tensor", channels: int) -> None:
+    """Raises InputError where a batch to decode is not (B, T, channels) of finite values."""
+    shape = tuple(latents.shape)
+    if len(shape) != 3 or shape[2] != channels or 0 in shape or not latents.isfinite().all():
+        raise InputError(
+            f"latents have shape {shape}; decode finite values of shape (B, T, {channels}), or "
+            f"(T, {channels}) alone"
+        )
+
+
+def codec_kind(name: str) -> str:
+    """The kind of the codec called `name`, wherever its weights are: mel_dct or dac_vae."""
+    return name if name == "mel_dct" else "dac_vae"
