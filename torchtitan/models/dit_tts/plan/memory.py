@@ -127,6 +127,8 @@ class Activations:
         """(batch, saved, working) bytes, from passes at these lengths."""
         lengths = replace(lengths, speaker_frames=self._longest.speaker_frames)
         own = max(_SAMPLES, self._frames // lengths.frames)
+        if samples == own:
+            return np.array(astuple(self.measured(config, sharded, own, lengths)[0]), float)
         # Where the decision changes from one number of samples to the next, the next two are taken.
         for first in (own, own + 1, own + 2):
             (base, graphs), (more, others) = (
