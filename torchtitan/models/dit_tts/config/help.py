@@ -1,5 +1,6 @@
 """Help on the keys of a config: our sections first, then upstream's as far as they are used."""
 
+import copy
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from typing import Annotated, Any
 
@@ -60,7 +61,8 @@ def _used_part(section: str, kind: Any) -> Any:
     shown = []
     for each in fields(kind):
         if each.name.startswith(_UNUSED.get(section, ())):
-            shown.append((each.name, Annotated[each.type, tyro.conf.Suppress], each))
+            # A copy: making a dataclass writes the type into the field that it is given.
+            shown.append((each.name, Annotated[each.type, tyro.conf.Suppress], copy.copy(each)))
         elif is_dataclass(each.type):
             inner = _used_part(each.name, each.type)
             shown.append((each.name, inner, field(default_factory=inner)))
