@@ -33,7 +33,6 @@ STATES = StateMemory(
     gradients_in_turn=64,
     encoder=128,
     encoder_gathered=Gathered(kept=256, in_turn=512),
-    encoder_sharded=True,
     encoder_units=3,
     offloaded=False,
 )
@@ -42,8 +41,6 @@ LONGEST = Lengths(64, 40, 64)
 
 def test_states_are_the_sum_of_their_parts():
     assert states_total(STATES) == 1023
-    # An encoder that every GPU has whole gathers nothing; offloaded states are not on the GPU.
-    assert states_total(replace(STATES, encoder_sharded=False)) == 1023 - 256 - 512
     assert states_total(replace(STATES, offloaded=True)) == 1023 - (1 + 2 + 4 + 8)
 
 

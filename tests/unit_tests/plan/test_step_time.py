@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
-from torchtitan.models.dit_tts.plan.devices import cluster_of
+from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.parameters import model_sizes
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, state_memory
 from torchtitan.models.dit_tts.plan.step_time import (
@@ -44,7 +44,7 @@ def exchanged(
 ) -> Communication:
     config = debug_config()
     states = replace(state_memory(config, model_sizes(config).args, None, layout), **changes)
-    cluster = cluster_of(H200, 8 * nodes, 8)
+    cluster = Cluster(H200, 8, nodes)
     return communication(config, parameters, states, layout, cluster, 10, accumulation)
 
 
@@ -94,7 +94,7 @@ def test_links_are_busy_at_once_and_streams_side_by_side():
 @pytest.mark.long
 def test_a_sharded_text_encoder_is_gathered_in_each_micro_batch():
     size = 2 * 3.88e9
-    sharded = {"encoder": int(size / 16), "encoder_sharded": True, "encoder_units": 35}
+    sharded = {"encoder": int(size / 16), "encoder_units": 35}
     found = exchanged(DataParallelLayout(1, 16), accumulation=8, nodes=2, **sharded)
     [encoder] = [each for each in found.collectives if each.beside == TEXT_ENCODER]
     assert encoder.volume == pytest.approx(8 * size * 15 / 16, rel=1e-6)  # 54 GiB

@@ -116,10 +116,10 @@ def memory_lines(
         if states.ema:
             lines.append(("EMA", states.ema, "float32, like the weights"))
     if states.encoder:
-        kind = "shard" if states.encoder_sharded else "whole"
+        kind = "a shard" if states.encoder_units else "complete"
         how = f"{config.encoder.dtype}, {kind} ([encoder] fsdp_min_gib)"
         lines.append(("frozen text encoder", states.encoder, how))
-        if states.encoder_sharded:
+        if states.encoder_units:
             lines.append(_gathered("gathered of the text encoder", states.encoder_gathered))
     if sharded:
         lines.append(_gathered("gathered weights", states.gathered))

@@ -197,7 +197,7 @@ def communication(
             )
         )
 
-    if states.encoder_sharded:
+    if states.encoder_units:
         # A frozen encoder has no backward pass and keeps nothing whole between micro-batches.
         encoder, units_of_it = shards * states.encoder, states.encoder_units
         name = "all-gather, text encoder"
