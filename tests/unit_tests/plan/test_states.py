@@ -24,12 +24,7 @@ from torchtitan.models.dit_tts.plan.states import (
 @pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
-    [
-        DataParallelLayout(1, 1),
-        DataParallelLayout(1, 4),
-        DataParallelLayout(2, 2),
-        DataParallelLayout(4, 1),
-    ],
+    [DataParallelLayout(1, 1), DataParallelLayout(2, 2), DataParallelLayout(4, 1)],
 )
 def test_state_bytes_are_those_of_real_tensors(layout):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""

@@ -49,7 +49,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     Factor,
     Interval,
     StepTime,
-    StepWork,
     communication,
     copied_bytes,
     optimizer_bytes,
@@ -246,7 +245,10 @@ class Planner:
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         times, units = batches.accumulation, args.n_layers + 2
         exchanges = communication(config, self.parameters, states, layout, cluster, units, times)
-        work = StepWork(
+        time = step_time(
+            cluster.device,
+            factor,
+            fp8=runs_fp8(config),
             accumulation=times,
             flops=samples * (flops + repeated_flops(args, lengths, blocks)),
             encoder_flops=samples * encoder_flops,
@@ -256,7 +258,6 @@ class Planner:
             optimizer_bytes=optimizer_bytes(config, states),
             communication=exchanges,
         )
-        time = step_time(work, cluster.device, factor, fp8=runs_fp8(config))
         seconds = with_error(time.seconds, factor)
         samples *= self.gpus * times
         flops = samples * (flops + encoder_flops)

@@ -13,8 +13,7 @@ from torchtitan.models.dit_tts.plan.step_time import Factor, Interval
 
 _GIB = 2**30
 
-MemoryLine = tuple[str, int, str]
-"""(what, bytes, origin)"""
+MemoryLine = tuple[str, int, str]  # what, bytes, origin
 
 
 def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str) -> list[str]:
@@ -107,7 +106,7 @@ def memory_lines(
     dtype, sharded = config.training.dtype, summary.layout.sharded
     lines: list[MemoryLine] = []
     if not states.offloaded:
-        how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if sharded else "whole")
+        how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if sharded else "complete")
         lines += [
             ("weights", states.weights, how),
             ("gradients", states.gradients, f"{dtype}, like the weights"),
@@ -123,7 +122,7 @@ def memory_lines(
             lines.append(_gathered("gathered of the text encoder", states.encoder_gathered))
     if sharded:
         lines.append(_gathered("gathered weights", states.gathered))
-        how = "largest unit, whole, and the input of its reduce-scatter"
+        how = "largest unit, complete, and the input of its reduce-scatter"
         lines.append(("gradients on their way", states.gradients_in_turn, how))
     elif states.gathered.total:
         how = "replicate computes on it"
@@ -149,7 +148,7 @@ def _moments(options: Optimizer, dtype: str) -> str:
 
 
 def _gathered(what: str, gathered: Gathered) -> MemoryLine:
-    how = f"{_bytes(gathered.kept)} that stay whole, and twice the largest other unit"
+    how = f"{_bytes(gathered.kept)} that stay gathered, and twice the largest other unit"
     return what, gathered.total, how
 
 
@@ -203,13 +202,13 @@ def _arithmetic(summary: Summary) -> list[str]:
     rows = [
         f"{summary.layout.gpus} ranks x {longest.micro_batch} samples x {longest.accumulation} "
         f"accumulation steps = {samples:,} samples",
-        f"at most {lengths.frames} frames ({seconds:.2f} s), {lengths.text_tokens} text tokens and "
+        f"up to {lengths.frames} frames ({seconds:.2f} s), {lengths.text_tokens} text tokens and "
         f"{lengths.speaker_frames} reference frames each: {samples * lengths.frames:,} frames, "
         f"{samples * seconds / 3600:.2f} hours of audio",
         f"{summary.flops:,} training FLOPs, without recomputation",
     ]
     if summary.encoder_flops:
-        rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at most")
+        rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at the longest texts")
     return rows
 
 
@@ -219,11 +218,7 @@ def _communication(step: Step) -> list[str]:
         f"{each.beside}"
         for each in step.communication.collectives
     ]
-    if not rows:
-        return ["none"]
-    hidden = step.communication.uncovered(step.time.computing) == 0
-    ends = "but for the first or last unit of each micro-batch"
-    return [*rows, f"hidden by computation, {ends}" if hidden else "NOT hidden by computation"]
+    return rows or ["none"]
 
 
 def _time(plan: Plan) -> list[str]:

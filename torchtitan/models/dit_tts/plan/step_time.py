@@ -133,17 +133,17 @@ class Communication:
             max((each.seconds for each in found), default=0.0),
         )
 
-    def uncovered(self, computing: Mapping[str, float]) -> float:
-        """Seconds beyond what computation hides, without the ends; computing: phase -> its seconds."""
-        return sum(
+    def exposed(self, computing: Mapping[str, float]) -> float:
+        """Seconds that computation does not hide, with the first or last unit of each collective.
+
+        Args:
+            computing: phase -> seconds of its computation.
+        """
+        ends = sum(each.seconds / each.units for each in self.collectives)
+        return ends + sum(
             max(0.0, self.busy(phase) - _HIDING_FRACTION[phase] * seconds)
             for phase, seconds in computing.items()
         )
-
-    def exposed(self, computing: Mapping[str, float]) -> float:
-        """Seconds that computation does not hide, with the first or last unit of each collective."""
-        ends = sum(each.seconds / each.units for each in self.collectives)
-        return ends + self.uncovered(computing)
 
 
 def communication(
@@ -219,28 +219,6 @@ def communication(
 
 
 @dataclass(frozen=True)
-class StepWork:
-    """What one GPU does in an optimizer step; per micro-batch where nothing else is said."""
-
-    accumulation: int
-    flops: float
-    """of the model, with recomputation"""
-
-    encoder_flops: float
-    """of a frozen text encoder"""
-
-    pointwise_bytes: float
-    kernels: float
-    copied_bytes: float
-    """of weights and gradients that FSDP2 or `replicate` copies and casts"""
-
-    optimizer_bytes: float
-    """clipping, optimizer and EMA, per step"""
-
-    communication: Communication
-
-
-@dataclass(frozen=True)
 class StepTime:
     """Seconds of a step."""
 
@@ -253,23 +231,45 @@ class StepTime:
         return sum(self.parts.values())
 
 
-def step_time(work: StepWork, device: Device, factor: Factor, *, fp8: bool) -> StepTime:
-    """fp8: the blocks' matmuls run in 8 bits."""
+def step_time(
+    device: Device,
+    factor: Factor,
+    *,
+    fp8: bool,
+    accumulation: int,
+    flops: float,
+    encoder_flops: float,
+    pointwise_bytes: float,
+    kernels: float,
+    copied_bytes: float,
+    optimizer_bytes: float,
+    communication: Communication,
+) -> StepTime:
+    """Time of one GPU's work, which is per micro-batch where nothing else is written.
+
+    Args:
+        fp8: the blocks' matmuls run in 8 bits.
+        flops: of the model, with recomputation.
+        encoder_flops: of a frozen text encoder.
+        copied_bytes: of weights and gradients that FSDP2 or `replicate` copies and casts.
+        optimizer_bytes: of clipping, optimizer and EMA, per step.
+        communication: per step.
+    """
     gain = FP8_GAIN if fp8 else 1.0
     per_micro_batch = {
-        "matmuls and attention": work.flops / (gain * device.peak_flops),
-        "pointwise kernels": work.pointwise_bytes / device.bandwidth,
-        "kernel launches": work.kernels * LAUNCH_SECONDS,
-        "text encoder": work.encoder_flops / device.peak_flops,
-        "copies of weights": work.copied_bytes / device.bandwidth,
+        "matmuls and attention": flops / (gain * device.peak_flops),
+        "pointwise kernels": pointwise_bytes / device.bandwidth,
+        "kernel launches": kernels * LAUNCH_SECONDS,
+        "text encoder": encoder_flops / device.peak_flops,
+        "copies of weights": copied_bytes / device.bandwidth,
     }
-    times = factor.value * work.accumulation
+    times = factor.value * accumulation
     parts = {name: times * seconds for name, seconds in per_micro_batch.items()}
     model, encoder = sum(list(parts.values())[:3]), parts["text encoder"]
     backward = _BACKWARD_FRACTION * model
     computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
-    parts["optimizer"] = factor.value * work.optimizer_bytes / device.bandwidth
-    parts["exposed communication"] = work.communication.exposed(computing)
+    parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
+    parts["exposed communication"] = communication.exposed(computing)
     return StepTime(parts, computing)
 
 
