@@ -55,7 +55,7 @@ def test_the_report(tmp_path, capsys, monkeypatch):
     assert train([*arguments, "--dry-run", "--dry-run-gpus=2"]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "GPUs: 2 (as --dry-run-gpus says)",
+        "GPUs: 2 (--dry-run-gpus)",
         "FSDP2, replicas x shards = 1 x 2",
         "trained                      3,855,872",
         "activation checkpointing 'full'",

@@ -87,7 +87,7 @@ def test_few_passes_predict_other_shapes(components):
 def test_a_memory_budget_is_the_compilers(sharded):
     """What it saves is decided at each shape: a prediction must be what passes of that shape hold."""
     budget = ["--compile.enable", "--activation_checkpoint.mode=memory_budget"]
-    half, whole = (
+    half, all_of_it = (
         debug_config(*budget, f"--activation_checkpoint.memory_budget={fraction}")
         for fraction in (0.5, 1.0)
     )
@@ -96,4 +96,4 @@ def test_a_memory_budget_is_the_compilers(sharded):
     shape = 8, replace(LONGEST, frames=32, text_tokens=24)
     saved = activations.measured(half, sharded, *shape)[0].saved
     assert activations.memory(half, sharded, *shape).saved == saved
-    assert saved < activations.measured(whole, sharded, *shape)[0].saved
+    assert saved < activations.measured(all_of_it, sharded, *shape)[0].saved

@@ -33,7 +33,7 @@ def take_options(args: list[str]) -> DryRunOptions | None:
         if flag == _GPUS:
             value = value if equals else next(words, "")
             if not value.isdigit() or int(value) < 1:
-                raise InputError(f"{_GPUS} {value!r} must be a whole number of GPUs, at least 1")
+                raise InputError(f"{_GPUS} {value!r} must be an integer of at least 1")
             asked, gpus = True, int(value)
         elif flag == _FLAG and not equals:
             asked = True
@@ -58,9 +58,9 @@ def run_dry(options: DryRunOptions) -> int:
     quiet_known_warnings()
     config = load_config(options.config_args)
     if options.gpus is not None:
-        gpus, why = options.gpus, f"as {_GPUS} says"
+        gpus, why = options.gpus, _GPUS
     elif "WORLD_SIZE" in os.environ:
-        gpus, why = int(os.environ["WORLD_SIZE"]), "as many as there are processes"
+        gpus, why = int(os.environ["WORLD_SIZE"]), "the number of processes"
     else:
         degrees = config.parallelism
         gpus = max(1, degrees.data_parallel_replicate_degree)

@@ -46,7 +46,7 @@ class Choice:
 
     capacity: int
     max_bytes: int
-    """in the bucket that needs most; the states where not even these fit"""
+    """in the bucket that needs the most; the states where not even these fit"""
 
     fits: bool
     step: Step | None

@@ -5,7 +5,7 @@ samples of T frames and L text tokens a pass holds a + B (b + c T + d L) bytes. 
 counts, half the frames and half the text give the four numbers. (Tables of angles grow with T but not
 with B: nothing beside a micro-batch of any use.)
 
-Under a memory budget the compiler decides anew at every shape, and its decision can differ from one
+Under a memory budget the compiler decides again at every shape, and its decision can differ from one
 shape to the next. Such blocks are measured near the config's own micro-batch, and without shards, where
 autocast's copies of weights are part of the decision, at each bucket's lengths.
 """
@@ -67,7 +67,7 @@ class Activations:
         """(bytes of a micro-batch from passes of just this shape, graphs of its decoder blocks).
 
         Args:
-            config: says how blocks are checkpointed and compiled.
+            config: how blocks are checkpointed and compiled.
             sharded: as in `kind_memory`.
         """
         options, stacks = config.activation_checkpoint, compiled_stacks(config)

@@ -138,7 +138,7 @@ class Plan:
     factor: Factor
     longest: Step
     neediest: Step
-    """of all buckets, the one that needs most memory"""
+    """of all buckets, the one that needs the most memory"""
 
     largest: int
     """local_batch_size with which every bucket fits"""

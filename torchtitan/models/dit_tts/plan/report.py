@@ -54,14 +54,14 @@ def plan_lines(plan: Plan) -> list[str]:
         f"'{checkpointing_name(config.activation_checkpoint)}'",
         *_section("Parameters", _parameters(summary)),
         *_section(
-            f"Memory of one GPU in the bucket that needs most, {neediest.batches.lengths.frames} frames",
+            f"Memory of one GPU in the bucket that needs the most, {neediest.batches.lengths.frames} frames",
             _memory(plan),
         ),
         *_section("Downloads", _downloads(summary)),
         *_section("One step in the longest bucket", _arithmetic(summary)),
         *_section("Communication of one rank in that step", _communication(plan.longest)),
         *_section("Time of that step", _time(plan)),
-        *_section("Buckets, for lengths as [benchmark] mean_seconds and sigma say", _buckets(plan)),
+        *_section("Buckets, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
     ]
     if summary.states.offloaded:
         lines += ["", "the time is without the transfers of enable_cpu_offload and its optimizer"]
@@ -257,7 +257,7 @@ def grid_lines(choices: list[Choice], cluster: Cluster, factor: Factor) -> list[
     rows = [
         *_cluster(cluster, factor),
         "",
-        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs most; * is the "
+        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs the most; * is the "
         "config's own",
         "rank  layout         AC                 mode      micro x acc     samples/s (range)           "
         "MFU    GiB   fits",

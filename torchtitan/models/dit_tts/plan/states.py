@@ -152,8 +152,8 @@ def state_memory(
     training = config.training
     in_turn = 0
     if layout.sharded:
-        whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
-        in_turn = largest * (whole + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
+        compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
+        in_turn = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
     return StateMemory(
         weights=weights,
         gradients=local,

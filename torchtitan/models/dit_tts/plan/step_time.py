@@ -52,7 +52,7 @@ _MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
 
 @dataclass(frozen=True)
 class Factor:
-    """How much longer a GPU computes than the roofline says."""
+    """A GPU's computing time over that of the roofline."""
 
     value: float
     error: float
@@ -168,7 +168,7 @@ def communication(
         accumulation: micro-batches per step.
     """
     training = config.training
-    whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
+    compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
     reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * parameters
     shards, in_node = layout.shards, min(layout.shards, cluster.gpus_per_node)
     found = []
@@ -198,13 +198,13 @@ def communication(
         )
 
     if states.encoder_units:
-        # A frozen encoder has no backward pass and keeps nothing whole between micro-batches.
+        # A frozen encoder has no backward pass and keeps nothing gathered between micro-batches.
         encoder, units_of_it = shards * states.encoder, states.encoder_units
         name = "all-gather, text encoder"
         add(name, TEXT_ENCODER, encoder, shards, in_node, accumulation, units_of_it)
     if layout.sharded:
-        again = whole - states.gathered.kept
-        add("all-gather, forward", FORWARD, whole, shards, in_node, accumulation)
+        again = compute - states.gathered.kept
+        add("all-gather, forward", FORWARD, compute, shards, in_node, accumulation)
         add("all-gather, backward", BACKWARD, again, shards, in_node, accumulation)
         add("reduce-scatter", BACKWARD, reduced, shards, in_node, accumulation)
     if layout.replicas > 1:
@@ -310,11 +310,11 @@ def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout)
     training = config.training
     own = TORCH_DTYPE_MAP[training.dtype].itemsize
     if layout.sharded:
-        whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
+        compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize
-        cast = (own + whole) / layout.shards
-        gathered = 2 * whole  # out of the collective's buffer, read and written
-        return parameters * (2 * (cast + gathered) + whole + reduced)
+        cast = (own + compute) / layout.shards
+        gathered = 2 * compute  # out of the collective's buffer, read and written
+        return parameters * (2 * (cast + gathered) + compute + reduced)
     if layout.replicas > 1:
         # Into the copy that `replicate` computes on, and gradients out of it.
         return parameters * 4 * own
