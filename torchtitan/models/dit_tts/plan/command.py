@@ -54,8 +54,8 @@ def run(options: Options) -> int:
     if options.calibrate:
         from torchtitan.models.dit_tts.plan.compare import calibrate, factors_file
 
-        for device, factor in calibrate(options.calibrate).items():
-            print(f"{device}: factor {factor.value:.3f} +- {factor.error:.0%}, {factor.origin}")
+        for name, found in calibrate(options.calibrate).items():
+            print(f"{name}: factor {found.value:.3f} +- {found.error:.0%}, {found.origin}")
         print(f"saved to {factors_file()}")
         return 0
     if not options.config:
