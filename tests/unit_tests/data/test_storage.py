@@ -190,7 +190,6 @@ def test_failures_that_pass_are_tried_again(server, caplog):
 
 
 def test_unknown_schemes_and_missing_packages(monkeypatch):
-    assert "floppy://a/b: the store cannot be used" in sentence_of(find_shards, "floppy://a/b")
     # As where the packages were never installed: neither imported nor importable.
     monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
     monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)

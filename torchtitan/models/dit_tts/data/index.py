@@ -1,12 +1,11 @@
-"""The index of one tar: where every sample's members lie, made once, kept beside the tar.
+"""The index of one tar: where every sample's members lie, made once and stored beside the tar.
 
-Parsing tar headers, npy headers and JSON is what makes reading a tar slow; the index does it once and
-leaves offsets. It also leaves a hash of every member, against which each later read is checked, and
-what a run wants to know of all samples without reading them: lengths, speakers, characters. It is
-stored as `<tar>.idx`, or in `$XDG_CACHE_HOME/titan-tts/index` where the tar's folder cannot be written,
-records the tar's size and modification time, and is made again when these differ or the file cannot be
-read. Processes that start together may each make it: all write the same bytes under a temporary name
-and rename, so no lock is needed.
+Reading a tar is slow because of its tar headers, npy headers and JSON; the index parses them once and
+has the offsets, a hash of every member, against which each later read is checked, and the lengths,
+speakers and characters of all samples. It is stored as `<tar>.idx`, or in
+`$XDG_CACHE_HOME/titan-tts/index` where the tar's folder cannot be written, with the tar's size and
+modification time, and is made again when these differ or the file cannot be read. Processes that start
+together may each make it: all rename the same bytes to it, so no lock is needed.
 
 Corrupt samples are left out and listed in `problems`; what to do about them is the caller's choice.
 """

@@ -5,8 +5,8 @@
 >>> source = open_source("/data/train/shard-000000.tar")
 >>> header = source.pread(512, 0)
 
-A remote source is made for reading a tar from front to back, once, as an index is built: it reads ahead
-in large requests. Samples in any order are the work of `range_cache`.
+A remote source is for reading a tar once from front to back, as an index is built; `range_cache` reads
+samples in any order.
 """
 
 import glob
@@ -184,11 +184,15 @@ def _find_local(piece: str) -> list[str]:
 
 
 def _find_remote(piece: str) -> list[str]:
-    if _url_path(piece).endswith(".tar") and not _has_remote_magic(piece):
+    is_http = piece.startswith(("http://", "https://"))
+    # A query of http (a signature, a version) belongs to no file name.
+    url_path = urlsplit(piece).path if is_http else piece.split("://", 1)[1]
+    is_pattern = glob.has_magic(url_path)
+    if url_path.endswith(".tar") and not is_pattern:
         return [piece]  # it is asked for when it is opened
     store, path = remote.filesystem(piece)
     store.invalidate_cache()  # a listing from an earlier call may be out of date
-    if _has_remote_magic(piece):
+    if is_pattern:
         names = remote.call(piece, "listed", lambda: store.glob(path))
     else:
         entries = remote.call(piece, "listed", lambda: store.ls(path, detail=True))
@@ -202,15 +206,3 @@ def _find_remote(piece: str) -> list[str]:
 def _is_shard_name(name: str) -> bool:
     """A hidden file is somebody's unfinished or foreign one."""
     return name.endswith(".tar") and not name.startswith(".")
-
-
-def _url_path(url: str) -> str:
-    """The URL's path; a query (a signature, a version) belongs to no file name."""
-    return urlsplit(url).path if url.startswith(("http://", "https://")) else url
-
-
-def _has_remote_magic(url: str) -> bool:
-    if url.startswith(("http://", "https://")):
-        # "?" begins a query there, and "[" an address before the path.
-        return any(character in _url_path(url) for character in "*[")
-    return glob.has_magic(url.split("://", 1)[1])
