@@ -52,7 +52,6 @@ class BatchPolicy:
         sample_counts: samples of the dataset that fall in the bucket; may be 0 where the
             edges were given.
         useful_fraction: valid latent frames over all latent frames, expected over an epoch.
-        batch_multiple: M, which divides every batch size.
     """
 
     edges: tuple[int, ...]
@@ -60,7 +59,6 @@ class BatchPolicy:
     batch_sizes: tuple[int, ...]
     sample_counts: tuple[int, ...]
     useful_fraction: float
-    batch_multiple: int
 
     def bucket_of(self, frames: np.ndarray) -> np.ndarray:
         """Bucket number of samples of these lengths, each the shortest that holds it."""
@@ -169,7 +167,6 @@ def make_batch_policy(
         batch_sizes=tuple(batch_sizes),
         sample_counts=tuple(counts),
         useful_fraction=float((frames * often).sum()) / padded,
-        batch_multiple=batch_multiple,
     )
 
 

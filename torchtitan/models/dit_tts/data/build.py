@@ -103,7 +103,7 @@ def build_dataloader(
         features=features,
     )
     if dp_rank == 0:
-        for line in describe(dataset, selection, loader, data.frames_per_second):
+        for line in describe(dataset, selection, loader):
             logger.info(line)
     return loader
 
@@ -170,13 +170,11 @@ def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     )
 
 
-def describe(
-    dataset: Dataset, selection: Selection, loader: LatentDataLoader, frames_per_second: float
-) -> list[str]:
+def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -> list[str]:
     """The arithmetic of a run's data, as lines for the log."""
-    policy: BatchPolicy = loader.policy
+    policy = loader.policy
     blocks = loader.dp_world_size * loader.accumulation_steps
-    hours = int(selection.frames.sum()) / frames_per_second / 3600
+    hours = int(selection.frames.sum()) / loader.frames_per_second / 3600
     low, high = min(policy.batch_sizes), max(policy.batch_sizes)
     lines = [
         f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} "

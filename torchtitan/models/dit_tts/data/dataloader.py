@@ -240,7 +240,7 @@ class LatentDataLoader(BaseDataLoader):
             raise InputError(
                 f"the checkpoint was trained on another order of the data: its {name} is "
                 f"{saved.get(name)} and this run's {self._order_parts[name]}; restore "
-                f"{_SET_BY[name]}, or start the data anew with "
+                f"{_SET_BY[name]}, or start the data from its beginning with "
                 '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
         self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps

@@ -160,7 +160,7 @@ def _column_key(index: ShardIndex, data: bytes) -> bytes:
 
 
 def build_index(source: ShardFile) -> ShardIndex:
-    """Read the whole tar once, from its start to its end.
+    """Read the tar once, from its start to its end.
 
     Raises:
         InputError: the tar changed meanwhile.
@@ -255,7 +255,7 @@ def _remote_sidecar(source: RemoteSource) -> ShardIndex | None:
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
-        return None  # most tars have none, and servers differ in how they refuse
+        return None  # many tars have none, and servers differ in how they refuse
     try:
         if sidecar.pread(len(_MAGIC), 0) != _MAGIC:
             return None  # some servers send the tar itself for any name

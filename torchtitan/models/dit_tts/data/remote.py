@@ -3,7 +3,7 @@
 Every request runs on fsspec's own event loop, so that hundreds may wait for a server while no thread of
 ours does. A failure that may pass (a timeout, a broken connection, status 429 or 5xx) is tried again
 after a growing wait; what cannot pass (not found, no rights, a server without range requests) ends at
-once. Both end as an `InputError`: that a store cannot be reached says nothing about the samples in it.
+once. Both end as an `InputError`: a store that cannot be reached does not make its samples corrupt.
 """
 
 import asyncio
@@ -253,7 +253,7 @@ class RangeClient:
 
 
 async def _http_range(wanted: Extent, store: Any, url: str) -> bytes:
-    """fsspec's own request would read the whole tar from a server that ignores Range."""
+    """fsspec's own request would read all of the tar from a server that ignores Range."""
     session = await store.set_session()
     headers = {
         **store.kwargs.get("headers", {}),

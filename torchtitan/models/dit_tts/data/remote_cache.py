@@ -55,7 +55,7 @@ class DiskCache:
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self.limit_bytes = limit_bytes
         self._tars: OrderedDict[str, _CachedTar] = OrderedDict()
-        # Two descriptors each: a quarter of what the process may have, 128 tars by most defaults.
+        # Two descriptors each: a quarter of what the process may have, 128 tars by the usual default.
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_open_tars = min(max(descriptors, 0) // 8, 1024) or 1024
         self._tars_lock = threading.Lock()

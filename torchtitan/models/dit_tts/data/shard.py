@@ -241,8 +241,8 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
 
 
 def _read(source: ShardFile, member: Member, size: int) -> bytes:
-    """The first bytes of a member. What the disk cannot give is one member's problem; a server that
-    cannot be reached says nothing about the data."""
+    """The first bytes of a member. What the disk cannot read is one member's problem; a server that
+    cannot be reached is an error."""
     try:
         return source.pread(min(size, member.size), member.offset)
     except InputError as error:

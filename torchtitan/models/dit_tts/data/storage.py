@@ -68,7 +68,7 @@ def open_source(path: str) -> ShardFile:
 
 
 class LocalSource:
-    """A tar on a mounted filesystem; reads go straight to the descriptor and share no state."""
+    """A tar on a mounted filesystem; reads go straight to the descriptor, without a position."""
 
     def __init__(self, path: str):
         self.path = path

@@ -1,7 +1,7 @@
 """Walk the members of a tar strictly: corruption is an error, never a short list.
 
 Python's `tarfile` (and what is built on it) takes a header that fails its checksum for the end of the
-archive and stops silently, so one flipped bit can lose most of a shard. Here it raises at every such
+archive and stops silently, so one flipped bit can lose all of a shard behind it. Here it raises at every such
 header, the end-of-archive marker (two zero blocks) must be there, and only zeros may follow it. Reads
 what `tarfile` reads: ustar, GNU and PAX archives, and old headers without a magic.
 
@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 from torchtitan.models.dit_tts.data.storage import ShardFile
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
-# Of an extended header; `tarfile` reads it whole.
+# Of an extended header; `tarfile` reads all of it at once.
 _MAX_RECORD_BYTES = 1 << 20
 _EXTENDED = (
     tarfile.XHDTYPE,
