@@ -82,8 +82,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     fsspec's config files and FSSPEC_* variables.
 
     Raises:
-        InputError: the package for its scheme is not installed.
-        ValueError: fsspec knows no such scheme.
+        InputError: no such scheme, or the package for it is not installed.
     """
     import fsspec
 
@@ -96,6 +95,8 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"{shown(url)}: the package that reads '{protocol}://' is not installed "
             f'({_one_line(error)}); for s3 and http install it by pip install "titan-tts[remote]"'
         ) from None
+    except ValueError as error:
+        raise InputError(f"{shown(url)} is no URL of a store ({_one_line(error)})") from None
     if protocol in ("s3", "s3a"):
         store.retries = 1  # retries are made here, once, and not by each layer below as well
     return store, path
