@@ -3,8 +3,8 @@
     train/000000.tar
     train/text_features/t5gemma-2-270m-270m-3f2a0d6c1b5e4789/000000.safetensors
 
-    tokens    (n,) int32    tokens of each sample's text
     hashes    (n,) uint64   XXH3 of the bytes of each sample's features; 0 where it has none
+    tokens    (n,) int32    tokens of each sample's text
     features  (rows, h)     the encoder's last hidden states, text after text
 
 The n samples are in the order of the shard's index. The folder's name ends in a key of all that the
@@ -17,12 +17,15 @@ stay valid when conditions are dropped or changed.
 
 import glob
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +35,7 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, 
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import fingerprint, is_remote, user_cache_folder, write_atomic
+from torchtitan.models.dit_tts.files import atomic_file, fingerprint, is_remote, user_cache_folder
 
 FORMAT_VERSION = 2
 FOLDER_NAME = "text_features"
@@ -45,6 +48,9 @@ SETTLE_SECONDS = 60
 _OPENERS = 8
 _MAX_SLUG = 80
 _METADATA = "titan_tts"
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# A job that is alive writes every few seconds; machines' clocks may differ.
+_STALE_SECONDS = 86400
 # What a read needs of a sample, in one look-up.
 _ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
@@ -106,40 +112,81 @@ class FeatureFile:
         return np.where(self.hashes != 0, self.tokens, 0)
 
 
-def write_feature_file(
+@contextmanager
+def new_feature_file(
     path: str,
     kind: FeatureKind,
     shard_digest: str,
     tokens: np.ndarray,
     has_features: np.ndarray,
-    features: torch.Tensor,
-) -> None:
-    """Writes the features of one shard; the file appears complete or not at all.
+    width: int,
+) -> Iterator[Callable[[int, torch.Tensor], None]]:
+    """Opens a new feature file; it appears under `path` at the end, complete, or not at all.
 
     Args:
         tokens: (n,) int32 tokens of each sample's text.
         has_features: (n,) bool.
-        features: (rows, h) on the CPU in the stored dtype: the rows of every sample that has some.
-    """
-    from safetensors.torch import save
+        width: h.
 
-    data = features.view(torch.uint8).numpy()  # numpy has no bfloat16
+    Yields:
+        A function of a sample's number in the shard and its features (tokens, h) in the stored dtype,
+        on the CPU. It writes them to the file at once, and takes the samples in any order.
+    """
+    n, row_bytes = len(tokens), width * kind.torch_dtype.itemsize
     ends = np.cumsum(np.where(has_features, tokens, 0))
-    assert len(data) == (ends[-1] if len(ends) else 0) and features.dtype == kind.torch_dtype
-    hashes = np.zeros(len(tokens), np.uint64)
-    for sample in np.flatnonzero(has_features):
-        rows = data[ends[sample] - tokens[sample] : ends[sample]]
-        hashes[sample] = xxhash.xxh3_64_intdigest(rows.tobytes())
-    record = {
-        "version": FORMAT_VERSION,
-        "kind": asdict(kind),
-        "shard_digest": shard_digest,
-        "tables_hash": _tables_hash(kind, shard_digest, features.shape[1], tokens, hashes),
-    }
-    tables = {"tokens": torch.from_numpy(tokens), "hashes": torch.from_numpy(hashes)}
-    # One entry, as the library writes several in any order.
-    metadata = {_METADATA: json.dumps(record)}
-    write_atomic(path, save({**tables, "features": features}, metadata))
+    rows = int(ends[-1]) if n else 0
+    hashes = np.zeros(n, np.uint64)
+
+    def header() -> bytes:
+        """Always of the same length."""
+        record = {
+            "version": FORMAT_VERSION,
+            "kind": asdict(kind),
+            "shard_digest": shard_digest,
+            "tables_hash": _tables_hash(kind, shard_digest, width, tokens, hashes),
+        }
+        entries = {
+            "__metadata__": {_METADATA: json.dumps(record)},
+            "hashes": _entry("U64", 0, 8, n),
+            "tokens": _entry("I32", 8 * n, 4, n),
+            "features": _entry(
+                _DTYPES[kind.stored_dtype], 12 * n, kind.torch_dtype.itemsize, rows, width
+            ),
+        }
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    first_row = len(header()) + 12 * n
+    with atomic_file(path) as file:
+
+        def write(sample: int, features: torch.Tensor) -> None:
+            assert features.shape == (tokens[sample], width) and has_features[sample]
+            assert features.dtype == kind.torch_dtype
+            data = features.contiguous().view(torch.uint8).numpy()  # numpy has no bfloat16
+            hashes[sample] = xxhash.xxh3_64_intdigest(data)
+            file.seek(first_row + int(ends[sample] - tokens[sample]) * row_bytes)
+            file.write(data)
+
+        yield write
+        assert ((hashes != 0) == has_features).all()
+        file.seek(0)
+        file.write(header() + hashes.tobytes() + tokens.tobytes())
+
+
+def _entry(dtype: str, start: int, item_bytes: int, *shape: int) -> dict[str, Any]:
+    """A tensor in the header of a safetensors file."""
+    end = start + item_bytes * math.prod(shape)
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def remove_stale_files(folder: str) -> None:
+    """Removes the temporary files of jobs that were killed while they wrote."""
+    for path in glob.glob(os.path.join(glob.escape(folder), ".*.tmp")):
+        with suppress(OSError):  # another job has removed it
+            if time.time() - os.path.getmtime(path) > _STALE_SECONDS:
+                os.unlink(path)
 
 
 def _tables_hash(
