@@ -123,9 +123,7 @@ def test_too_many_graphs_are_warned_of_once(model, caplog):
     assert len(said) == 1 and "2 graphs were compiled for 1 static shapes" in said[0]
 
 
-@pytest.mark.parametrize(
-    "mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-)
+@pytest.mark.parametrize("mode", ["default", "max-autotune"])
 def test_every_block_gets_the_mode_also_those_of_the_encoders(model, mode, monkeypatch):
     """What the modes compute is compared on whole runs, in test_parity."""
     options = []

@@ -5,7 +5,6 @@ its shard is done, so a stopped job goes on with the shards that are missing.
 """
 
 import errno
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,6 @@ from torchtitan.models.dit_tts.text.feature_store import (
     feature_paths,
     find_feature_file,
     new_feature_file,
-    remove_stale_files,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, read_texts
@@ -77,14 +75,6 @@ def make_text_features(
     Raises:
         InputError: a corrupt sample, features that the stored dtype cannot hold, nowhere to write.
     """
-    for folder in {
-        os.path.dirname(path)
-        for shard in shards
-        for path in feature_paths(
-            dataset.tar_paths[shard], dataset.indexes[shard].digest.hex(), kind.folder_name
-        )
-    }:
-        remove_stale_files(folder)
     firsts = np.searchsorted(dataset.shard, shards)
     ends = np.searchsorted(dataset.shard, shards, side="right")
     total = int((ends - firsts).sum())

@@ -17,7 +17,6 @@ stay valid when conditions are dropped or changed.
 
 import glob
 import json
-import math
 import os
 import re
 import time
@@ -25,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -145,19 +143,19 @@ def new_feature_file(
             "shard_digest": shard_digest,
             "tables_hash": _tables_hash(kind, shard_digest, width, tokens, hashes),
         }
+        dtype, end = _DTYPES[kind.stored_dtype], 12 * n + rows * row_bytes
         entries = {
             "__metadata__": {_METADATA: json.dumps(record)},
-            "hashes": _entry("U64", 0, 8, n),
-            "tokens": _entry("I32", 8 * n, 4, n),
-            "features": _entry(
-                _DTYPES[kind.stored_dtype], 12 * n, kind.torch_dtype.itemsize, rows, width
-            ),
+            "hashes": {"dtype": "U64", "shape": [n], "data_offsets": [0, 8 * n]},
+            "tokens": {"dtype": "I32", "shape": [n], "data_offsets": [8 * n, 12 * n]},
+            "features": {"dtype": dtype, "shape": [rows, width], "data_offsets": [12 * n, end]},
         }
         text = json.dumps(entries).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    _remove_stale_files(os.path.dirname(path))
     first_row = len(header()) + 12 * n
     with atomic_file(path) as file:
 
@@ -175,13 +173,7 @@ def new_feature_file(
         file.write(header() + hashes.tobytes() + tokens.tobytes())
 
 
-def _entry(dtype: str, start: int, item_bytes: int, *shape: int) -> dict[str, Any]:
-    """A tensor in the header of a safetensors file."""
-    end = start + item_bytes * math.prod(shape)
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-
-
-def remove_stale_files(folder: str) -> None:
+def _remove_stale_files(folder: str) -> None:
     """Removes the temporary files of jobs that were killed while they wrote."""
     for path in glob.glob(os.path.join(glob.escape(folder), ".*.tmp")):
         with suppress(OSError):  # another job has removed it

@@ -176,7 +176,7 @@ def first_line(error: BaseException | None) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hides transformers' progress bars and its table of unexpected keys, which every text-only load
-    of a larger model has; `HFEncoderSpec.load` checks what counts of it."""
+    of a larger model has; `HFEncoderSpec.load` checks what matters."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

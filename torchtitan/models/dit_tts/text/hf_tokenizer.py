@@ -110,14 +110,10 @@ class TextTokenizer:
             return []
         unicode_bytes(text)
         encoding = self._backend.encode(text)
-        found: set[str] = set()
-        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id == self._unknown:
-                characters = set(text[start:stop])
-                # A word that is too long is unknown, too, though its characters are known.
-                alone = {c for c in characters if self._unknown in self._backend.encode(c).ids}
-                found |= alone or characters
-        return sorted(found)
+        offsets = zip(encoding.ids, encoding.offsets, strict=True)
+        # Some models read a word as unknown for one of its characters.
+        seen = {c for i, (start, end) in offsets if i == self._unknown for c in text[start:end]}
+        return sorted(c for c in seen if self._unknown in self._backend.encode(c).ids)
 
     def _has_more_specials(self, encoding: "Encoding") -> bool:
         specials = sum(map(self._special.__contains__, encoding.ids))
@@ -135,11 +131,9 @@ class TextTokenizer:
             if added or content is None or unknown:
                 ids.append(token_id)
             else:
-                ids += [piece for character in content for piece in self._piece_ids(character)]
+                tokenize = self._backend.model.tokenize
+                ids += [piece.id for character in content for piece in tokenize(character)]
         return ids
-
-    def _piece_ids(self, character: str) -> list[int]:
-        return [piece.id for piece in self._backend.model.tokenize(character)]
 
 
 class SubwordTokenizer(ConditionedTokenizer):
