@@ -171,7 +171,7 @@ def float8_on_two_ranks(rank: int, folder: str) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_it_trains_as_whole(tmp_path):
-    """Both ranks see the same data: gradients are twice the whole model's, and Adam scales them."""
+    """Both ranks see the same data: gradients are twice the unsharded model's, and Adam scales them."""
     run_ranks(float8_on_two_ranks, 2, str(tmp_path))
     seen, state = torch.load(tmp_path / "found.pt")
     assert torch.allclose(seen, losses(converted(), steps=3), rtol=0.01)

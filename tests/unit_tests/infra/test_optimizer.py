@@ -82,12 +82,12 @@ def build(model: nn.Module, kind: str) -> TTSOptimizers:
     return build_tts_optimizers([model], KINDS[kind], None)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: whole(value.detach()).clone() for name, value in model.named_parameters()}
+    return {name: full(value.detach()).clone() for name, value in model.named_parameters()}
 
 
 def difference(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -48,11 +48,8 @@ def test_one_missing_weight_is_an_error_that_names_it(checkpoints, tmp_path, nam
         del weights[key]
 
     path = changed(checkpoints[name], tmp_path / "model", remove_one)
-    with pytest.raises(
-        InputError, match="1 of the encoder's weights are not in the checkpoint"
-    ) as e:
+    with pytest.raises(InputError, match=f"1 of the encoder's weights .*{remove_one.key}"):
         load(path)
-    assert remove_one.key in str(e.value)
 
 
 def test_weights_of_another_shape_are_an_error(checkpoints, tmp_path):

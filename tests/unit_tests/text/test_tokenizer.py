@@ -14,7 +14,6 @@ from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.tokenizer import (
     Tokenizer,
     byte_tokenizer,
-    with_duration,
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     BYTE_VOCAB_SIZE,
@@ -160,13 +159,6 @@ def test_bins_are_not_moved_by_the_division():
     assert [vocabulary.duration_bin(tenths / 10) for tenths in range(1, 9)] == list("12345666")
 
 
-def test_one_duration_for_training_and_generation():
-    metadata = {"speaker": "slt", "target_duration": 99.0}
-    timed = with_duration(metadata, frames=155, frames_per_second=25.0)
-    assert timed == {"speaker": "slt", "target_duration": 6.2}
-    assert metadata["target_duration"] == 99.0
-
-
 def test_a_field_without_a_value_in_the_data():
     for values in ({}, {"class": []}):
         with pytest.raises(InputError, match="conditioning has 'class', but no sample"):
@@ -231,17 +223,17 @@ def test_dropped_conditions_are_unknown_and_the_rest_stays():
 def test_dropout_depends_on_the_place_in_the_stream_alone():
     tokenizer = conditioned("bytes", ("speaker", "duration"), dropout=0.3)
     rows = np.arange(64)
-    whole = tokenizer.dropped(seed=3, global_batch=9, rows=rows)
-    assert whole.shape == (64, 2) and whole.dtype == bool
-    assert (tokenizer.dropped(3, 9, rows[16:32]) == whole[16:32]).all()
+    full_batch = tokenizer.dropped(seed=3, global_batch=9, rows=rows)
+    assert full_batch.shape == (64, 2) and full_batch.dtype == bool
+    assert (tokenizer.dropped(3, 9, rows[16:32]) == full_batch[16:32]).all()
     for column, stream in enumerate((200, 204)):  # of the speaker and the duration
         drawn = uniform(stream_keys(3, torch.tensor(9), torch.from_numpy(rows), stream))
-        assert (whole[:, column] == (drawn < 0.3).numpy()).all()
+        assert (full_batch[:, column] == (drawn < 0.3).numpy()).all()
     # A field is dropped from the same samples whatever its neighbours and the vocabulary are.
     other = conditioned("chars", ("class", "duration", "speaker"), dropout=0.3)
-    assert (other.dropped(3, 9, rows)[:, [2, 1]] == whole).all()
+    assert (other.dropped(3, 9, rows)[:, [2, 1]] == full_batch).all()
     for changed in (tokenizer.dropped(4, 9, rows), tokenizer.dropped(3, 8, rows)):
-        assert (changed != whole).any()
+        assert (changed != full_batch).any()
     assert not conditioned(dropout=0.0).dropped(0, 1, rows).any()
     assert conditioned(dropout=1.0).dropped(0, 1, rows).all()
 

@@ -162,7 +162,7 @@ def new_feature_file(
         def write(sample: int, features: torch.Tensor) -> None:
             assert features.shape == (tokens[sample], width) and has_features[sample]
             assert features.dtype == kind.torch_dtype
-            data = features.contiguous().view(torch.uint8).numpy()  # numpy has no bfloat16
+            data = features.contiguous().view(torch.uint8).numpy().data  # numpy has no bfloat16
             hashes[sample] = xxhash.xxh3_64_intdigest(data)
             file.seek(first_row + int(ends[sample] - tokens[sample]) * row_bytes)
             file.write(data)
@@ -190,11 +190,7 @@ def _tables_hash(
 
 
 def read_feature_file(path: str) -> FeatureFile | None:
-    """The tables of a feature file; None where there is no complete and valid one of this version.
-
-    Raises:
-        InputError: the file is there and cannot be read.
-    """
+    """The tables of a feature file; None where there is no complete and valid one of this version."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -214,11 +210,6 @@ def read_feature_file(path: str) -> FeatureFile | None:
         return FeatureFile(path, os.path.getsize(path), kind, digest, width, offset, tokens, hashes)
     except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
         return None
-    except OSError as error:
-        raise InputError(
-            f"{path}: text features that cannot be read ({error.strerror}); repair that or delete the "
-            f"file, and it is made again"
-        ) from error
 
 
 def feature_paths(tar_path: str, shard_digest: str, folder_name: str) -> list[str]:
@@ -251,7 +242,7 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         for folder, name in _places(tar_path, index.digest.hex()):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
-                # Not the model's whole name, as its folder may have been elsewhere.
+                # Not the model's full path, as its folder may have been elsewhere.
                 if file is not None and (
                     file.kind.slug == kind.slug
                     and replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind
@@ -385,8 +376,8 @@ class TextFeatures:
             )
         if rows > len(out):
             raise InputError(
-                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where at "
-                f"most {len(out)} fit"
+                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where "
+                f"{len(out)} fit"
             )
         assert out.shape[1] * out.itemsize == self._row_bytes
         target = out[:rows].reshape(-1).view(np.uint8).data

@@ -140,11 +140,6 @@ def fetch_weights(model: str) -> None:
             f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); fetch it where "
             f"there is a network: hf download {model}"
         ) from error
-    if not weight_files(model):
-        raise InputError(
-            f"[encoder] model = {model!r}: the hub has none of {', '.join(WEIGHTS)}; use a model with "
-            f"such weights"
-        )
 
 
 def contents_digest(path: Path) -> bytes:

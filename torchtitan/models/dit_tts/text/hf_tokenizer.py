@@ -18,16 +18,11 @@ from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import first_line
-from torchtitan.models.dit_tts.text.tokenizer import (
-    ConditionedTokenizer,
-    unicode_bytes,
-)
+from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
     from tokenizers import Encoding, Tokenizer
-
-_NOTHING: Mapping[str, Any] = {}
 
 # Where a model's own files are missing, transformers makes a tokenizer of special tokens alone.
 _MIN_PIECES = 16
@@ -158,18 +153,14 @@ class SubwordTokenizer(ConditionedTokenizer):
             )
 
     def text_ids(self, text: str) -> list[int]:
-        """Ids of a text alone, with the model's special tokens.
-
-        Raises:
-            InputError: the text is not Unicode.
-        """
+        """Ids of a text alone, as `TextTokenizer.ids`."""
         return self.text.ids(text)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
     def encode(
-        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+        self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         return self.condition_ids(metadata, drop) + self.text_ids(text)
 
