@@ -62,26 +62,6 @@ def test_a_completed_run_is_not_waited_for(tmp_path, monkeypatch):
     assert len(started) == 1
 
 
-def test_the_plan_stands_beside_what_was_allocated(tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "benchmark.json").write_text('{"peak_memory_gib": 9.0}')
-    rows = [
-        {"step": step, "peak_allocated_gib": gib} for step, gib in ((1, 4.0), (12, 6.0), (13, 1.0))
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
-    monkeypatch.setattr(train_runs, "finished", lambda *given: folder)
-    report = train_runs.benchmark(settings(tmp_path), "debug", 1, "longest", [])
-    assert report == {"peak_memory_gib": 9.0, "peak_allocated_gib": 6.0}
-    monkeypatch.setattr(steps, "benchmark", lambda *given: report)
-    monkeypatch.setattr(steps, "figures", lambda report: dict(report))
-    plans = steps.Plans(settings(tmp_path))
-    monkeypatch.setattr(plans, "ask", lambda *given: None)
-    monkeypatch.setattr(plans, "of", lambda *given: {"planned_gib": 5.0})
-    on_gpu = replace(settings(tmp_path), device="cuda")
-    assert steps.step("debug", 1, [], {}, plans, on_gpu)["measured_to_planned"] == 1.2
-
-
 @pytest.mark.long
 def test_how_a_run_ends_otherwise(tmp_path, monkeypatch):
     run_that(monkeypatch, "oom", "sys.exit(1)")
@@ -107,15 +87,6 @@ def test_a_plan_is_waited_for_within_the_stages_time(tmp_path):
     assert plans.asked["debug", 1].wait(timeout=5) != 0
 
 
-def test_a_plan_takes_one_thread_and_no_gpu(tmp_path, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(
-        steps.subprocess, "Popen", lambda command, **named: seen.update(named["env"])
-    )
-    steps.Plans(settings(tmp_path)).ask("debug", 1)
-    assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("1", "")
-
-
 def test_out_of_memory_with_fp8_says_nothing_of_bf16(tmp_path, monkeypatch):
     asked = []
 
@@ -133,15 +104,6 @@ def test_out_of_memory_with_fp8_says_nothing_of_bf16(tmp_path, monkeypatch):
     with pytest.raises(NotMeasured, match="8 did not fit"):
         step("debug", 16, [])
     assert asked == [(4, "--fp8"), (8,)]
-
-
-def test_steps_stand_beside_the_other_checkpointing(tmp_path):
-    names = [
-        item.name
-        for item in steps.items(replace(settings(tmp_path), tiny=False, flavors=("800M",)))
-    ]
-    assert names[0] == "800M step, micro-batch 32"
-    assert sum("checkpointing" in name or "memory budget" in name for name in names) == 1
 
 
 def test_four_buckets_are_not_measured_beside_the_configs_eight(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.html_report import check_output, draw_plots, render
     from torchtitan.models.dit_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
-    from torchtitan.models.dit_tts.doctor.text_report import show, show_json
+    from torchtitan.models.dit_tts.doctor.text_report import report_lines, show, show_json
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
@@ -76,7 +76,7 @@ def run(options: Options) -> int:
     if options.json:
         show_json(result)
     else:
-        show("\n".join(_lines(result)))
+        show("\n".join(report_lines(result)))
     return EXIT_ERRORS_FOUND if result["status"] == "errors" else 0
 
 
@@ -133,18 +133,3 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
         "shards": shard_table(dataset, limits.frames_per_second),
     }
     return result, found
-
-
-def _lines(result: dict[str, Any]) -> list[str]:
-    from torchtitan.models.dit_tts.doctor.text_report import (
-        finding_lines,
-        suggestion_lines,
-        summary_lines,
-    )
-
-    lines = summary_lines(result["summary"])
-    lines += ["", f"{result['status']}: {result['read']['scope']}"]
-    lines += finding_lines(result["findings"])
-    if result["suggestion"]:
-        lines += ["", "Suggestion", *suggestion_lines(result["suggestion"])]
-    return [*lines, "", f"page: {result['page']}"]

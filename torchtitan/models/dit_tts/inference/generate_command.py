@@ -234,7 +234,7 @@ def check_text(text: str, tokenizer: "ConditionedTokenizer") -> None:
 
 
 def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: "ConditionedTokenizer") -> None:
-    """Says on stderr which unknown tokens are used though training may never have shown them."""
+    """Warns on stderr of unknown tokens that training may never have used."""
     left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
     if left_out and tokenizer.conditioning_dropout == 0:
         print(
