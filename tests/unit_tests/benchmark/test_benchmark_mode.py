@@ -59,18 +59,12 @@ def loader_of(job: JobConfig) -> LatentDataLoader:
 
 
 def test_lengths_are_log_normal_within_the_limits():
-    benchmark = Benchmark(mean_seconds=9.0, sigma=0.5)
-    frames = utterance_frames(benchmark, Data(), np.random.default_rng(0))
+    frames = utterance_frames(
+        Benchmark(mean_seconds=9.0, sigma=0.5), Data(), np.random.default_rng(0)
+    )
     assert frames.min() >= 25 and frames.max() <= 768
     assert abs(frames.mean() / 25 - 9.0) < 0.15
     assert abs(np.log(frames).std() - 0.5) < 0.03
-    longest = utterance_frames(
-        replace(benchmark, lengths="longest"), Data(), np.random.default_rng(0)
-    )
-    assert set(longest.tolist()) == {768}
-
-
-def test_a_mean_outside_the_limits_is_refused():
     with pytest.raises(InputError, match=r"mean_seconds = 30.*max_frames = 50.*choose a mean"):
         utterance_frames(
             Benchmark(mean_seconds=30.0, sigma=0.2), Data(max_frames=50), np.random.default_rng(0)
@@ -267,7 +261,6 @@ def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):
     report = made.finish(folder, 0.0)
     assert config_from_dict(report["config"], "bm") == made.job_config
     assert report["gpus_per_node"] == report["environment"]["gpus_per_node"] == 4
-    assert {"cuda", "cudnn", "nccl", "driver"} <= report["environment"].keys()
     variables = report["environment"]["variables"]
     assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not {"PATH", "HOME"} & variables.keys()

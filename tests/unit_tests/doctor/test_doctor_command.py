@@ -105,7 +105,6 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert data("doctor", "set", "--json", "--output", "page.html") == 1
     result = json.loads(capsys.readouterr().out)
     assert result["status"] == "errors" and result["page"] == str(folder / "page.html")
-    assert {"summary", "read", "findings", "suggestion", "shards"} <= set(result)
     codes = [finding["code"] for finding in result["findings"]]
     assert codes[:2] == ["corrupt_shard", "zero_latents"]
     severities = [finding["severity"] for finding in result["findings"]]

@@ -90,8 +90,8 @@ def find_weights(name: str) -> tuple[Path, str]:
         raise InputError(f"codec = {name}, but DAC-VAE weights end in {' or '.join(SUFFIXES)}")
     if not HUB_NAME.fullmatch(name):
         raise InputError(
-            f"codec '{name}' is not known; known are: mel_dct, a DAC-VAE's weights (the path of a "
-            "weights.pth or .safetensors file, or of the folder of one), a hub name such as "
+            f"codec = {name}, but that is no path and no hub name; known are: mel_dct (without weights), "
+            "a weights.pth or .safetensors of a DAC-VAE, the folder of one, or a hub name such as "
             "facebook/dacvae-watermarked"
         )
     return _download(name), name

@@ -1,4 +1,4 @@
-"""`titan-tts data doctor`: reads a whole dataset, lists what is wrong with it and suggests batches."""
+"""`titan-tts data doctor`: reads a dataset, lists what is wrong with it and suggests batches."""
 
 import os
 import re
@@ -20,7 +20,7 @@ EXIT_ERRORS_FOUND = 1
 
 @dataclass
 class Options:
-    """Read a whole dataset, list what is wrong with it and suggest batches."""
+    """Read every sample of a dataset, list what is wrong with it and suggest batches."""
 
     path: Paths
     """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""

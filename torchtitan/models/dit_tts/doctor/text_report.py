@@ -36,11 +36,11 @@ def thousands(value: float | None) -> str:
 
 
 def short_number(value: float | None) -> str:
-    """Whole numbers in full, others with four significant digits; None -> a dash."""
+    """Integers in full, others with four significant digits; None -> a dash."""
     if value is None:
         return "-"
-    whole = float(value).is_integer() or abs(value) >= 1000
-    return f"{value:,.0f}" if whole else f"{value:.4g}"
+    in_full = float(value).is_integer() or abs(value) >= 1000
+    return f"{value:,.0f}" if in_full else f"{value:.4g}"
 
 
 def size_text(count: float) -> str:
