@@ -209,9 +209,9 @@ def test_eviction_while_another_holds_the_file(server, tars, tmp_path):
     ours, others = (RangeReader(str(cache), 100_000) for _ in range(2))
     groups = [extents_of(server, number, 4, size=9000) for number in range(2)]
     ours.fetch(groups[0])
-    held = next(cache.glob("*.data")).open("rb")
-    others.fetch(groups[1])
-    assert os.fstat(held.fileno()).st_blocks == 0  # held open, but its disk is free
+    with next(cache.glob("*.data")).open("rb") as held:
+        others.fetch(groups[1])
+        assert os.fstat(held.fileno()).st_blocks == 0  # held open, but its disk is free
     server.requests.clear()
     for _ in range(2):
         assert ours.fetch(groups[0]) == right(tars, groups[0])
