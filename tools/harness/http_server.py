@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 class FolderServer(http.server.ThreadingHTTPServer):
-    """Serves ``folder`` while it is used as a context manager; ``url`` has no slash at its end.
+    """Serves `folder` while it is used as a context manager; `url` has no slash at its end.
 
     It also answers as S3 does to a path-style GetObject or HeadObject, the first folder being the
     bucket.
 
     Attributes, which may be set at any time:
         hold_until: answers wait until so many requests were in flight at once (20 s at most).
-        fail_first: so many of the next GET requests are answered with ``fail_status``.
+        fail_first: so many of the next GET requests are answered with `fail_status`.
         honour_ranges: False to send complete files whatever is asked.
         deny: names that are answered with 403.
         requests: count of the requests, by method.
