@@ -110,8 +110,8 @@ def test_python_tars_with_long_names_interleaved_and_extra_members(tmp_path, sam
 
 
 @pytest.mark.parametrize("tar_format", ["ustar", "gnu", "posix", "v7"])
-def test_gnu_tar_both_ways(tmp_path, samples, tar_format):
-    source, unpacked = tmp_path / "source", tmp_path / "unpacked"
+def test_tars_of_gnu_tar(tmp_path, samples, tar_format):
+    source = tmp_path / "source"
     source.mkdir()
     for sample in samples:
         for name, data in members_of(sample).items():
@@ -120,10 +120,6 @@ def test_gnu_tar_both_ways(tmp_path, samples, tar_format):
     pack = ["tar", f"--format={tar_format}", "--sort=name", "-cf", tmp_path / "x.tar"]
     subprocess.run([*pack, "-C", source, "."], check=True)
     check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
-    write_shard(tmp_path / "ours.tar", samples)
-    unpacked.mkdir()
-    subprocess.run(["tar", "-xf", tmp_path / "ours.tar", "-C", unpacked], check=True)
-    assert np.array_equal(np.load(unpacked / "utt000003.npy"), samples[3].latents)
 
 
 def test_webdataset_shard_writer_and_reader(tmp_path, samples):

@@ -164,10 +164,6 @@ def test_http_mistakes_are_one_sentence(server):
     with_secrets = url.replace("http://", "http://user:password@") + "?signature=secret"
     sentence = sentence_of(open_source, with_secrets)
     assert sentence.startswith(f"{url}: cannot be opened (status 403: access denied); ")
-    server.deny.clear()
-    server.honour_ranges = False
-    source = RemoteSource(url, read_ahead_bytes=1000)
-    assert "the server ignores range requests" in sentence_of(source.pread, 10, 10)
 
 
 def test_unreachable_host_is_tried_again_then_one_sentence(caplog):
