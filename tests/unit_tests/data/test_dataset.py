@@ -274,10 +274,6 @@ def test_npy_versions_two_and_three(tmp_path, samples):
 
 def test_paths(tmp_path):
     folder = make_shards(tmp_path / "d", 6, channels=CHANNELS, shards=3)
-    (folder / "sub").mkdir()
-    shutil.copy(folder / "000000.tar", folder / "sub" / "deep.tar")
-    assert len(open_dataset(str(folder), CHANNELS).tar_paths) == 3
-    assert len(open_dataset(str(folder / "00000[12].tar"), CHANNELS)) == 4
     (tmp_path / "e").mkdir()
     shutil.copy(folder / "000000.tar", tmp_path / "e")
     both = open_dataset(str(tmp_path / "[de]" / "*.tar"), CHANNELS)
@@ -302,12 +298,12 @@ def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
     assert len(built) == 1 and again.fingerprint == first.fingerprint
     assert again.sample_id(3) == first.sample_id(3)
 
-    for number, bad in enumerate(
-        (b"", stored[:-1], stored[:-1] + b"?", b"OTHER" + stored[5:]), start=2
-    ):
+    corrupt = (b"", stored[:-1], stored[:-1] + b"?", b"OTHER" + stored[5:])
+    for bad in corrupt:
         sidecar.write_bytes(bad)
         assert open_dataset(tar, CHANNELS).fingerprint == first.fingerprint
-        assert len(built) == number and sidecar.read_bytes() == stored
+        assert sidecar.read_bytes() == stored
+    assert len(built) == 1 + len(corrupt)
 
     write_shard(tar, make_samples(3, seed=5, channels=CHANNELS))
     changed = open_dataset(tar, CHANNELS)
@@ -460,12 +456,12 @@ def test_labels_and_characters(tmp_path, samples):
 
 def test_ranks_that_start_together_begin_with_other_shards(tmp_path, monkeypatch):
     make_shards(tmp_path, 16, channels=CHANNELS, shards=8)
-    whole = open_dataset(str(tmp_path), CHANNELS)
+    alone = open_dataset(str(tmp_path), CHANNELS)
     order = []
     load = index.load_index
     monkeypatch.setattr(dataset_module, "load_index", lambda path: order.append(path) or load(path))
     for number in range(3):
         order.clear()
         part = open_dataset(str(tmp_path), CHANNELS, part=(number, 3))
-        assert part.fingerprint == whole.fingerprint and part.tar_paths == whole.tar_paths
+        assert part.fingerprint == alone.fingerprint and part.tar_paths == alone.tar_paths
         assert os.path.basename(order[0]) == f"{8 * number // 3:06d}.tar"

@@ -236,11 +236,11 @@ def test_sizes_that_no_tar_has(tmp_path, size):
 
 def test_a_huge_foreign_npy_is_not_read(tmp_path):
     write_shard(tmp_path / "a.tar", SAMPLES)
-    whole = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
-    whole += bytes(-len(whole) % 512)
+    data = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
+    data += bytes(-len(data) % 512)
     info = tarfile.TarInfo("weights.npy")
     info.size = 64 << 30
     with open(tmp_path / "a.tar", "wb") as file:
-        file.write(whole + info.tobuf(tarfile.GNU_FORMAT) + b"\x93NUMPY\x01\0")
-        file.truncate(len(whole) + 512 + info.size + 1024)  # sparse
+        file.write(data + info.tobuf(tarfile.GNU_FORMAT) + b"\x93NUMPY\x01\0")
+        file.truncate(len(data) + 512 + info.size + 1024)  # sparse
     assert outcome(tmp_path)

@@ -31,17 +31,11 @@ def test_same_batches_as_from_disk(server, tmp_path):
         assert_same(joined([left]), joined([right]))
 
 
-def test_a_batch_is_asked_for_at_once_and_kept(server, tmp_path):
+def test_the_samples_of_a_batch_are_requested_at_once(server, tmp_path):
     loader = remote(server, tmp_path)
     server.hold_until = 8  # answers come only when all samples of a batch have been asked for
     take(loader, 1)
     assert server.peak_in_flight >= 8
-    server.hold_until = 0
-    take(loader, 60)  # more than an epoch: every sample has been read
-    before = server.requests["GET"]
-    again = remote(server, tmp_path)
-    take(again, 40)
-    assert server.requests["GET"] == before  # neither indexes nor samples were asked for again
 
 
 def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
@@ -74,19 +68,18 @@ def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path):
 def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):
     open_dataset(str(server.folder), CHANNELS)  # sidecars, which no signature opens
 
-    def signed(signature, cache):
+    def signed(signature):
         urls = [f"{server.url}/{n:06d}.tar?X-Signature={signature}" for n in range(2)]
-        return build(None, path=urls, cache_folder=str(tmp_path / cache))
+        return build(None, path=urls, cache_folder=str(tmp_path / "cache"))
 
-    first = signed("one", "cache")
-    for left, right in zip(take(first, 40), take(build(server.folder), 40), strict=True):
-        assert_same(joined([left]), joined([right]))
+    first = signed("one")
+    take(first, 60)  # more than an epoch: every sample has been read
     before = server.requests["GET"]
-    renewed = signed("two", "cache")
+    renewed = signed("two")
     renewed.load_state_dict(first.state_dict())
     take(renewed, 20)
-    assert server.requests["GET"] == before  # indexes and samples were kept under the tars' names
-    assert "X-Signature" not in str(renewed.dataset.sample_id(0))
+    assert server.requests["GET"] == before  # indexes and samples were cached under the tars' names
+    assert "X-Signature" not in renewed.dataset.sample_id(0)
 
 
 def test_a_sidecar_of_another_tar_is_not_taken(server, tmp_path):
