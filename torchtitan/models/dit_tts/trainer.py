@@ -1,7 +1,6 @@
 """The trainer: upstream's, with the flow-matching step, EMA, audit and the run folder."""
 
 import os
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -167,7 +166,7 @@ class DiTTTSTrainer(Trainer):
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
-        by the number of valid frames in the whole global batch."""
+        by the number of valid frames in the global batch."""
         self.micro_batch += 1
         reduce_gradients(
             self.model_parts[0],
@@ -248,7 +247,9 @@ class DiTTTSTrainer(Trainer):
             self.optimizers.step()
             self.lr_schedulers.step()
             if should_log:
-                self._log(torch.stack(losses).sum(), grad_norm, lr)
+                mesh = self.parallel_dims.get_optional_mesh("loss")
+                loss = dist_utils.dist_sum(torch.stack(losses).sum(), mesh)
+                self.metrics_processor.log_step(self.step, loss, grad_norm.item(), lr)
             if self.ema is not None:
                 self.ema.update()
         if self.job_config.data.audit:
@@ -267,27 +268,3 @@ class DiTTTSTrainer(Trainer):
             group = self.parallel_dims.get_mesh("batch").get_group()
             torch.distributed.all_reduce(frames, group=group)
         return frames
-
-    def _log(
-        self,
-        loss: torch.Tensor,
-        grad_norm: torch.Tensor,
-        lr: float | torch.Tensor,
-    ) -> None:
-        """Logs a step, for which the host waits. `loss` is this rank's part of it."""
-        mesh = self.parallel_dims.get_optional_mesh("loss")
-        self.metrics_processor.log_step(
-            self.step, dist_utils.dist_sum(loss, mesh), grad_norm.item(), lr
-        )
-
-
-def set_single_process_defaults() -> None:
-    """Lets `python train.py` run without torchrun, as the only process of its group."""
-    if "RANK" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
