@@ -56,19 +56,12 @@ def test_it_trains_and_resumes_on_two_ranks(trained):
 def test_it_speaks_as_the_tokens_say(trained):
     folder, run = trained
     out = folder / "out.wav"
-    generate(run.folder, "--speaker=s1", "--text=one two", "--duration=0.8", "--out", out)
+    words = ["--speaker=s1", "--text=one two", "--duration=0.8", "--out", out]
+    generate(run.folder, *words)
     said, rate = soundfile.read(out)
     assert (rate, len(said)) == (16000, 12800)
     # The same voice and length, another speaker's token.
-    generate(
-        run.folder,
-        "--speaker=s1",
-        "--condition=speaker=s2",
-        "--text=one two",
-        "--duration=0.8",
-        "--out",
-        out,
-    )
+    generate(run.folder, "--condition=speaker=s2", *words)
     other = soundfile.read(out)[0]
     assert len(other) == len(said) and abs(other - said).max() > 1e-4
 
