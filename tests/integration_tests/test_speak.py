@@ -55,7 +55,7 @@ def test_evaluate_reads_recordings_codec_and_untrained(trained):
     report = json.loads((run.folder / "samples/step-3/evaluation.json").read_text())
     rates = {name: rate["all"] for name, rate in report["word_error_rate"].items()}
     assert rates["recordings"] < 0.05 and rates["codec"] < 0.05
-    # What it says after three steps nobody can read, and nothing else is read as it.
+    # Speech after three steps is not intelligible.
     assert rates.keys() == {"recordings", "codec", "generated", "untrained"}
     assert len(list((run.folder / "samples/step-3").glob("*.wav"))) == report["utterances"] == 48
     assert len(list((run.folder / "samples/step-3").glob("*.png"))) == 4

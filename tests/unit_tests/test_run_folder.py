@@ -114,12 +114,8 @@ def test_resume_brings_every_line_file_back(tmp_path):
         (MemoryError(), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
         (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "oom"),
-        (
-            torch.distributed.DistBackendError("Watchdog caught collective operation timeout"),
-            "timeout",
-        ),
+        (torch.distributed.DistBackendError("Watchdog caught collective timeout"), "timeout"),
         (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation"), "timeout"),
         (InputError("[comm] train_timeout_seconds = -1 must not be negative"), "failed"),
         (RuntimeError("shape mismatch"), "failed"),
@@ -165,9 +161,3 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     (tmp_path / "mine").mkdir()
     RunFolder(tmp_path / "mine", 0).fail(InputError("no data"))
     assert (tmp_path / "mine").exists()
-
-
-def test_an_unreadable_state_does_not_stop_a_run(tmp_path, config):
-    (tmp_path / "state.json").write_text("[1")
-    RunFolder(tmp_path, 0).start(config)
-    assert state_of(tmp_path)["state"] == "init"

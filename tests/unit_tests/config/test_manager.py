@@ -153,12 +153,9 @@ def test_every_field_of_ours_says_what_it_is():
         ("[data]\nzzz = 1", ["[data] zzz", "allowed are", "max_frames", "seed"]),
         ("[trainin]\nsteps = 1", ["section [trainin]", "did you mean training?"]),
         ("data = 3", ["[data]", "3", "must be a section"]),
-        ("[[data]]\nseed = 3", ["[data]", "must be a section"]),
         ("[training]\nsteps = 'many'", ["[training] steps", "'many'", "int"]),
-        ("[training]\nsteps = 1.5", ["[training] steps", "1.5", "int"]),
         ("[training]\nsteps = true", ["[training] steps", "True", "int"]),
         ("[optimizer]\nlr = '1e-3'", ["[optimizer] lr", "'1e-3'", "float"]),
-        ("[ema]\nenable = 1", ["[ema] enable", "1", "bool"]),
         ("[data]\npath = ['a', 1]", ["[data] path", "['a', 1]", "str"]),
         ("[data]\non_too_long = 'keep'", ["[data] on_too_long", "'keep'", "'drop', 'error'"]),
         ("[data]\nbucket_frames = [64, 'x']", ["[data] bucket_frames", "'x'", "list[int]"]),
@@ -192,9 +189,7 @@ def test_whole_numbers_are_floats_too(tmp_path):
         (["--training.step=1"], ["--training.step", "--training.steps"]),
         (["--data.no-seed"], ["--data.no-seed"]),
         (["--training.steps=many"], ["--training.steps", "'many'", "int"]),
-        (["--training.steps"], ["--training.steps", "missing value"]),
         (["--data.on_too_long=keep"], ["--data.on-too-long", "'keep'", "'drop'"]),
-        (["--compile.enable=maybe"], ["maybe"]),
         (["--data.bucket_frames", "64", "x"], ["--data.bucket-frames", "'x'"]),
         (["stray"], ["stray"]),
     ],
@@ -206,11 +201,3 @@ def test_mistakes_on_the_command_line(arguments, words, capfd):
     said = capfd.readouterr().err
     for word in words:
         assert word.lower() in said.lower(), said
-
-
-def test_help_is_printed(capsys):
-    with pytest.raises(SystemExit) as stop:
-        load_config(["--help"])
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
-    assert "--data.max-frames INT" in said and "Longest utterance, in latent frames" in said

@@ -28,7 +28,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
             "inspect": ("doctor.inspect_command", "Show what a dataset holds, from its indexes."),
             "doctor": (
                 "doctor.doctor_command",
-                "Read a whole dataset, list what is wrong with it and suggest buckets.",
+                "Read all of a dataset, list what is wrong with it and suggest buckets.",
             ),
         },
         "Inspect and check a dataset of shards.",

@@ -1,4 +1,4 @@
-"""The model sizes: the flavors, and what a job config says of them."""
+"""The model sizes: the flavors, and what a job config changes in them."""
 
 from dataclasses import dataclass, replace
 from functools import partial

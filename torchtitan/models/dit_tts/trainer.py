@@ -60,8 +60,14 @@ class DiTTTSTrainer(Trainer):
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.run_folder = run_folder
-        self.benchmark = self._build_benchmark() if config.benchmark.enable else None
-        if self.benchmark is not None:
+        self.benchmark: BenchmarkRecorder | None = None
+        if config.benchmark.enable:
+            parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+            assert isinstance(self.dataloader.order, WarmUpFirst)
+            warm_up = len(self.dataloader.order.warm_up)
+            self.benchmark = BenchmarkRecorder(
+                self.config, self.model_args, parameters, warm_up, self.metrics_processor.peak
+            )
             self.text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
         else:
             self.text_encoder = build_frozen_encoder(
@@ -100,17 +106,6 @@ class DiTTTSTrainer(Trainer):
         )
         self.run_folder.set_state("running", self.step)
 
-    def _build_benchmark(self) -> BenchmarkRecorder:
-        parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
-        assert isinstance(self.dataloader.order, WarmUpFirst)
-        return BenchmarkRecorder(
-            self.config,
-            self.model_args,
-            parameters,
-            len(self.dataloader.order.warm_up),
-            self.metrics_processor.peak,
-        )
-
     def _build_objective(self) -> None:
         config = self.job_config
         self.add_noise = build_objective(config).add_noise
@@ -122,8 +117,8 @@ class DiTTTSTrainer(Trainer):
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
-        it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
+        """Upstream's, with asynchronous copies to the device. Metrics are taken of each micro-batch
+        while it is on the CPU; `valid_frames` is the number of frames its loss is a sum over."""
         on_padding = self.job_config.objective.loss_on_padding
         batches: Iterator[Any] = super().batch_generator(data_iterable)
         for batch, labels in batches:

@@ -104,7 +104,7 @@ def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     """Training FLOPs of a micro-batch's real lengths, with the pretrained text encoder."""
     flops = sum(training_flops(args, Lengths(*lengths)) for lengths in batch.lengths)
     if args.text_encoder_sizes is not None:
-        # Conditioning tokens do not pass through it, but they are too few to be told apart here.
+        # Conditioning tokens do not pass through it, but they are too few to count.
         sizes = args.text_encoder_sizes
         flops += sum(text_encoder_flops(sizes, 1, tokens) for _, tokens, _ in batch.lengths)
     return flops
