@@ -30,10 +30,10 @@ def load(tmp_path: Path, toml: str | bytes, *arguments: str) -> JobConfig:
 
 
 def test_precedence(tmp_path):
-    toml = "[training]\nsteps = 5\nlocal_batch_size = 6\n[compile]\nenable = true\n"
+    toml = "optimizer.lr = 1\ncompile.enable = true\n[training]\nsteps = 5\nlocal_batch_size = 6\n"
     config = load(tmp_path, toml, "--training.steps=7", "--compile.no-enable")
     default = JobConfig()
-    assert config.training.steps == 7
+    assert config.training.steps == 7 and config.optimizer.lr == 1  # an integer for a float
     assert config.training.local_batch_size == 6 != default.training.local_batch_size
     assert config.training.max_norm == default.training.max_norm
     assert not config.compile.enable and load(tmp_path, toml).compile.enable
@@ -70,10 +70,6 @@ def test_spellings_of_a_boolean(tmp_path, arguments, enabled):
     toml = f"[compile]\nenable = {str(not enabled).lower()}\n"
     config = load(tmp_path, toml, *arguments, "--quantize.linear.float8.emulate", "true")
     assert config.compile.enable is enabled and config.quantize.linear.float8.emulate
-
-
-def test_the_last_checkpoint_can_be_resumed_by_default():
-    assert load_config([]).checkpoint.last_save_model_only is False  # upstream's is True
 
 
 @pytest.mark.long
@@ -175,11 +171,6 @@ def test_a_missing_file(tmp_path):
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(InputError, match=f"job.config_file: cannot read {path}"):
             load_config([f"--job.config_file={path}"])
-
-
-def test_whole_numbers_are_floats_too(tmp_path):
-    config = load(tmp_path, "[optimizer]\nlr = 1\n[data]\nbucket_frames = []\n")
-    assert config.optimizer.lr == 1 and config.data.bucket_frames == []
 
 
 @pytest.mark.long
