@@ -144,6 +144,24 @@ def test_help_and_mistakes_load_no_torch():
     assert found == {"status": [0] * (helps + 3) + [2, 2, 2], "loaded": []}
 
 
+WRONG_KEY = """
+import sys
+from torchtitan.models.dit_tts.main import train
+
+try:
+    train(["--training.step=1"])
+except SystemExit as stop:
+    print(stop.code, "torchtitan.models.dit_tts.trainer" in sys.modules)
+"""
+
+
+@pytest.mark.long
+def test_a_wrong_key_is_refused_before_the_trainer_is_imported():
+    command = [sys.executable, "-c", WRONG_KEY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "2 False"
+
+
 @pytest.mark.long
 def test_completion_knows_every_command(capsys):
     with pytest.raises(SystemExit) as stop:
