@@ -28,7 +28,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
             "inspect": ("doctor.inspect_command", "Show what a dataset holds, from its indexes."),
             "doctor": (
                 "doctor.doctor_command",
-                "Read a whole dataset, list what is wrong with it and suggest buckets.",
+                "Read all of a dataset, list what is wrong with it and suggest buckets.",
             ),
         },
         "Inspect and check a dataset of shards.",
@@ -118,10 +118,9 @@ def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
             )
         elif args is None or args[:1] == [name]:
             options = getattr(_load(target), "Options", _not_loaded)
+            # A dataclass without a docstring gets its signature as one.
             if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
-                summary = inspect.cleandoc(
-                    options.__doc__ or summary
-                )  # a dataclass without one gets its signature
+                summary = inspect.cleandoc(options.__doc__ or summary)
         command = tyro.conf.subcommand(name, constructor=options, description=summary)
         alternatives.append(Annotated[Any, command])
     return Union[tuple(alternatives)]  # noqa: UP007

@@ -51,22 +51,16 @@ def gpus_per_node() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
 
 
-def _driver() -> str | None:
-    """First line of the NVIDIA kernel module's version file."""
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().split("\n")[0]
-    except OSError:
-        return None
-
-
 def _cuda() -> dict[str, str | None]:
     """Versions of the libraries torch was built with, and of the driver; None: not here."""
-    nccl = cudnn = None
+    nccl = cudnn = driver = None
+    if Path("/proc/driver/nvidia/version").is_file():
+        driver = Path("/proc/driver/nvidia/version").read_text().split("\n")[0]
     if torch.cuda.is_available():
         cudnn = str(torch.backends.cudnn.version())
         if torch.distributed.is_nccl_available():
             nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"cuda": torch.version.cuda, "cudnn": cudnn, "nccl": nccl, "driver": _driver()}
+    return {"cuda": torch.version.cuda, "cudnn": cudnn, "nccl": nccl, "driver": driver}
 
 
 def environment() -> dict[str, Any]:
