@@ -28,17 +28,9 @@ def predicted(config, args):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "checkpointing, sharded, dtype",
-    [
-        ("none", True, "bfloat16"),
-        ("none", False, "bfloat16"),
-        ("full", False, "bfloat16"),
-        ("selective", True, "bfloat16"),
-    ],
-)
-def test_fake_tensors_take_what_real_ones_take(checkpointing, sharded, dtype):
-    config = shipped_debug_config(training={"mixed_precision_param": dtype})
+@pytest.mark.parametrize("checkpointing, sharded", [("full", False), ("selective", True)])
+def test_fake_tensors_take_what_real_ones_take(checkpointing, sharded):
+    config = shipped_debug_config(training={"mixed_precision_param": "bfloat16"})
     args = replace(model_sizes(config).args, n_layers=1, speaker_n_layers=1)
     fake, real = (
         measure(config, args, SAMPLES, LENGTHS, checkpointing, sharded=sharded, fake=fake)
@@ -50,7 +42,7 @@ def test_fake_tensors_take_what_real_ones_take(checkpointing, sharded, dtype):
 
 @pytest.mark.long
 def test_saved_bytes_are_those_that_autograd_saves():
-    """Against torch's own hooks, on a real pass of the whole debug model."""
+    """Against torch's own hooks, on a real pass of the debug model."""
     config = shipped_debug_config()
     args = model_sizes(config).args
     model = get_train_spec().model_cls(args)
@@ -73,7 +65,7 @@ def test_saved_bytes_are_those_that_autograd_saves():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode, option", [("full", "op"), ("selective", "op"), ("selective", "2")])
+@pytest.mark.parametrize("mode, option", [("selective", "op"), ("selective", "2")])
 def test_blocks_that_are_not_run_are_like_those_that_are(mode, option):
     config = shipped_debug_config(
         activation_checkpoint={"mode": mode, "selective_ac_option": option}
@@ -91,7 +83,7 @@ def test_blocks_that_are_not_run_are_like_those_that_are(mode, option):
         del loss
     assert memory.saved == saved
     peak = ledger.peak(without=[p.grad for p in model.parameters()])
-    # Which blocks are every second one decides whether the most is reached.
+    # Which blocks are every second one decides whether the maximum is reached.
     if option == "op":
         assert peak == memory.saved + memory.working
     assert peak <= memory.saved + memory.working

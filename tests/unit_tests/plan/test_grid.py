@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts.plan import grid as grid_module
-from torchtitan.models.dit_tts.plan.devices import cluster_of
+from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.grid import grid
 from torchtitan.models.dit_tts.plan.report import grid_lines
 from torchtitan.models.dit_tts.plan.step_time import GUESS
@@ -30,7 +30,7 @@ def test_the_grid_drops_nothing():
     ]
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=8"]
     config = debug_config(*own, *batch, *SHORT, "--training.local_batch_size=8")
-    cluster = cluster_of(replace(H200, memory_gib=1.68), 1, 1)
+    cluster = Cluster(replace(H200, memory_gib=1.68), 1, 1)
     choices = grid(config, cluster, GUESS)
     assert len(choices) == 3 * 2 * 5  # checkpointing x compile x 1, 2, 4, 8, 16
     refused = [choice for choice in choices if choice.refused]
@@ -60,7 +60,7 @@ def test_the_grid_drops_nothing():
 def test_what_cannot_fit_is_shown():
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]
     config = debug_config("--model.flavor=800M", *batch)
-    cluster = cluster_of(replace(H200, memory_gib=1.6), 16, 8)
+    cluster = Cluster(replace(H200, memory_gib=1.6), 8, 2)
     choices = grid(config, cluster, GUESS)
     assert {choice.layout.name for choice in choices} == {"DDP", "FSDP2", "HSDP"}
     assert len(choices) == 3 * 2 * 2 and not any(choice.fits for choice in choices)

@@ -33,7 +33,6 @@ STATES = StateMemory(
     gradients_in_turn=64,
     encoder=128,
     encoder_gathered=Gathered(kept=256, in_turn=512),
-    encoder_sharded=True,
     encoder_units=3,
     offloaded=False,
 )
@@ -42,8 +41,6 @@ LONGEST = Lengths(64, 40, 64)
 
 def test_states_are_the_sum_of_their_parts():
     assert states_total(STATES) == 1023
-    # An encoder that every GPU has whole gathers nothing; offloaded states are not on the GPU.
-    assert states_total(replace(STATES, encoder_sharded=False)) == 1023 - 256 - 512
     assert states_total(replace(STATES, offloaded=True)) == 1023 - (1 + 2 + 4 + 8)
 
 
@@ -90,7 +87,7 @@ def test_few_passes_predict_other_shapes(components):
 def test_a_memory_budget_is_the_compilers(sharded):
     """What it saves is decided at each shape: a prediction must be what passes of that shape hold."""
     budget = ["--compile.enable", "--activation_checkpoint.mode=memory_budget"]
-    half, whole = (
+    half, all_of_it = (
         debug_config(*budget, f"--activation_checkpoint.memory_budget={fraction}")
         for fraction in (0.5, 1.0)
     )
@@ -99,4 +96,4 @@ def test_a_memory_budget_is_the_compilers(sharded):
     shape = 8, replace(LONGEST, frames=32, text_tokens=24)
     saved = activations.measured(half, sharded, *shape)[0].saved
     assert activations.memory(half, sharded, *shape).saved == saved
-    assert saved < activations.measured(whole, sharded, *shape)[0].saved
+    assert saved < activations.measured(all_of_it, sharded, *shape)[0].saved

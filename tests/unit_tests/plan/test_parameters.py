@@ -37,12 +37,6 @@ def test_only_what_depends_on_the_data_is_not_counted(model, tmp_path):
     assert any("characters" in sentence for sentence in sizes.unknown) == (model == "chars")
 
 
-def test_a_number_of_ids_that_is_given_is_taken():
-    config = shipped_debug_config(encoder={"model": "chars", "vocab_size": 77})
-    sizes = model_sizes(config)
-    assert sizes.args.text_vocab_size == 77 and sizes.unknown == ()
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
     folder = write_tiny_t5gemma2(tmp_path, tokenizer=False)

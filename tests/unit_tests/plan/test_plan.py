@@ -8,10 +8,9 @@ import pytest
 from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config, shipped_debug_config
 from torchtitan.models.dit_tts.benchmark.synthetic import BYTES_PER_SECOND, SyntheticDataset
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory
-from torchtitan.models.dit_tts.plan.devices import cluster_of
+from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.memory import Activations
 from torchtitan.models.dit_tts.plan.plan import (
     Batches,
@@ -20,7 +19,6 @@ from torchtitan.models.dit_tts.plan.plan import (
     layout_of,
     make_plan,
     make_summary,
-    planned_gpus,
 )
 from torchtitan.models.dit_tts.plan.report import plan_lines
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout
@@ -33,17 +31,6 @@ MIB, GIB = 2**20, 2**30
 def test_layout_comes_from_the_degrees():
     config = debug_config("--parallelism.data_parallel_replicate_degree=2")
     assert layout_of(config, 8) == DataParallelLayout(2, 4)
-
-
-def test_a_number_of_gpus_is_assumed():
-    config = shipped_debug_config()
-    assert planned_gpus(config)[0] == 4  # 8 do not divide the batch of 12
-    config.parallelism.data_parallel_replicate_degree = 2
-    config.parallelism.data_parallel_shard_degree = 3
-    assert planned_gpus(config) == (6, "the product of the degrees in [parallelism]")
-    config = shipped_debug_config("--training.global_batch_size=13")
-    with pytest.raises(InputError, match="global_batch_size"):
-        planned_gpus(config)
 
 
 @pytest.fixture
@@ -59,7 +46,7 @@ def by_hand(monkeypatch):
 def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand):
     config = debug_config("--parallelism.data_parallel_replicate_degree=2")
     planner = Planner(config, 2)
-    lengths, cluster = Lengths(64, 40, 64), cluster_of(H200, 2, 2)
+    lengths, cluster = Lengths(64, 40, 64), Cluster(H200, 2, 1)
     step = planner.step(planner.config, cluster, GUESS, Batches(lengths, 12, 3))
     seconds = step.seconds
     assert seconds.low < seconds.middle == step.time.seconds < seconds.high
@@ -80,12 +67,12 @@ def test_every_bucket_has_to_fit(by_hand):
     arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
     arguments += ["--compile.enable", "--compile.components=loss"]
     config = debug_config(*arguments, "--training.global_batch_size=16")
-    states = make_plan(config, cluster_of(H200, 1, 1), GUESS).longest.memory.states
+    states = make_plan(config, Cluster(H200, 1, 1), GUESS).longest.memory.states
 
     def with_room_for(mib: int):
         needed = states + mib * MIB + 1.5 * GIB
         small = replace(H200, memory_gib=needed / 0.96 / GIB)
-        return make_plan(config, cluster_of(small, 1, 1), GUESS)
+        return make_plan(config, Cluster(small, 1, 1), GUESS)
 
     plan = with_room_for(3310)
     short, long = plan.buckets
@@ -118,13 +105,13 @@ def test_buckets_have_as_many_steps_as_their_samples_fill():
         "--training.local_batch_size=16",
         "--training.global_batch_size=16",
     )
-    short, long = estimated_buckets(config, 1)
+    (fraction, short), (others, long) = estimated_buckets(config, 1)
     data = config.data
     frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames
     samples = (frames <= 32).sum() / (frames > 32).sum()
-    assert short.batches.micro_batch == 2 * long.batches.micro_batch
-    assert short.fraction + long.fraction == pytest.approx(1)
-    filled = [bucket.fraction * bucket.batches.micro_batch for bucket in (short, long)]
+    assert short.micro_batch == 2 * long.micro_batch
+    assert fraction + others == pytest.approx(1)
+    filled = fraction * short.micro_batch, others * long.micro_batch
     assert filled[0] / filled[1] == pytest.approx(samples)
 
 
@@ -145,7 +132,7 @@ def test_every_attention_backend_keeps_the_same(backend):
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_the_command(gpus, capsys):
     buckets = ["--data.bucket_frames", "32,64"]
-    plan = ["plan", str(DEBUG), "--gpus-per-node", str(gpus), *SMALL, *buckets]
+    plan = ["plan", "debug", "--gpus-per-node", str(gpus), *SMALL, *buckets]
     assert main([*plan, "--gpu", "H100"]) == 0
     printed = capsys.readouterr().out
     for words in ("H100", "a guess, not measured", "largest micro-batch", "MFU", "trained"):
@@ -156,7 +143,8 @@ def test_the_command(gpus, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], "needs a config file"),
+        ([], "needs a config"),
+        (["no.toml"], "give the path of a TOML file"),
         ([str(DEBUG), "--gpu", "H300"], "allowed are A100"),
         ([str(DEBUG), "--nodes", "0"], "greater than 0"),
         ([str(DEBUG), "--gpus-per-node", "1"], "mixed_precision_param = 'float32'"),

@@ -24,12 +24,7 @@ from torchtitan.models.dit_tts.plan.states import (
 @pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
-    [
-        DataParallelLayout(1, 1),
-        DataParallelLayout(1, 4),
-        DataParallelLayout(2, 2),
-        DataParallelLayout(4, 1),
-    ],
+    [DataParallelLayout(1, 1), DataParallelLayout(2, 2), DataParallelLayout(4, 1)],
 )
 def test_state_bytes_are_those_of_real_tensors(layout):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""
@@ -108,7 +103,7 @@ def test_a_large_frozen_encoder_is_sharded_where_weights_are(layout, tmp_path):
         config = shipped_debug_config(encoder=encoder)
         sizes = model_sizes(config)
         states = state_memory(config, sizes.args, sizes.source, layout)
-        assert states.encoder_sharded == (layout.sharded and limit == 0)
+        assert (states.encoder_units > 0) == (layout.sharded and limit == 0)
         whole[limit] = states.encoder
     assert whole[4.0] == 2 * sizes.source.num_parameters()
     assert whole[0.0] == whole[4.0] // layout.shards

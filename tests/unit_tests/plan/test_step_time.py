@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
-from torchtitan.models.dit_tts.plan.devices import cluster_of
+from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.parameters import model_sizes
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, state_memory
 from torchtitan.models.dit_tts.plan.step_time import (
@@ -21,7 +21,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     Communication,
     Factor,
     Interval,
-    StepWork,
     communication,
     copied_bytes,
     optimizer_bytes,
@@ -44,14 +43,14 @@ def exchanged(
 ) -> Communication:
     config = debug_config()
     states = replace(state_memory(config, model_sizes(config).args, None, layout), **changes)
-    cluster = cluster_of(H200, 8 * nodes, 8)
+    cluster = Cluster(H200, 8, nodes)
     return communication(config, parameters, states, layout, cluster, 10, accumulation)
 
 
 @pytest.mark.long
 def test_volumes_are_those_of_ring_collectives():
-    """3B at 64 ranks: all-gather 3.88 and reduce-scatter 4.01 bytes a parameter were measured, with the
-    units that stay whole and the padding of shards; HSDP reduces 4 / shards over replicas, once a step."""
+    """3B at 64 ranks: all-gather 3.88 and reduce-scatter 4.01 bytes per parameter were measured, with
+    units that stay gathered and the padding of shards; HSDP reduces 4 / shards over replicas per step."""
     n = 10**9
     config = debug_config()
     found = {}
@@ -61,9 +60,9 @@ def test_volumes_are_those_of_ring_collectives():
         if layout.sharded:
             kept = state_memory(config, model_sizes(config).args, None, layout).gathered.kept
             gathered = sum(v for name, v in found[layout.name].items() if "gather" in name)
-            share = (layout.shards - 1) / layout.shards
-            assert gathered == pytest.approx(2 * share * (4 - kept / n))
-            assert found[layout.name]["reduce-scatter"] == pytest.approx(2 * share * 4)
+            others = (layout.shards - 1) / layout.shards
+            assert gathered == pytest.approx(2 * others * (4 - kept / n))
+            assert found[layout.name]["reduce-scatter"] == pytest.approx(2 * others * 4)
     assert found["HSDP"]["all-reduce"] == pytest.approx(2 * 7 / 8 * 4 / 8)
     # DDP exchanges once a step, whatever the accumulation.
     assert found["DDP"]["all-reduce"] == pytest.approx(2 * 63 / 64 * 4)
@@ -94,7 +93,7 @@ def test_links_are_busy_at_once_and_streams_side_by_side():
 @pytest.mark.long
 def test_a_sharded_text_encoder_is_gathered_in_each_micro_batch():
     size = 2 * 3.88e9
-    sharded = {"encoder": int(size / 16), "encoder_sharded": True, "encoder_units": 35}
+    sharded = {"encoder": int(size / 16), "encoder_units": 35}
     found = exchanged(DataParallelLayout(1, 16), accumulation=8, nodes=2, **sharded)
     [encoder] = [each for each in found.collectives if each.beside == TEXT_ENCODER]
     assert encoder.volume == pytest.approx(8 * size * 15 / 16, rel=1e-6)  # 54 GiB
@@ -106,7 +105,6 @@ def test_what_computation_does_not_hide_is_exposed():
     # Both pass the same link in 100 s; nine tenths of the backward pass hide what passes it meanwhile.
     for seconds, uncovered in ((1000.0, 0.0), (200.0, 20.0), (100.0, 110.0)):
         computing = {FORWARD: 500.0, BACKWARD: seconds}
-        assert exchanged.uncovered(computing) == pytest.approx(uncovered)
         assert exchanged.exposed(computing) == pytest.approx(100 / 10 + 100 / 20 + uncovered)
 
 
@@ -115,7 +113,7 @@ def test_what_computation_does_not_hide_is_exposed():
 
 def test_seconds_of_a_step_are_the_sum_of_its_parts():
     device = replace(H200, bandwidth=1e12, peak_tflops=1000)
-    work = StepWork(
+    work = dict(
         accumulation=3,
         flops=6e15,
         encoder_flops=1e15,
@@ -126,7 +124,7 @@ def test_seconds_of_a_step_are_the_sum_of_its_parts():
         communication=Communication((Collective("all-gather", 0, 75.0, 30.0, 0, BACKWARD, 10),)),
     )
     factor = Factor(2.0, 0.25, "test")
-    found = step_time(work, device, factor, fp8=False)
+    found = step_time(device, factor, fp8=False, **work)
     launches = 1.5e6 * LAUNCH_SECONDS
     model = 2 * 3 * (6 + 9 + launches)
     assert found.computing == pytest.approx(
@@ -143,7 +141,7 @@ def test_seconds_of_a_step_are_the_sum_of_its_parts():
     }
     assert found.parts == pytest.approx(expected)
     assert found.seconds == pytest.approx(sum(expected.values()))
-    in_fp8 = step_time(work, device, factor, fp8=True).parts
+    in_fp8 = step_time(device, factor, fp8=True, **work).parts
     assert in_fp8["matmuls and attention"] == pytest.approx(2 * 3 * 6 / 1.4)
     assert in_fp8["text encoder"] == expected["text encoder"]
 
@@ -173,8 +171,9 @@ def test_what_checkpointing_repeats():
     assert eager == pytest.approx(24 * 676 * 2**20, rel=0.01)
 
 
-@pytest.mark.parametrize("state_dtype, moments", [("float32", 16), ("bfloat16", 8), ("8bit", 4)])
-@pytest.mark.parametrize("ema", [True, False])
+@pytest.mark.parametrize(
+    "state_dtype, moments, ema", [("float32", 16, True), ("bfloat16", 8, True), ("8bit", 4, False)]
+)
 def test_bytes_of_an_optimizer_step(state_dtype, moments, ema):
     """For each parameter: the gradient three times to clip it, weight and gradient three times, two
     moments read and written, and the EMA's two with the weight."""

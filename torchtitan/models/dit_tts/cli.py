@@ -57,9 +57,7 @@ def main(args: list[str]) -> int:
         print(_versions())
         return 0
     completion = any(arg.startswith("--tyro-") for arg in args)
-    command, used = _chosen(args)
-    if hasattr(command, "add_arguments"):
-        return _run_argparse(command, args[:used], args[used:])
+    command = _chosen(args)
     config_args: list[str] = []
     if command is not None and "config_args" in command.Options.__dataclass_fields__:
         args, config_args = _split_config_args(args)
@@ -91,16 +89,16 @@ def _load(target: str) -> Any:
     return importlib.import_module(f"torchtitan.models.dit_tts.{target}")
 
 
-def _chosen(args: list[str]) -> tuple[Any, int]:
-    """The module of the command that the first arguments name, if they do, and their number."""
+def _chosen(args: list[str]) -> Any:
+    """The module of the command that the first arguments name; None if they name none."""
     target: Any = _COMMANDS
-    used = 0
-    while isinstance(target, dict):
-        if args[used : used + 1] == [] or args[used] not in target:
-            return None, used
-        target = target[args[used]][0]
-        used += 1
-    return _load(target), used
+    for arg in args:
+        if arg not in target:
+            return None
+        target = target[arg][0]
+        if isinstance(target, str):
+            return _load(target)
+    return None
 
 
 def _not_loaded() -> None:
@@ -117,7 +115,7 @@ def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
                 target, None if args is None else args[1:] if args[:1] == [name] else []
             )
         elif args is None or args[:1] == [name]:
-            options = getattr(_load(target), "Options", _not_loaded)
+            options = _load(target).Options
             # A dataclass without a docstring gets its signature as one.
             if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
                 summary = inspect.cleandoc(options.__doc__ or summary)
@@ -134,16 +132,3 @@ def _versions() -> str:
         except PackageNotFoundError:
             found.append(f"{package} (not installed)")
     return ", ".join(found)
-
-
-def _run_argparse(command: Any, names: list[str], args: list[str]) -> int:
-    """A command that still has `add_arguments(parser)` and `run(namespace)`."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog=" ".join(["titan-tts", *names]))
-    command.add_arguments(parser)
-    options, rest = parser.parse_known_args(args)
-    if rest and not hasattr(options, "config_args"):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.config_args = rest
-    return command.run(options)

@@ -78,7 +78,7 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.codec.record import check_kind
     from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
     from torchtitan.models.dit_tts.model_config import model_flavors
-    from torchtitan.models.dit_tts.plan.compare import ran_shapes, write_plan
+    from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
@@ -123,7 +123,7 @@ def train(args: list[str]) -> int:
             world_size,
             gpus_per_node(),
             device_module.get_device_name(),
-            ran_shapes(trainer.metrics_processor.shapes),
+            trainer.metrics_processor.shapes,
             folder.started,
         )
     return 0

@@ -53,6 +53,7 @@ ATTRIBUTES = {
         "torchtitan.components.checkpoint:CheckpointManager._find_load_step",
         "torchtitan.components.optimizer:OptimizersContainer._post_init",
         "torchtitan.config.manager:ConfigManager._dict_to_dataclass",
+        "torchtitan.distributed.parallel_dims:device_type",
     ],
     "transformers 5.23": ["transformers:AutoModel._model_mapping"],
     "fsspec 2026.9": ["fsspec.asyn:AsyncFileSystem._cat_file"],

@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint
@@ -24,6 +21,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.compiled_block import (
@@ -119,15 +117,12 @@ def blocks_by_checkpointing(
     """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective"
     (by operation) or "memory_budget"."""
     if options.mode == "selective" and options.selective_ac_option != "op":
-        whole = n_layers // int(options.selective_ac_option)
-        blocks = {"full": whole, "none": n_layers - whole}
-    elif options.mode in ("full", "selective"):
-        blocks = {options.mode: n_layers}
-    elif options.mode == "memory_budget" and compiled:
-        blocks = {"memory_budget": n_layers}
-    else:  # a memory budget is the compiler's: without it nothing is recomputed
-        blocks = {"none": n_layers}
-    return {kind: count for kind, count in blocks.items() if count}
+        full = n_layers // int(options.selective_ac_option)
+        blocks = {"full": full, "none": n_layers - full}
+        return {kind: count for kind, count in blocks.items() if count}
+    if options.mode == "memory_budget" and not compiled:
+        return {"none": n_layers}  # the budget is the compiler's
+    return {options.mode: n_layers}
 
 
 @dataclass(frozen=True)
@@ -234,9 +229,8 @@ def measure(
                 return squared_error_sum(model(**batch), target, batch["frame_mask"])
 
         traced = -1
-        while (
-            traced != compiler.traced
-        ):  # tracing makes tensors of its own: such a pass is repeated
+        # Tracing makes tensors of its own: such a pass is repeated.
+        while traced != compiler.traced:
             traced = compiler.traced
             model.zero_grad()
             with StorageLedger(known) as ledger:
@@ -268,7 +262,7 @@ def _checkpointed(model: Any, config: JobConfig, mode: Any) -> nn.Module:
 def _micro_batch(
     config: JobConfig, args: DiTTTSModelArgs, samples: int, lengths: Lengths
 ) -> dict[str, torch.Tensor]:
-    """What the model's forward pass is given, all zeros and without padding."""
+    """Inputs of the model's forward pass: zeros, without padding."""
     frames, tokens, speaker = lengths.frames, lengths.text_tokens, lengths.speaker_frames
 
     def full(*shape: int) -> torch.Tensor:

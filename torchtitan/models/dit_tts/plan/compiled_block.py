@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch import config as functorch_config
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.compat import (
+    functorch_config,
+    tree_flatten,
+    tree_unflatten,
+)
 from torchtitan.models.dit_tts.infra.compile import stacks
 
 

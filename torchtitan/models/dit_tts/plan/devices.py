@@ -72,16 +72,12 @@ _VARIANTS = {"pcie", "nvl", "40gb", "64gb", "96gb", "144g", "144gb", "mig"}
 
 
 def find_device(name: str) -> Device:
-    """The device with this name in the table.
-
-    Raises:
-        InputError: a GPU that the table does not have.
-    """
+    """The device with this name in the table. Raises InputError where there is none."""
     for device in DEVICES:
         if device.name.lower() == name.lower():
             return device
     raise InputError(
-        f"--gpu {name!r} is not known; allowed are {', '.join(device.name for device in DEVICES)}"
+        f"--gpu {name!r}, but allowed are {', '.join(device.name for device in DEVICES)}"
     )
 
 
@@ -101,13 +97,11 @@ def check_device(config: JobConfig, device: Device) -> None:
     precision = config.training.mixed_precision_param
     if precision != "bfloat16":
         raise InputError(
-            f"[training] mixed_precision_param = {precision!r}: plans know only the devices' bfloat16 "
-            f"rates; set it to 'bfloat16'"
+            f"[training] mixed_precision_param = {precision!r}, but only 'bfloat16' is planned"
         )
     if runs_fp8(config) and not device.fp8:
         raise InputError(
-            f"[model] converters = ['float8'] needs a GPU with fp8, which the {device.name} has not; remove "
-            f"it, or plan for another GPU"
+            f"[model] converters = ['float8'], but the {device.name} has no fp8; remove it"
         )
 
 
@@ -128,24 +122,14 @@ class Cluster:
     device: Device
     gpus_per_node: int
     nodes: int
-    inter_node: float
-    """bytes/s in one direction, of a whole node"""
+    inter_node_gbps: float = 0.0
+    """GB/s between one node and the others, in one direction; 0: `INTER_NODE_BYTES_PER_GPU`"""
 
     @property
     def gpus(self) -> int:
         return self.gpus_per_node * self.nodes
 
-
-def cluster_of(
-    device: Device, gpus: int, gpus_per_node: int, inter_node: float | None = None
-) -> Cluster:
-    """inter_node: bytes/s of a whole node in one direction.
-
-    Raises:
-        InputError: GPUs that do not make whole nodes.
-    """
-    if gpus % gpus_per_node:
-        raise InputError(f"{gpus} GPUs do not fill nodes of {gpus_per_node}; change one of them")
-    nodes = gpus // gpus_per_node
-    between = inter_node or gpus_per_node * INTER_NODE_BYTES_PER_GPU
-    return Cluster(device, gpus_per_node, nodes, between)
+    @property
+    def inter_node(self) -> float:
+        """Bytes/s in one direction, of all GPUs of a node together."""
+        return self.inter_node_gbps * _GB or self.gpus_per_node * INTER_NODE_BYTES_PER_GPU

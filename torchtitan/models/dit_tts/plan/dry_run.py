@@ -16,7 +16,7 @@ class DryRunOptions:
     """the arguments of the training command"""
 
     gpus: int | None = None
-    """processes that the run would have; None: see `planned_gpus`"""
+    """processes that the run would have; None: WORLD_SIZE, or the degrees in [parallelism]"""
 
 
 def take_options(args: list[str]) -> DryRunOptions | None:
@@ -33,7 +33,7 @@ def take_options(args: list[str]) -> DryRunOptions | None:
         if flag == _GPUS:
             value = value if equals else next(words, "")
             if not value.isdigit() or int(value) < 1:
-                raise InputError(f"{_GPUS} {value!r} must be a whole number of GPUs, at least 1")
+                raise InputError(f"{_GPUS} {value!r} must be an integer of at least 1")
             asked, gpus = True, int(value)
         elif flag == _FLAG and not equals:
             asked = True
@@ -52,16 +52,19 @@ def run_dry(options: DryRunOptions) -> int:
         return 0  # under torchrun, one process prints it
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.plan.plan import make_summary, planned_gpus
+    from torchtitan.models.dit_tts.plan.plan import make_summary
     from torchtitan.models.dit_tts.plan.report import summary_lines
 
     quiet_known_warnings()
     config = load_config(options.config_args)
     if options.gpus is not None:
-        gpus, why = options.gpus, f"as {_GPUS} says"
+        gpus, why = options.gpus, _GPUS
     elif "WORLD_SIZE" in os.environ:
-        gpus, why = int(os.environ["WORLD_SIZE"]), "as many as there are processes"
+        gpus, why = int(os.environ["WORLD_SIZE"]), "the number of processes"
     else:
-        gpus, why = planned_gpus(config)
+        degrees = config.parallelism
+        gpus = max(1, degrees.data_parallel_replicate_degree)
+        gpus *= max(1, degrees.data_parallel_shard_degree)
+        why = f"the degrees in [parallelism] that are set; {_GPUS} N for others"
     print("\n".join(summary_lines(*make_summary(config, gpus), why)))
     return 0

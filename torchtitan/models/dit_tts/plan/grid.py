@@ -5,6 +5,7 @@ Those that do not fit come after the others, those that training would refuse co
 sentence, and none is left out.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,7 @@ class Choice:
 
     capacity: int
     max_bytes: int
-    """in the bucket that needs most; the states where not even these fit"""
+    """in the bucket that needs the most; the states where not even these fit"""
 
     fits: bool
     step: Step | None
@@ -64,28 +65,44 @@ def checkpointing_name(options: ActivationCheckpoint) -> str:
 def grid(config: JobConfig, cluster: Cluster, factor: Factor) -> list[Choice]:
     """All choices, the fastest that fits first."""
     check_device(config, cluster.device)
-    own_layout = layout_of(config, cluster.gpus)
     planner = Planner(config, cluster.gpus)
     config = planner.config
-    own = own_layout, config.activation_checkpoint, blocks_compiled(config)
-    checkpointing = {checkpointing_name(own[1]): own[1]}
+    own_options = config.activation_checkpoint
+    own = (
+        layout_of(config, cluster.gpus),
+        own_options,
+        blocks_compiled(config),
+        config.training.local_batch_size,
+    )
+    checkpointing = {checkpointing_name(own_options): own_options}
     mode: Any
     for mode, option in _CHECKPOINTING:
-        other = replace(own[1], mode=mode, selective_ac_option=option)
+        other = replace(own_options, mode=mode, selective_ac_option=option)
         checkpointing.setdefault(checkpointing_name(other), other)
+    # DDP, FSDP2 and HSDP; on one GPU or one node some of them are the same.
+    shards = (1, cluster.gpus, cluster.gpus_per_node)
+    others = [DataParallelLayout(cluster.gpus // each, each) for each in shards]
+    layouts = dict.fromkeys([own[0], *others])
     choices = []
-    for layout in dict.fromkeys([own_layout, *_layouts(cluster)]):
-        for options in checkpointing.values():
-            for compiled in (True, False):
-                chosen = with_blocks(_with_layout(config, layout), compiled)
-                chosen = replace(chosen, activation_checkpoint=options)
-                for samples, accumulation in _micro_batches(config, cluster.gpus):
-                    training = replace(config.training, local_batch_size=samples)
-                    is_own = (layout, options, compiled) == own
-                    is_own = is_own and samples == config.training.local_batch_size
-                    each = replace(chosen, training=training)
-                    arguments = planner, each, cluster, factor, accumulation
-                    choices.append(_choice(*arguments, own=is_own))
+    for layout, options, compiled, (samples, accumulation) in itertools.product(
+        layouts,
+        checkpointing.values(),
+        (True, False),
+        _micro_batches(config, cluster.gpus),
+    ):
+        parallelism = replace(
+            config.parallelism,
+            data_parallel_replicate_degree=layout.replicas,
+            data_parallel_shard_degree=layout.shards,
+        )
+        each = replace(
+            with_blocks(config, compiled),
+            parallelism=parallelism,
+            activation_checkpoint=options,
+            training=replace(config.training, local_batch_size=samples),
+        )
+        is_own = (layout, options, compiled, samples) == own
+        choices.append(_choice(planner, each, cluster, factor, accumulation, own=is_own))
     return sorted(choices, key=_rank)
 
 
@@ -110,8 +127,8 @@ def _choice(
         longest = replace(planner.longest, micro_batch=samples, accumulation=accumulation)
         step = planner.step(config, cluster, factor, longest)
         needs = [
-            planner.memory(config, cluster.device, bucket.batches).total
-            for bucket in estimated_buckets(config, cluster.gpus)
+            planner.memory(config, cluster.device, batches).total
+            for _, batches in estimated_buckets(config, cluster.gpus)
         ]
         max_bytes = max(step.memory.total, *needs)
     return Choice(
@@ -134,26 +151,6 @@ def _rank(choice: Choice) -> tuple[bool, bool, bool, float]:
     step = choice.step
     speed = step.samples_per_second.middle if step is not None else 0.0
     return bool(choice.refused), not choice.fits, step is None, -speed
-
-
-def _with_layout(config: JobConfig, layout: DataParallelLayout) -> JobConfig:
-    parallelism = replace(
-        config.parallelism,
-        data_parallel_replicate_degree=layout.replicas,
-        data_parallel_shard_degree=layout.shards,
-    )
-    return replace(config, parallelism=parallelism)
-
-
-def _layouts(cluster: Cluster) -> Iterator[DataParallelLayout]:
-    gpus = cluster.gpus
-    if gpus == 1:
-        yield DataParallelLayout(1, 1)
-        return
-    yield DataParallelLayout(gpus, 1)
-    yield DataParallelLayout(1, gpus)
-    if cluster.nodes > 1 and cluster.gpus_per_node > 1:
-        yield DataParallelLayout(cluster.nodes, cluster.gpus_per_node)
 
 
 def _micro_batches(config: JobConfig, gpus: int) -> Iterator[tuple[int, int]]:

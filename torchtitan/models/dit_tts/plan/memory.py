@@ -5,11 +5,12 @@ samples of T frames and L text tokens a pass holds a + B (b + c T + d L) bytes. 
 counts, half the frames and half the text give the four numbers. (Tables of angles grow with T but not
 with B: nothing beside a micro-batch of any use.)
 
-Under a memory budget the compiler decides anew at every shape, and its decision can differ from one
+Under a memory budget the compiler decides again at every shape, and its decision can differ from one
 shape to the next. Such blocks are measured near the config's own micro-batch, and without shards, where
 autocast's copies of weights are part of the decision, at each bucket's lengths.
 """
 
+import bisect
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -66,7 +67,7 @@ class Activations:
         """(bytes of a micro-batch from passes of just this shape, graphs of its decoder blocks).
 
         Args:
-            config: says how blocks are checkpointed and compiled.
+            config: how blocks are checkpointed and compiled.
             sharded: as in `kind_memory`.
         """
         options, stacks = config.activation_checkpoint, compiled_stacks(config)
@@ -78,14 +79,9 @@ class Activations:
             budget = options.memory_budget if kind == "memory_budget" else None
             key = kind, budget, stacks, sharded, samples, lengths
             if key not in self._kinds:
+                shape = samples, lengths
                 self._kinds[key] = kind_memory(
-                    config,
-                    self._args,
-                    samples,
-                    lengths,
-                    kind,
-                    sharded=sharded,
-                    encoders=self._encoders,
+                    config, self._args, *shape, kind, sharded=sharded, encoders=self._encoders
                 )
             found[kind] = self._kinds[key]
         return activation_memory(blocks, found), [each.graphs for each in found.values()]
@@ -145,7 +141,7 @@ class MemoryNeed:
     """Bytes of one GPU."""
 
     states: int
-    """weights, gradients, optimizer, EMA, a frozen encoder, and what is whole for a while"""
+    """weights, gradients, optimizer, EMA, a frozen encoder, and what is gathered for a while"""
 
     activations: ActivationMemory
     total: int
@@ -163,7 +159,7 @@ def states_total(states: StateMemory) -> int:
         + states.gathered.total
         + states.gradients_in_turn
         + states.encoder
-        + (states.encoder_gathered.total if states.encoder_sharded else 0)
+        + states.encoder_gathered.total
     )
 
 
@@ -179,11 +175,5 @@ def memory_need(states: int, each: ActivationMemory, device: Device) -> MemoryNe
 
 def largest_micro_batch(fits: Callable[[int], bool]) -> int:
     """The largest number of samples for which `fits(samples)` holds; 0 where one is too many."""
-    low, high = 0, _MAX_SAMPLES
-    while low < high:
-        samples = (low + high + 1) // 2
-        if fits(samples):
-            low = samples
-        else:
-            high = samples - 1
-    return low
+    samples = range(1, _MAX_SAMPLES + 1)
+    return bisect.bisect_left(samples, True, key=lambda number: not fits(number))

@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.config.checks import (
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.build import batch_policy
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
 from torchtitan.models.dit_tts.plan.activations import (
     ActivationMemory,
@@ -50,7 +49,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     Factor,
     Interval,
     StepTime,
-    StepWork,
     communication,
     copied_bytes,
     optimizer_bytes,
@@ -61,7 +59,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     with_error,
 )
 
-_SHARDS = (8, 4, 2, 1)
 _BEGIN_AND_END = 2
 
 
@@ -77,13 +74,6 @@ class Batches:
 
     accumulation: int
     """micro-batches per step"""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    batches: Batches
-    fraction: float
-    """of the steps"""
 
 
 @dataclass(frozen=True)
@@ -148,7 +138,7 @@ class Plan:
     factor: Factor
     longest: Step
     neediest: Step
-    """of all buckets, the one that needs most memory"""
+    """of all buckets, the one that needs the most memory"""
 
     largest: int
     """local_batch_size with which every bucket fits"""
@@ -167,27 +157,6 @@ def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
     return DataParallelLayout(replicas, ranks // replicas)
 
 
-def planned_gpus(config: JobConfig) -> tuple[int, str]:
-    """(number of GPUs, the reason for it) where the command line does not set it.
-
-    Raises:
-        InputError: no number that could be assumed fits the config.
-    """
-    replicas = config.parallelism.data_parallel_replicate_degree
-    shards = config.parallelism.data_parallel_shard_degree
-    if replicas >= 1 and shards >= 1:
-        return replicas * shards, "the product of the degrees in [parallelism]"
-    mistakes = []
-    for assumed in _SHARDS:
-        gpus = max(1, replicas) * assumed
-        try:
-            validate_config(config, gpus, list(model_flavors()))
-            return gpus, "assumed; set it by --dry-run-gpus N or, in scripts/train_tts.sh, by NGPU"
-        except InputError as error:
-            mistakes.append(error)
-    raise mistakes[-1]
-
-
 def longest_batches(config: JobConfig, ranks: int) -> Batches:
     """Of samples as long as the limits of [data] allow."""
     data = config.data
@@ -199,8 +168,9 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     )
 
 
-def estimated_buckets(config: JobConfig, ranks: int) -> list[Bucket]:
-    """The length buckets, shortest first, as data with the lengths of [benchmark] would have them.
+def estimated_buckets(config: JobConfig, ranks: int) -> list[tuple[float, Batches]]:
+    """(fraction of the steps, batches) of each length bucket, shortest first, for lengths as [benchmark]
+    has them.
 
     Raises:
         InputError: lengths that hardly any utterance can have within the config's limits.
@@ -216,7 +186,7 @@ def estimated_buckets(config: JobConfig, ranks: int) -> list[Bucket]:
     )
     steps = [n / size for n, size in zip(policy.sample_counts, policy.batch_sizes)]
     return [
-        Bucket(Batches(Lengths(*shape), size // per_step, accumulation), number / sum(steps))
+        (number / sum(steps), Batches(Lengths(*shape), size // per_step, accumulation))
         for shape, size, number in zip(policy.shapes, policy.batch_sizes, steps, strict=True)
         if number
     ]
@@ -243,8 +213,9 @@ class Planner:
         self.parts = count_parameters(model, config.encoder, sizes.source)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.longest = longest_batches(self.config, gpus)
-        longest = self.longest.lengths, self.longest.micro_batch
-        self.activations = Activations(self.sizes.args, *longest)
+        self.activations = Activations(
+            self.sizes.args, self.longest.lengths, self.longest.micro_batch
+        )
         self._states: dict[tuple[DataParallelLayout, bool], StateMemory] = {}
 
     def states(self, config: JobConfig) -> StateMemory:
@@ -255,20 +226,15 @@ class Planner:
         return self._states[key]
 
     def memory(self, config: JobConfig, device: Device, batches: Batches) -> MemoryNeed:
-        sharded, shape = (
-            layout_of(config, self.gpus).sharded,
-            (batches.micro_batch, batches.lengths),
-        )
-        activations = self.activations.memory(config, sharded, *shape)
+        sharded = layout_of(config, self.gpus).sharded
+        activations = self.activations.memory(config, sharded, batches.micro_batch, batches.lengths)
         return memory_need(states_total(self.states(config)), activations, device)
 
     def largest(self, config: JobConfig, device: Device, batches: Batches) -> int:
         """The largest micro-batch of this shape that fits."""
-
-        def fits(samples: int) -> bool:
-            return self.memory(config, device, replace(batches, micro_batch=samples)).fits
-
-        return largest_micro_batch(fits)
+        return largest_micro_batch(
+            lambda samples: self.memory(config, device, replace(batches, micro_batch=samples)).fits
+        )
 
     def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
         args, samples, lengths = self.sizes.args, batches.micro_batch, batches.lengths
@@ -279,7 +245,10 @@ class Planner:
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         times, units = batches.accumulation, args.n_layers + 2
         exchanges = communication(config, self.parameters, states, layout, cluster, units, times)
-        work = StepWork(
+        time = step_time(
+            cluster.device,
+            factor,
+            fp8=runs_fp8(config),
             accumulation=times,
             flops=samples * (flops + repeated_flops(args, lengths, blocks)),
             encoder_flops=samples * encoder_flops,
@@ -289,7 +258,6 @@ class Planner:
             optimizer_bytes=optimizer_bytes(config, states),
             communication=exchanges,
         )
-        time = step_time(work, cluster.device, factor, fp8=runs_fp8(config))
         seconds = with_error(time.seconds, factor)
         samples *= self.gpus * times
         flops = samples * (flops + encoder_flops)
@@ -332,8 +300,11 @@ def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemor
     planner = Planner(config, gpus)
     summary, longest = planner.summary(), planner.longest
     # Compiling blocks takes most of a plan's time.
-    eager, shape = with_blocks(planner.config, False), (longest.micro_batch, longest.lengths)
-    return summary, planner.activations.measured(eager, summary.layout.sharded, *shape)[0]
+    eager = with_blocks(planner.config, False)
+    activations, _ = planner.activations.measured(
+        eager, summary.layout.sharded, longest.micro_batch, longest.lengths
+    )
+    return summary, activations
 
 
 def make_plan(config: JobConfig, cluster: Cluster, factor: Factor) -> Plan:
@@ -344,12 +315,12 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor) -> Plan:
     step = planner.step(config, cluster, factor, longest)
     largest = planner.largest(config, device, longest)
     buckets = []
-    for bucket in estimated_buckets(config, cluster.gpus):
-        fits = planner.largest(config, device, bucket.batches)
-        each = planner.step(config, cluster, factor, bucket.batches)
-        buckets.append(BucketPlan(bucket.fraction, each, fits))
+    for fraction, batches in estimated_buckets(config, cluster.gpus):
+        fits = planner.largest(config, device, batches)
+        each = planner.step(config, cluster, factor, batches)
+        buckets.append(BucketPlan(fraction, each, fits))
         # Every bucket's micro-batch is in proportion to the longest's.
-        largest = min(largest, fits * longest.micro_batch // bucket.batches.micro_batch)
+        largest = min(largest, fits * longest.micro_batch // batches.micro_batch)
     seconds = sum(each.fraction * each.step.seconds.middle for each in buckets)
     flops = sum(each.fraction * each.step.flops for each in buckets)
     mean = with_error(seconds, factor)

@@ -13,8 +13,7 @@ from torchtitan.models.dit_tts.plan.step_time import Factor, Interval
 
 _GIB = 2**30
 
-MemoryLine = tuple[str, int, str]
-"""(what, bytes, origin)"""
+MemoryLine = tuple[str, int, str]  # what, bytes, origin
 
 
 def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str) -> list[str]:
@@ -55,14 +54,14 @@ def plan_lines(plan: Plan) -> list[str]:
         f"'{checkpointing_name(config.activation_checkpoint)}'",
         *_section("Parameters", _parameters(summary)),
         *_section(
-            f"Memory of one GPU in the bucket that needs most, {neediest.batches.lengths.frames} frames",
+            f"Memory of one GPU in the bucket that needs the most, {neediest.batches.lengths.frames} frames",
             _memory(plan),
         ),
         *_section("Downloads", _downloads(summary)),
         *_section("One step in the longest bucket", _arithmetic(summary)),
         *_section("Communication of one rank in that step", _communication(plan.longest)),
         *_section("Time of that step", _time(plan)),
-        *_section("Buckets, for lengths as [benchmark] mean_seconds and sigma say", _buckets(plan)),
+        *_section("Buckets, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
     ]
     if summary.states.offloaded:
         lines += ["", "the time is without the transfers of enable_cpu_offload and its optimizer"]
@@ -107,7 +106,7 @@ def memory_lines(
     dtype, sharded = config.training.dtype, summary.layout.sharded
     lines: list[MemoryLine] = []
     if not states.offloaded:
-        how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if sharded else "whole")
+        how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if sharded else "complete")
         lines += [
             ("weights", states.weights, how),
             ("gradients", states.gradients, f"{dtype}, like the weights"),
@@ -116,14 +115,14 @@ def memory_lines(
         if states.ema:
             lines.append(("EMA", states.ema, "float32, like the weights"))
     if states.encoder:
-        kind = "shard" if states.encoder_sharded else "whole"
+        kind = "a shard" if states.encoder_units else "complete"
         how = f"{config.encoder.dtype}, {kind} ([encoder] fsdp_min_gib)"
         lines.append(("frozen text encoder", states.encoder, how))
-        if states.encoder_sharded:
+        if states.encoder_units:
             lines.append(_gathered("gathered of the text encoder", states.encoder_gathered))
     if sharded:
         lines.append(_gathered("gathered weights", states.gathered))
-        how = "largest unit, whole, and the input of its reduce-scatter"
+        how = "largest unit, complete, and the input of its reduce-scatter"
         lines.append(("gradients on their way", states.gradients_in_turn, how))
     elif states.gathered.total:
         how = "replicate computes on it"
@@ -149,7 +148,7 @@ def _moments(options: Optimizer, dtype: str) -> str:
 
 
 def _gathered(what: str, gathered: Gathered) -> MemoryLine:
-    how = f"{_bytes(gathered.kept)} that stay whole, and twice the largest other unit"
+    how = f"{_bytes(gathered.kept)} that stay gathered, and twice the largest other unit"
     return what, gathered.total, how
 
 
@@ -203,13 +202,13 @@ def _arithmetic(summary: Summary) -> list[str]:
     rows = [
         f"{summary.layout.gpus} ranks x {longest.micro_batch} samples x {longest.accumulation} "
         f"accumulation steps = {samples:,} samples",
-        f"at most {lengths.frames} frames ({seconds:.2f} s), {lengths.text_tokens} text tokens and "
+        f"up to {lengths.frames} frames ({seconds:.2f} s), {lengths.text_tokens} text tokens and "
         f"{lengths.speaker_frames} reference frames each: {samples * lengths.frames:,} frames, "
         f"{samples * seconds / 3600:.2f} hours of audio",
         f"{summary.flops:,} training FLOPs, without recomputation",
     ]
     if summary.encoder_flops:
-        rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at most")
+        rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at the longest texts")
     return rows
 
 
@@ -219,11 +218,7 @@ def _communication(step: Step) -> list[str]:
         f"{each.beside}"
         for each in step.communication.collectives
     ]
-    if not rows:
-        return ["none"]
-    hidden = step.communication.uncovered(step.time.computing) == 0
-    ends = "but for the first or last unit of each micro-batch"
-    return [*rows, f"hidden by computation, {ends}" if hidden else "NOT hidden by computation"]
+    return rows or ["none"]
 
 
 def _time(plan: Plan) -> list[str]:
@@ -262,7 +257,7 @@ def grid_lines(choices: list[Choice], cluster: Cluster, factor: Factor) -> list[
     rows = [
         *_cluster(cluster, factor),
         "",
-        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs most; * is the "
+        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs the most; * is the "
         "config's own",
         "rank  layout         AC                 mode      micro x acc     samples/s (range)           "
         "MFU    GiB   fits",

@@ -58,10 +58,10 @@ class DataParallelLayout:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Whole weights that a sharded module has beside its shards, in bytes."""
+    """Complete weights that a sharded module has beside its shards, in bytes."""
 
     kept: int
-    """units that stay whole after their forward pass"""
+    """units that stay gathered after their forward pass"""
 
     in_turn: int
     """twice the largest of the others: one is used, the next is fetched"""
@@ -73,7 +73,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class StateMemory:
-    """Bytes of the rank that holds most."""
+    """Bytes of the rank that holds the most."""
 
     weights: int
     gradients: int
@@ -81,15 +81,14 @@ class StateMemory:
     ema: int
     gathered: Gathered
     gradients_in_turn: int
-    """whole gradients of the largest unit and the input of their reduce-scatter"""
+    """complete gradients of the largest unit and the input of their reduce-scatter"""
 
     encoder: int
     """a frozen text encoder beside the model"""
 
     encoder_gathered: Gathered
-    encoder_sharded: bool
     encoder_units: int
-    """of a sharded one, gathered one after another"""
+    """of a sharded one, gathered one after another; 0: not sharded"""
 
     offloaded: bool
     """weights, gradients, optimizer and EMA are in the machine's memory, not the GPU's"""
@@ -129,7 +128,7 @@ def state_memory(
     source: HFEncoderSpec | None,
     layout: DataParallelLayout,
 ) -> StateMemory:
-    """Bytes per GPU of all that lasts from step to step, and of what is whole for a while.
+    """Bytes per GPU of what lasts from step to step, and of what is gathered for a while.
 
     Args:
         source: a pretrained text encoder, if there is one.
@@ -144,7 +143,7 @@ def state_memory(
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)
         parameters = [_local(parameter) for parameter in model.parameters()]
-        weights = sum(_padded_bytes(parameter) for parameter in model.parameters())
+        weights = _padded_bytes(model)
         gathered, largest = _gathered(model)
         encoder, encoder_gathered, encoder_units = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
@@ -153,8 +152,8 @@ def state_memory(
     training = config.training
     in_turn = 0
     if layout.sharded:
-        whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
-        in_turn = largest * (whole + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
+        compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
+        in_turn = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
     return StateMemory(
         weights=weights,
         gradients=local,
@@ -164,7 +163,6 @@ def state_memory(
         gradients_in_turn=in_turn,
         encoder=encoder,
         encoder_gathered=encoder_gathered,
-        encoder_sharded=encoder_units > 0,
         encoder_units=encoder_units,
         offloaded=training.enable_cpu_offload and layout.sharded,
     )
@@ -174,43 +172,36 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _padded_bytes(parameter: torch.Tensor) -> int:
-    """FSDP2 keeps each shard padded to the length of the longest."""
-    return _local(parameter).untyped_storage().nbytes()
+def _padded_bytes(module: nn.Module) -> int:
+    """Of the parameters: FSDP2 keeps each shard padded to the length of the longest."""
+    return sum(_local(p).untyped_storage().nbytes() for p in module.parameters())
 
 
 def _optimizer(model: nn.Module, options: Optimizer) -> int:
     """Two moments of each parameter and a float32 step count; Muon has one moment of block matrices."""
-    muon = set()
-    if options.name == "Muon":
-        muon = {linear.weight for linear in matmul_weights(model)}
+    muon = {linear.weight for linear in matmul_weights(model)} if options.name == "Muon" else set()
     total = 0
     for parameter in model.parameters():
         local = _local(parameter)
+        numbers = local.numel()
         if parameter in muon:
             total += local.nbytes
             continue
         total += _FLOAT32
         if options.state_dtype == "bfloat16":
-            total += 2 * torch.bfloat16.itemsize * local.numel()
-        elif options.state_dtype == "8bit" and _in_8_bits(local):
-            # A byte per number, a float32 scale per block, and each moment's table of 256 values.
-            scales = local.numel() // _8BIT_BLOCK + 256
-            total += 2 * (local.numel() + _FLOAT32 * scales)
+            total += 2 * torch.bfloat16.itemsize * numbers
+        elif options.state_dtype == "8bit" and numbers >= 4096 and numbers % _8BIT_BLOCK == 0:
+            # What torchao quantises: a byte per number, a float32 scale per block, and each moment's table of 256 values.
+            total += 2 * (numbers + _FLOAT32 * (numbers // _8BIT_BLOCK + 256))
         else:
             total += 2 * local.nbytes
     return total
 
 
-def _in_8_bits(local: torch.Tensor) -> bool:
-    """What torchao quantises."""
-    return local.numel() >= 4096 and local.numel() % _8BIT_BLOCK == 0
-
-
 def _frozen_encoder(
     config: JobConfig, source: HFEncoderSpec | None, dims: ParallelDims
 ) -> tuple[int, Gathered, int]:
-    """(bytes, whole parts and units of a sharded one) of an encoder beside the model."""
+    """(bytes, gathered weights and units of a sharded one) of an encoder beside the model."""
     encoder = config.encoder
     if source is None or not encoder.frozen or encoder.cache_features:
         return 0, Gathered(0, 0), 0
@@ -220,17 +211,17 @@ def _frozen_encoder(
     if not shard_if_large(module, encoder, dims):
         return size, Gathered(0, 0), 0
     units = sum(isinstance(each, FSDPModule) for each in module.modules())
-    return sum(map(_padded_bytes, module.parameters())), _gathered(module)[0], units
+    return _padded_bytes(module), _gathered(module)[0], units
 
 
 def _gathered(root: nn.Module) -> tuple[Gathered, int]:
-    """(whole weights under FSDP2, HSDP or `replicate`, numbers in the largest unit)."""
+    """(gathered weights under FSDP2, HSDP or `replicate`, numbers in the largest unit)."""
     kept, others, largest = 0, 0, 0
     seen = set()
     for module in root.modules():
         if not isinstance(module, FSDPModule):
             continue
-        # Not public: which parameters form a unit, and whether they stay whole.
+        # Not public: which parameters form a unit, and whether they stay gathered.
         state = module._get_fsdp_state()
         group = state._fsdp_param_group
         if group is None or group in seen:

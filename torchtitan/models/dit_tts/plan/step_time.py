@@ -52,7 +52,7 @@ _MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
 
 @dataclass(frozen=True)
 class Factor:
-    """How much longer a GPU computes than the roofline says."""
+    """A GPU's computing time over that of the roofline."""
 
     value: float
     error: float
@@ -133,17 +133,17 @@ class Communication:
             max((each.seconds for each in found), default=0.0),
         )
 
-    def uncovered(self, computing: Mapping[str, float]) -> float:
-        """Seconds beyond what computation hides, without the ends; computing: phase -> its seconds."""
-        return sum(
+    def exposed(self, computing: Mapping[str, float]) -> float:
+        """Seconds that computation does not hide, with the first or last unit of each collective.
+
+        Args:
+            computing: phase -> seconds of its computation.
+        """
+        ends = sum(each.seconds / each.units for each in self.collectives)
+        return ends + sum(
             max(0.0, self.busy(phase) - _HIDING_FRACTION[phase] * seconds)
             for phase, seconds in computing.items()
         )
-
-    def exposed(self, computing: Mapping[str, float]) -> float:
-        """Seconds that computation does not hide, with the first or last unit of each collective."""
-        ends = sum(each.seconds / each.units for each in self.collectives)
-        return ends + self.uncovered(computing)
 
 
 def communication(
@@ -168,7 +168,7 @@ def communication(
         accumulation: micro-batches per step.
     """
     training = config.training
-    whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
+    compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
     reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * parameters
     shards, in_node = layout.shards, min(layout.shards, cluster.gpus_per_node)
     found = []
@@ -197,14 +197,14 @@ def communication(
             )
         )
 
-    if states.encoder_sharded:
-        # A frozen encoder has no backward pass and keeps nothing whole between micro-batches.
+    if states.encoder_units:
+        # A frozen encoder has no backward pass and keeps nothing gathered between micro-batches.
         encoder, units_of_it = shards * states.encoder, states.encoder_units
         name = "all-gather, text encoder"
         add(name, TEXT_ENCODER, encoder, shards, in_node, accumulation, units_of_it)
     if layout.sharded:
-        again = whole - states.gathered.kept
-        add("all-gather, forward", FORWARD, whole, shards, in_node, accumulation)
+        again = compute - states.gathered.kept
+        add("all-gather, forward", FORWARD, compute, shards, in_node, accumulation)
         add("all-gather, backward", BACKWARD, again, shards, in_node, accumulation)
         add("reduce-scatter", BACKWARD, reduced, shards, in_node, accumulation)
     if layout.replicas > 1:
@@ -216,28 +216,6 @@ def communication(
 
 
 # Computation
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """What one GPU does in an optimizer step; per micro-batch where nothing else is said."""
-
-    accumulation: int
-    flops: float
-    """of the model, with recomputation"""
-
-    encoder_flops: float
-    """of a frozen text encoder"""
-
-    pointwise_bytes: float
-    kernels: float
-    copied_bytes: float
-    """of weights and gradients that FSDP2 or `replicate` copies and casts"""
-
-    optimizer_bytes: float
-    """clipping, optimizer and EMA, per step"""
-
-    communication: Communication
 
 
 @dataclass(frozen=True)
@@ -253,23 +231,45 @@ class StepTime:
         return sum(self.parts.values())
 
 
-def step_time(work: StepWork, device: Device, factor: Factor, *, fp8: bool) -> StepTime:
-    """fp8: the blocks' matmuls run in 8 bits."""
+def step_time(
+    device: Device,
+    factor: Factor,
+    *,
+    fp8: bool,
+    accumulation: int,
+    flops: float,
+    encoder_flops: float,
+    pointwise_bytes: float,
+    kernels: float,
+    copied_bytes: float,
+    optimizer_bytes: float,
+    communication: Communication,
+) -> StepTime:
+    """Time of one GPU's work, which is per micro-batch where nothing else is written.
+
+    Args:
+        fp8: the blocks' matmuls run in 8 bits.
+        flops: of the model, with recomputation.
+        encoder_flops: of a frozen text encoder.
+        copied_bytes: of weights and gradients that FSDP2 or `replicate` copies and casts.
+        optimizer_bytes: of clipping, optimizer and EMA, per step.
+        communication: per step.
+    """
     gain = FP8_GAIN if fp8 else 1.0
     per_micro_batch = {
-        "matmuls and attention": work.flops / (gain * device.peak_flops),
-        "pointwise kernels": work.pointwise_bytes / device.bandwidth,
-        "kernel launches": work.kernels * LAUNCH_SECONDS,
-        "text encoder": work.encoder_flops / device.peak_flops,
-        "copies of weights": work.copied_bytes / device.bandwidth,
+        "matmuls and attention": flops / (gain * device.peak_flops),
+        "pointwise kernels": pointwise_bytes / device.bandwidth,
+        "kernel launches": kernels * LAUNCH_SECONDS,
+        "text encoder": encoder_flops / device.peak_flops,
+        "copies of weights": copied_bytes / device.bandwidth,
     }
-    times = factor.value * work.accumulation
+    times = factor.value * accumulation
     parts = {name: times * seconds for name, seconds in per_micro_batch.items()}
     model, encoder = sum(list(parts.values())[:3]), parts["text encoder"]
     backward = _BACKWARD_FRACTION * model
     computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
-    parts["optimizer"] = factor.value * work.optimizer_bytes / device.bandwidth
-    parts["exposed communication"] = work.communication.exposed(computing)
+    parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
+    parts["exposed communication"] = communication.exposed(computing)
     return StepTime(parts, computing)
 
 
@@ -310,11 +310,11 @@ def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout)
     training = config.training
     own = TORCH_DTYPE_MAP[training.dtype].itemsize
     if layout.sharded:
-        whole = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
+        compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize
-        cast = (own + whole) / layout.shards
-        gathered = 2 * whole  # out of the collective's buffer, read and written
-        return parameters * (2 * (cast + gathered) + whole + reduced)
+        cast = (own + compute) / layout.shards
+        gathered = 2 * compute  # out of the collective's buffer, read and written
+        return parameters * (2 * (cast + gathered) + compute + reduced)
     if layout.replicas > 1:
         # Into the copy that `replicate` computes on, and gradients out of it.
         return parameters * 4 * own
