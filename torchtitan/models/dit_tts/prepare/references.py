@@ -39,9 +39,6 @@ class SpeakerTable:
         self._last = np.cumsum(counts)
         self._first = self._last - counts
 
-    def __len__(self) -> int:
-        return len(self.frames)
-
     def same_speaker(self, sample: int) -> np.ndarray:
         """Numbers of the training samples of a sample's speaker, in order, itself included."""
         speaker = int(self.speaker[sample])
