@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.codec import Codec, build_codec
+from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
@@ -120,10 +120,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@lru_cache(maxsize=1)
-def _codec(name: str, device: str) -> Codec:
-    """A process's codec: its weights are loaded once, not for each chunk."""
-    return build_codec(name, device)
+# A process's codec: its weights are loaded once, not for each chunk.
+_codec = lru_cache(maxsize=1)(build_codec)
 
 
 @lru_cache(maxsize=1)
