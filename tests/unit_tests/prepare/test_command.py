@@ -1,4 +1,4 @@
-"""The command: its options, what it says, and what it needs installed."""
+"""The command: its options, what it prints, and what it needs installed."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_numbers_of_the_audio_are_finite(name):
     Options("in", "out", audio=AudioSettings(min_seconds=1, max_silence=0)).check()
 
 
-def test_what_the_command_says(tmp_path, capsys, monkeypatch):
+def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     soundfile.write(tmp_path / "a.wav", tone(1), RATE)
     row = {"audio": "a.wav", "text": "x", "speaker": "ann"}
     (tmp_path / "list.jsonl").write_text(json.dumps(row))

@@ -1,4 +1,4 @@
-"""Every format's reader: what it lists, how it is recognised, and what it says about mistakes."""
+"""Every format's reader: what it lists, how it is recognised, and which mistakes it names."""
 
 import datetime
 import hashlib

@@ -78,7 +78,7 @@ def test_loudness_of_any_length():
 
 def test_silence_is_cut_to_the_seconds_that_are_kept():
     """One second before, two behind; a pause and a word 30 dB down belong to the speech, an offset
-    of the whole recording does not."""
+    of the recording's level does not."""
     word = tone(1, 0.1 * 10**-1.5)
     parts = (np.zeros(RATE), tone(1), np.zeros(RATE // 2), word, np.zeros(2 * RATE))
     samples = (np.concatenate(parts) + 0.05).astype(np.float32)[:, None]

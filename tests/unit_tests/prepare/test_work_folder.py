@@ -128,7 +128,7 @@ def test_a_chunk_that_is_killed_half_way_is_encoded_again(name, corpus, out, mon
 
 
 def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
-    """A corrupt chunk is removed, as its message says, and encoded again with one recording more."""
+    """A corrupt chunk is removed, as its message asks, and encoded again with one recording more."""
     real = Loader.load
 
     def load(self, place, channels):

@@ -68,7 +68,7 @@ def decode(
 
 
 def _open(data: bytes | str) -> "soundfile.SoundFile":
-    """The file, to be read forwards to its end, wherever its header says that this is."""
+    """The file, to be read forwards to its end, wherever its header has that."""
     import soundfile
 
     class Forwards(soundfile.SoundFile):
@@ -108,7 +108,7 @@ def _part(
 def _read_part(
     file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None
 ) -> np.ndarray:
-    """(n, channels). Memory is taken for what is there, not for what a corrupt header says."""
+    """(n, channels). Memory is taken for what is there, not for what a corrupt header states."""
     length = file.frames if file.frames < _UNKNOWN_FRAMES else None
     first, wanted = _part(length, file.samplerate, offset_seconds, seconds)
     if first:

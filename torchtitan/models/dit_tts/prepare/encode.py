@@ -2,7 +2,7 @@
 
     chunks/train/00000012.tar     its training samples, references as far as the source gave any
     chunks/heldout/00000012.tar   its held-out samples
-    chunks/00000012.json          what the chunk came to; written last, so it says that all is there
+    chunks/00000012.json          what the chunk came to; written last: with it the chunk is complete
 
 `encode_chunk` is called by name in processes of every engine, so all arguments are plain values.
 """

@@ -3,7 +3,7 @@
 References are other training utterances of the speaker: never the sample itself, and for a held-out
 sample never a held-out one, so that evaluating needs nothing which training has not seen. If the
 speaker has no other training utterance, the reference is a part of the sample itself, half of it at
-most: all of it would let a model copy its target from the reference.
+the maximum: all of it would let a model copy its target from the reference.
 """
 
 import hashlib
