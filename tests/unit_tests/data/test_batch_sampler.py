@@ -200,5 +200,3 @@ def test_selection():
         )
     with pytest.raises(ValueError, match="none of the 1 samples fits"):
         select_samples(frames[1:2], text[1:2], on_too_long="drop", **settings)
-    with pytest.raises(ValueError, match="data.on_too_long is 'keep'"):
-        select_samples(frames, text, on_too_long="keep", **settings)

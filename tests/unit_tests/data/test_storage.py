@@ -99,7 +99,6 @@ def test_local_mistakes_are_one_sentence(folder):
         (folder / "shard-000000.tar.idx", "/shard-000000.tar.idx' names no .tar file"),
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
         (folder / "shard-{000000..000001.tar", "is no pattern"),
-        (folder / "{sub,sub}/deep.tar", f"names {folder}/sub/deep.tar twice"),
     ):
         assert part in sentence_of(find_shards, str(path))
 
@@ -191,7 +190,6 @@ def test_failures_that_pass_are_tried_again(server, caplog):
 
 
 def test_unknown_schemes_and_missing_packages(monkeypatch):
-    assert "floppy://a/b: the store cannot be used" in sentence_of(find_shards, "floppy://a/b")
     # As where the packages were never installed: neither imported nor importable.
     monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
     monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)

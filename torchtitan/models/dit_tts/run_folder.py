@@ -150,8 +150,9 @@ class RunFolder:
 
     def fail(self, error: BaseException) -> None:
         """Any rank writes why the run ended. The first rank to fail since this start wins: the others
-        fail because of it. A new folder of a run that a wrong input kept from starting is removed."""
-        if self.is_new and isinstance(error, InputError):
+        fail because of it. A new folder is removed where a wrong input or a signal ended the run
+        before it could train."""
+        if self.is_new and isinstance(error, (InputError, KeyboardInterrupt)):
             if self.rank == 0:
                 shutil.rmtree(self.path, ignore_errors=True)
             return
