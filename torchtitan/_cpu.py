@@ -76,7 +76,7 @@ class CPUDeviceModule:
             with open(_CLEAR_REFS, "w") as clear_refs:
                 clear_refs.write("5")  # resets VmHWM, see proc(5)
         except OSError:
-            pass  # not Linux, or /proc is read-only: the peak is then that of the process's life
+            pass  # not Linux, or /proc is read-only: the peak is then that since the process began
 
     @staticmethod
     def memory_stats(device: torch.device | None = None) -> dict[str, int]:

@@ -7,14 +7,9 @@ import torch
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.text.feature_builder import (
-    feature_kind,
-    make_text_features,
-)
+from torchtitan.models.dit_tts.text.feature_builder import feature_kind, make_text_features
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
-from torchtitan.models.dit_tts.text.hf_tokenizer import (
-    load_subword_tokenizer,
-)
+from torchtitan.models.dit_tts.text.hf_tokenizer import load_subword_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
 
 SHARDS, SAMPLES, CHANNELS = 3, 30, 8

@@ -1,4 +1,4 @@
-"""Small loaders over synthetic shards, split as a test wants, and their batches put together again."""
+"""Small loaders over synthetic shards, split over ranks, and their batches joined again."""
 
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
 
 
 def config(folder, *, local=8, total=-1, **changes):
+    """What `build_dataloader` needs of a job config, with `changes` to `[data]`."""
     data = dict(
         path=str(folder),
         max_frames=200,
@@ -23,9 +24,8 @@ def config(folder, *, local=8, total=-1, **changes):
         latent_channels=CHANNELS,
         max_dropped_fraction=1.0,
     )
-    data.update(changes)
     training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)
-    return SimpleNamespace(data=Data(**data), encoder=Encoder(), training=training)
+    return SimpleNamespace(data=Data(**(data | changes)), encoder=Encoder(), training=training)
 
 
 def build(folder, ranks=1, rank=0, accumulation=1, **changes):
@@ -34,6 +34,12 @@ def build(folder, ranks=1, rank=0, accumulation=1, **changes):
     return build_dataloader(
         ranks, rank, byte_tokenizer(), config(folder, local=local, total=8, **changes)
     )
+
+
+def build_and_load(folder, state, **changes):
+    loader = build(folder, **changes)
+    loader.load_state_dict(state)
+    return loader
 
 
 def take(loader, micro_batches):
@@ -47,7 +53,7 @@ def joined(batches):
     for name in batches[0][0]:
         values = [inputs[name] for inputs, _ in batches]
         if name == "sample_id":
-            merged[name] = [sample_id for ids in values for sample_id in ids]
+            merged[name] = sum(values, [])
         elif name == "replaced":
             merged[name] = sum(values)
         elif values[0].ndim == 0:
@@ -59,18 +65,17 @@ def joined(batches):
     return merged
 
 
-def global_batches(folder, ranks, accumulation, count, **changes):
-    loaders = [build(folder, ranks, rank, accumulation, **changes) for rank in range(ranks)]
-    per_rank = [take(loader, count * accumulation) for loader in loaders]
-    return [
-        joined(
-            [
-                per_rank[rank][k * accumulation + m]
-                for m in range(accumulation)
-                for rank in range(ranks)
-            ]
+def global_batches(folder, ranks, accumulation, count, state=None, **changes):
+    """So many global batches, from `state` on, each joined from its ranks and accumulation steps."""
+    per_rank = []
+    for rank in range(ranks):
+        loader = build_and_load(
+            folder, state or {}, ranks=ranks, rank=rank, accumulation=accumulation, **changes
         )
-        for k in range(count)
+        per_rank.append(iter(take(loader, count * accumulation)))
+    return [
+        joined([next(batches) for _ in range(accumulation) for batches in per_rank])
+        for _ in range(count)
     ]
 
 

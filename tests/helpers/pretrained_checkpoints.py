@@ -47,7 +47,7 @@ _VISION = {
 
 
 def write_tiny_t5gemma2(folder: str | Path, seed: int = 0, tokenizer: bool = True) -> Path:
-    """A whole T5Gemma2, text and vision encoder and decoder; the text encoder has 243,520 parameters."""
+    """A complete T5Gemma2, text and vision encoder and decoder; the text encoder has 243,520 parameters."""
     config = T5Gemma2Config(
         encoder={
             "text_config": _TEXT,
@@ -65,7 +65,7 @@ def write_tiny_t5gemma2(folder: str | Path, seed: int = 0, tokenizer: bool = Tru
 
 
 def write_tiny_t5(folder: str | Path, seed: int = 0, tokenizer: bool = True) -> Path:
-    """A whole T5, encoder and decoder, 48 wide."""
+    """A complete T5, encoder and decoder, 48 wide."""
     config = T5Config(
         vocab_size=VOCAB_SIZE,
         d_model=48,

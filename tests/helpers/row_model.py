@@ -1,4 +1,4 @@
-"""A model for sampling whose velocity tells, in each channel, what reached a row of the batch."""
+"""A model for sampling whose velocity has, in each channel, what reached a row of the batch."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -11,18 +11,9 @@ CHANNELS = 8
 CONDITION_BASE = 259
 """ids of a byte tokenizer's text are below"""
 
-(
-    TEXT_KEYS,
-    TEXT_VALUES,
-    SPEAKER_KEYS,
-    SPEAKER_VALUES,
-    ENCODED,
-    TIME,
-    FRAMES,
-    NOTHING,
-) = range(CHANNELS)
+TEXT_KEYS, TEXT_VALUES, SPEAKER_KEYS, SPEAKER_VALUES, ENCODED, TIME, FRAMES = range(7)
 """what a channel of the velocity is: sums over the K and V of the row's text and speaker, over its
-encoded conditions, the time, the number of valid frames, and zero"""
+encoded conditions, the time, the number of valid frames; the last is zero"""
 
 LAYERS = 2
 
@@ -34,7 +25,7 @@ class RowModel:
 
     def encode_conditions(self, text, text_mask, speaker, speaker_mask, features=None):
         content = text[..., None].float() if features is None else features
-        # Plus one: padding would be zeros, and zeros count for nothing whatever the mask says.
+        # Plus one: padding would be zeros, and zeros count for nothing whatever the mask is.
         return Conditions(content + 1, text_mask, speaker[..., :1] + 1, speaker_mask)
 
     def condition_key_values(self, conditions):

@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from torchtitan.models.dit_tts.prepare.audio_reader import Utterance, read_audio_corpus
+from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
@@ -49,12 +49,8 @@ def speech(each: int = 3, voices: tuple[str, ...] = ("slt", "rms", "awb", "kal16
         number = int(one.key.rsplit("-", 1)[1])
         wanted = number == 0 if one.split == "heldout" else number >= 220 - each
         if one.speaker in voices and wanted:
-            found.append(as_speech(one))
+            found.append(Speech(one.key, one.text, one.speaker, one.split, one.waveform.numpy()))
     return found
-
-
-def as_speech(one: Utterance) -> Speech:
-    return Speech(one.key, one.text, one.speaker, one.split, one.waveform.numpy())
 
 
 def audio_bytes(samples: np.ndarray, rate: int, format: str, subtype: str | None = None) -> bytes:
@@ -131,18 +127,12 @@ def write_parquet(folder: Path, utterances: list[Speech]) -> Path:
     import pyarrow.parquet
 
     folder.mkdir(parents=True)
-    rows = [
-        {
-            "audio": {
-                "bytes": audio_bytes(one.samples, RATE, "FLAC", "PCM_16"),
-                "path": f"{one.key}.flac",
-            },
-            "text": one.text,
-            "speaker_id": number % 2 if one.split == "train" else 0,
-            "split": one.split,
-        }
-        for number, one in enumerate(utterances)
-    ]
+    rows = []
+    for number, one in enumerate(utterances):
+        content = audio_bytes(one.samples, RATE, "FLAC", "PCM_16")
+        row = {"audio": {"bytes": content, "path": f"{one.key}.flac"}, "text": one.text}
+        speaker = number % 2 if one.split == "train" else 0
+        rows.append(row | {"speaker_id": speaker, "split": one.split})
     table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, folder / "all-00000-of-00001.parquet", row_group_size=5)
     return folder
@@ -160,18 +150,10 @@ def write_latents_table(folder: Path, utterances: list[Speech], flat: bool) -> P
     rows = []
     for one in utterances:
         latents = codec.encode(torch.from_numpy(one.samples)).half().float()
-        reference = latents[:10]
-        rows.append(
-            {
-                "id": one.key,
-                "text": one.text,
-                "speaker": one.speaker,
-                "split": one.split,
-                "latents": (latents.flatten() if flat else latents).tolist(),
-                "reference": (reference.flatten() if flat else reference).tolist(),
-                "target_duration": len(one.samples) / RATE,
-            }
-        )
+        row = {"id": one.key, "text": one.text, "speaker": one.speaker, "split": one.split}
+        for name, frames in (("latents", latents), ("reference", latents[:10])):
+            row[name] = (frames.flatten() if flat else frames).tolist()
+        rows.append(row | {"target_duration": len(one.samples) / RATE})
     table = pyarrow.Table.from_pylist(rows)
     with pyarrow.OSFile(str(folder / "latents.arrow"), "wb") as file:
         kind = pyarrow.ipc.new_stream if flat else pyarrow.ipc.new_file

@@ -13,7 +13,7 @@ def npy(array) -> bytes:
 
 
 def write_tar(path, members, tar_format=tarfile.GNU_FORMAT):
-    """``members``: (name, bytes) pairs in the order they are written."""
+    """`members`: (name, bytes) pairs in the order they are written."""
     with tarfile.open(path, "w", format=tar_format) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)

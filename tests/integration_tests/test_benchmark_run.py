@@ -1,4 +1,4 @@
-"""Runs in benchmark mode: no data, no weights, no checkpoints, and a file that says what was measured."""
+"""Runs in benchmark mode: no data, no weights, no checkpoints, and a report of what was measured."""
 
 import json
 
@@ -26,26 +26,22 @@ def report_of(run: runs.Run) -> dict:
 
 
 def test_two_ranks_with_compiled_blocks(tmp_path):
-    run = runs.run(
-        tmp_path,
-        "bench",
-        [
-            *BENCHMARK,
-            "--benchmark.steps=6",
-            "--parallelism.data_parallel_shard_degree=2",
-            "--compile.enable",
-            "--compile.backend=aot_eager",
-            "--compile.components=model",
-        ],
-        processes=2,
-    )
+    arguments = [
+        *BENCHMARK,
+        "--benchmark.steps=6",
+        "--parallelism.data_parallel_shard_degree=2",
+        "--compile.enable",
+        "--compile.backend=aot_eager",
+        "--compile.components=model",
+    ]
+    run = runs.run(tmp_path, "bench", arguments, processes=2)
     report = report_of(run)
     assert (report["gpus"], report["steps"], report["warm_up_steps"]) == (2, 6, 2)
     assert report["compiles_while_timed"] == 0  # every shape was seen in the warm-up
     assert len(report["step_seconds"]) == 6
     samples = 2 * sum(shape["samples"] * shape["steps"] for shape in report["shapes"])
     assert abs(report["samples_per_second"] * report["timed_seconds"] - samples) < 1e-6
-    assert report["parameters"] == 3_855_872  # whole ones, though each rank holds half
+    assert report["parameters"] == 3_855_872  # of the full model, of which each rank holds half
     exact = report["conventions"][0]
     assert exact["mfu"] == report["mfu"] == pytest.approx(exact["tflops_per_device"] / 0.1)
     assert report["config"]["benchmark"]["steps"] == 6 and report["environment"]["command"]
@@ -61,12 +57,7 @@ def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
     for file in encoder.iterdir():
         if file.name != "config.json":
             file.unlink()
-    run = runs.run(
-        tmp_path,
-        "bench",
-        [*BENCHMARK, "--benchmark.duration_seconds=0.5", "--encoder.model", str(encoder)],
-    )
-    report = report_of(run)
-    assert report["steps"] >= 1 and report["text_encoder"].endswith(
-        "run, frozen, with random weights"
-    )
+    arguments = [*BENCHMARK, "--benchmark.duration_seconds=0.5", f"--encoder.model={encoder}"]
+    report = report_of(runs.run(tmp_path, "bench", arguments))
+    assert report["steps"] >= 1
+    assert report["text_encoder"].endswith("run, frozen, with random weights")

@@ -50,7 +50,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     assert not output.exists()
 
     assert main(command) == 0 and not feature_files(output)
-    assert main(encode) == 0  # the archives were complete: only the features are made
+    assert main(encode) == 0  # the shards were complete: only the features are made
     said = capsys.readouterr().out
     assert "was complete already" in said and "10 texts, 10 of them encoded now" in said
     files = feature_files(output)
@@ -65,7 +65,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     assert files[2].read_bytes() == content
     assert [path for path in files if path.stat().st_mtime_ns != times[path]] == [files[2]]
 
-    # Elsewhere the archives, config and tokenizer are enough.
+    # Elsewhere the shards, config and tokenizer are enough.
     (model / "model.safetensors").rename(tmp_path / "weights")
     moved = tmp_path / "elsewhere" / model.name
     shutil.copytree(model, moved)
@@ -80,7 +80,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     for step, row in again.metrics().items():
         assert row["loss"] == pytest.approx(run.metrics()[step]["loss"], rel=1e-4)
 
-    assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their archives
+    assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their shards
     assert not feature_files(output)
 
     monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 3)

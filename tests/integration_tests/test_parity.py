@@ -8,53 +8,28 @@ from tools.harness.synthetic import make_shards
 STEPS = 4
 
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
-HSDP = [
-    "--training.local_batch_size=2",
-    "--parallelism.data_parallel_replicate_degree=2",
-    "--parallelism.data_parallel_shard_degree=2",
-]
+DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
+HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shard_degree=2"]
 
 # The decoder's blocks; the cases "compile" and "inductor" have the encoders' too.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
 # Traces, partitions and runs the graphs; Inductor's kernels take minutes to compile.
 TRACED = [*INDUCTOR, "--compile.backend=aot_eager"]
 
-DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
-VARLEN_PER_OP = [
-    "--attention.backend=varlen",
-    "--activation_checkpoint.mode=selective",
-    "--activation_checkpoint.selective_ac_option=op",
-]
+SELECTIVE = "--activation_checkpoint.mode=selective"
+PER_OP = [SELECTIVE, "--activation_checkpoint.selective_ac_option=op"]
+VARLEN_PER_OP = ["--attention.backend=varlen", *PER_OP]
 
 LAYOUTS = {
     "accumulation": (1, ["--training.local_batch_size=4"]),
     "ddp": (2, DDP),
     "fsdp": (2, FSDP),
     "hsdp": (4, HSDP),
-    "ddp_accumulation": (
-        2,
-        ["--training.local_batch_size=2", "--parallelism.data_parallel_replicate_degree=2"],
-    ),
-    "hsdp_accumulation": (
-        4,
-        [
-            "--training.local_batch_size=1",
-            "--parallelism.data_parallel_replicate_degree=2",
-            "--parallelism.data_parallel_shard_degree=2",
-        ],
-    ),
+    "ddp_accumulation": (2, [*DDP, "--training.local_batch_size=2"]),
+    "hsdp_accumulation": (4, [*HSDP, "--training.local_batch_size=1"]),
     "full_checkpointing": (1, ["--activation_checkpoint.mode=full"]),
-    "every_2nd_block": (
-        1,
-        ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"],
-    ),
-    "per_op_checkpointing": (
-        1,
-        [
-            "--activation_checkpoint.mode=selective",
-            "--activation_checkpoint.selective_ac_option=op",
-        ],
-    ),
+    "every_2nd_block": (1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
+    "per_op_checkpointing": (1, PER_OP),
     "compile": (1, ["--compile.enable", "--compile.backend=aot_eager"]),
     "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
@@ -106,22 +81,16 @@ def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
     assert abs(expected[STEPS]["loss"] - expected[1]["loss"]) > 1e-4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_LAYOUTS)]
+)
 def test_layout_trains_as_one_process_does(seeded, layout):
     folder, common, plain = seeded
-    processes, arguments = LAYOUTS[layout]
+    processes, arguments = {**LAYOUTS, **SLOW_LAYOUTS}[layout]
     # One of them as a user starts it.
     launcher = layout == "accumulation"
     run = runs.run(folder, layout, [*common, *arguments], processes, launcher)
     assert_same(run.metrics(), plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", SLOW_LAYOUTS)
-def test_layout_with_inductors_kernels_trains_as_one_process_does(seeded, layout):
-    folder, common, plain = seeded
-    processes, arguments = SLOW_LAYOUTS[layout]
-    assert_same(runs.run(folder, layout, [*common, *arguments], processes).metrics(), plain)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -14,54 +14,28 @@ from tools.harness.forked import titan_tts
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Prepared archives and a run of three steps on them."""
+    """Prepared shards and a run of three steps on them."""
     folder = tmp_path_factory.mktemp("speak")
     made = titan_tts("prepare", CORPUS, folder / "data")
     assert made.returncode == 0, made.stderr
-    arguments = [
-        "--data.path",
-        str(folder / "data/train"),
-        "--training.steps=3",
-        "--metrics.log_freq=1",
-    ]
+    arguments = [f"--data.path={folder / 'data/train'}", "--training.steps=3"]
     return folder, runs.run(folder, "run", arguments)
+
+
+def generate(run, *arguments):
+    done = titan_tts("generate", run.folder, *arguments, "--sampling-steps=2")
+    assert done.returncode == 0, done.stderr
 
 
 def test_generate_writes_a_wav_of_the_asked_length(trained):
     folder, run = trained
     out = folder / "pi.wav"
-    done = titan_tts(
-        "generate",
-        run.folder,
-        "--speaker",
-        "slt",
-        "--text",
-        "three one four",
-        "--duration",
-        1.2,
-        "--sampling-steps",
-        2,
-        "--out",
-        out,
-    )
-    assert done.returncode == 0, done.stderr
+    generate(run, "--speaker=slt", "--text=three one four", "--duration=1.2", "--out", out)
     samples, rate = soundfile.read(out)
     assert (rate, len(samples)) == (16000, 19200)
 
     again = folder / "again.wav"
-    done = titan_tts(
-        "generate",
-        run.folder,
-        "--reference",
-        out,
-        "--text",
-        "nine",
-        "--sampling-steps",
-        2,
-        "--out",
-        again,
-    )
-    assert done.returncode == 0, done.stderr
+    generate(run, "--reference", out, "--text=nine", "--out", again)
     # One word, by the fit: longer than a sixth of a second, shorter than the three of before.
     assert 16000 / 6 < len(soundfile.read(again)[0]) < 19200
 
@@ -75,23 +49,13 @@ def test_generate_names_the_speakers_there_are(trained):
 
 def test_evaluate_reads_recordings_codec_and_untrained(trained):
     folder, run = trained
-    done = titan_tts(
-        "evaluate",
-        run.folder,
-        "--heldout",
-        folder / "data/heldout",
-        "--recordings",
-        CORPUS,
-        "--sampling-steps",
-        2,
-        "--pictures",
-        1,
-    )
+    sources = ["--heldout", folder / "data/heldout", "--recordings", CORPUS]
+    done = titan_tts("evaluate", run.folder, *sources, "--sampling-steps=2", "--pictures=1")
     assert done.returncode == 0, done.stderr
     report = json.loads((run.folder / "samples/step-3/evaluation.json").read_text())
     rates = {name: rate["all"] for name, rate in report["word_error_rate"].items()}
     assert rates["recordings"] < 0.05 and rates["codec"] < 0.05
-    # What it says after three steps nobody can read, and nothing else is read as it.
+    # Speech after three steps is not intelligible.
     assert rates.keys() == {"recordings", "codec", "generated", "untrained"}
     assert len(list((run.folder / "samples/step-3").glob("*.wav"))) == report["utterances"] == 48
     assert len(list((run.folder / "samples/step-3").glob("*.png"))) == 4

@@ -125,11 +125,8 @@ def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared)
     from safetensors.torch import load_file
 
     stored = load_file(encoder / "model.safetensors")
-    [key] = [
-        k
-        for k in stored
-        if "encoder" in k and k.endswith("layers.3.mlp.up_proj.weight") and "decoder" not in k
-    ]
+    names = [name for name in stored if name.endswith("layers.3.mlp.up_proj.weight")]
+    [key] = [name for name in names if "encoder" in name and "decoder" not in name]
     change = (moved - stored[key]).abs()
     assert 1e-5 < change.mean() and change.max() < 1.1 * STEPS * 3e-4  # far below the model's
 
@@ -162,15 +159,3 @@ def test_t5_trains_frozen_and_trained_alike(prepared, tmp_path):
     frozen = runs.run(folder, "t5_frozen", common)
     trained = runs.run(folder, "t5_trained_fsdp", [*common, *UNMOVED, *FSDP], 2)
     assert losses(trained) == pytest.approx(losses(frozen), abs=1e-5)
-
-
-def test_another_encoder_under_the_same_name_is_refused(prepared, tmp_path):
-    folder, encoder, common, _ = prepared
-    own = shutil.copytree(encoder, tmp_path / "encoder")
-    arguments = [*common, f"--encoder.model={own}"]
-    runs.run(folder, "swapped", arguments)
-    write_tiny_t5gemma2(own, seed=1)
-    again = runs.start(folder, "swapped", [*arguments, "--training.steps=6"])
-    assert again.wait() == 2
-    said = again.log.read_text().splitlines()[-1]
-    assert "was trained with its weights" in said and "Traceback" not in again.log.read_text()

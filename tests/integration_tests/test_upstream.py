@@ -47,7 +47,7 @@ def train_upstream(folder: str, arguments: list[str]) -> None:
     from torchtitan.protocols import model_converter
     from torchtitan.train import Trainer
 
-    from torchtitan.models.dit_tts.trainer import set_single_process_defaults
+    from torchtitan.models.dit_tts.main import set_single_process_defaults
 
     set_single_process_defaults()
     trainer = Trainer(ConfigManager().parse_args(arguments))

@@ -49,21 +49,16 @@ def lines(tmp_path) -> JsonLines:
     return file
 
 
-def test_lines_read_back(lines):
-    assert lines.read() == rows(1, 2, 3, 4)
-    assert lines.path.read_bytes().count(b"\n") == 4
-
-
-@pytest.mark.parametrize("cut", [1, 2, 10, "all of the line"])
+@pytest.mark.parametrize("cut", [0, 1, 10, "all of the line"])
 def test_a_torn_last_line_is_left_out(lines, cut):
-    whole = lines.path.read_bytes()
-    last = len(whole) - whole.rindex(b"\n", 0, -1) - 1
-    os.truncate(lines.path, len(whole) - (last if cut == "all of the line" else cut))
-    assert lines.read() == rows(1, 2, 3)
+    content = lines.path.read_bytes()
+    last = len(content) - content.rindex(b"\n", 0, -1) - 1
+    os.truncate(lines.path, len(content) - (last if cut == "all of the line" else cut))
+    assert lines.read() == (rows(1, 2, 3) if cut else rows(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("torn", [False, True])
-@pytest.mark.parametrize("step", [0, 2, 4, 9])
+@pytest.mark.parametrize("step", [0, 2, 9])
 def test_keep_until(lines, step, torn):
     if torn:
         with open(lines.path, "ab") as file:
@@ -73,9 +68,3 @@ def test_keep_until(lines, step, torn):
     assert lines.read() == kept
     lines.append({"step": step + 1})  # after a torn line this must start a line of its own
     assert lines.read() == [*kept, {"step": step + 1}]
-
-
-def test_keep_until_without_a_file(tmp_path):
-    file = JsonLines(tmp_path / "none.jsonl")
-    file.keep_until(3)
-    assert files_below(tmp_path) == []

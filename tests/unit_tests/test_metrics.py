@@ -25,11 +25,9 @@ LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayou
     "device, tflops",
     [
         ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA H200", 989),
         ("NVIDIA H200 NVL", 835),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA L40S", 362),
     ],
 )
@@ -90,32 +88,7 @@ def test_count_sums_executed_and_useful_flops():
     assert set(metrics.shapes) == {(3, 64, 24, 32), (2, 128, 40, 32)}
 
 
-def test_what_is_logged(tmp_path, one_process_group):
-    metrics = started(tmp_path, "--metrics.peak_tflops=2", "--data.frames_per_second=50")
-    metrics.count(MIXED)
-    metrics.log_step(1, 0.5, 1.25, 0.1)
-    for _ in range(3):
-        metrics.count(batch((4, 50, 10, 8), [50] * 4, [10] * 4, [8] * 4))
-    metrics.log_step(4, 0.25, 1.0)
-
-    first, second = JsonLines(tmp_path / "metrics.jsonl").read()
-    assert first["peak_allocated_gib"] <= first["peak_memory_gib"]  # of what is reserved
-    assert (first["step"], first["loss"]) == (1, 0.5)
-    assert (first["grad_norm"], first["lr"], first["progress"]) == (1.25, 0.1, 0.05)
-    assert first["padding_fraction"] == pytest.approx(1 - 120 / 200)
-    assert first["compiled_shapes"] == 1 and second["compiled_shapes"] == 2
-    # Rates divide the same seconds, so their ratios are exact.
-    assert first["audio_seconds_per_second"] / first["padded_frames_per_second"] == pytest.approx(
-        120 / 200 / 50
-    )
-    assert first["padded_frames_per_second"] / first["samples_per_second"] == pytest.approx(100)
-    assert first["mfu"] / first["tflops_per_device"] == pytest.approx(1 / 2)
-    # Nothing padded: all that was executed was useful.
-    assert second["padding_fraction"] == 0 and second["goodput_mfu"] == second["mfu"] > 0
-    assert second["seconds_per_step"] * second["samples_per_second"] == pytest.approx(12 / 3)
-
-
-def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group, monkeypatch):
+def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group):
     metrics = started(tmp_path)
     metrics.peak = None  # as on a CPU; this test may run beside an accelerator
     metrics.count(ONE)
@@ -182,8 +155,10 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
         metrics.start(0, "", JsonLines(tmp_path / "metrics.jsonl"))
         clock.now += 4.0
         metrics.count(MIXED, replaced=1)
-        metrics.log_step(1, 0.5, 1.0)
+        metrics.log_step(1, 0.5, 1.25, 0.1)
     (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
+    assert (row["step"], row["loss"], row["grad_norm"], row["lr"]) == (1, 0.5, 1.25, 0.1)
+    assert row["compiled_shapes"] == 1
     ranks = layout.gpus
     assert row["samples_per_second"] == 2 * ranks / 4
     assert row["padded_frames_per_second"] == 200 * ranks / 4

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.helpers.loaders import build
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.small_models import small_args
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts import main, model_config
 from torchtitan.models.dit_tts.config.manager import config_from_dict, upstream_view
@@ -26,19 +27,7 @@ from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
-ARGS = DiTTTSModelConfig(
-    dim=32,
-    n_layers=1,
-    n_heads=2,
-    mlp_dim=48,
-    speaker_dim=32,
-    speaker_n_layers=1,
-    speaker_n_heads=2,
-    speaker_mlp_dim=48,
-    text_dim=32,
-    adaln_rank=8,
-    timestep_dim=16,
-)
+ARGS = DiTTTSModelConfig(**vars(small_args(n_layers=1)))
 TINY = [
     "--data.latent_channels=8",
     "--data.max_frames=32",
@@ -242,8 +231,8 @@ def test_what_a_kill_left_of_a_save_does_not_hide_the_initial_weights(tmp_path, 
     half.mkdir(parents=True)
     (half / "__0_0.distcp").write_bytes(b"half")
     initial = f"--checkpoint.initial_load_path={tmp_path}/first/checkpoint/step-2"
-    whole = "--checkpoint.no-initial_load_model_only"
-    assert train("second", "--training.steps=4", initial, whole) == 0
+    complete = "--checkpoint.no-initial_load_model_only"
+    assert train("second", "--training.steps=4", initial, complete) == 0
     first, second = Folder(tmp_path / "first"), Folder(tmp_path / "second")
     losses = first.losses()
     assert second.losses() == {3: losses[3], 4: losses[4]} and second.checkpoints() == {"step-4"}
@@ -296,9 +285,8 @@ def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_pa
 @pytest.mark.long
 def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
     benchmark = ["--benchmark.enable", "--benchmark.steps=3", "--benchmark.warmup_steps=2"]
-    assert (
-        train("bench", *benchmark, "--benchmark.mean_seconds=1", "--data.frames_per_second=16") == 0
-    )
+    lengths = ["--benchmark.mean_seconds=1", "--data.frames_per_second=16"]
+    assert train("bench", *benchmark, *lengths) == 0
     report = json.loads((tmp_path / "bench" / "benchmark.json").read_text())
     assert report["warm_up_steps"] == 4 and report["steps"] == len(report["step_seconds"]) == 3
     assert sum(shape["micro_batches"] for shape in report["shapes"]) == 3 * 2

@@ -1,4 +1,4 @@
-"""The run folder: its state, line files, and a config that can be read back."""
+"""The run folder: its state, its line files, and who writes."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError, failure_state
 from torchtitan.models.dit_tts.run_folder import RunFolder
 
@@ -18,34 +17,6 @@ def rows(*steps: int) -> list[dict]:
 
 def files_below(folder) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-
-
-SETTINGS = [
-    "--job.description=quotes \" and ' and \\ and ü\nand a second line",
-    "--model.flavor=800M",
-    "--data.path=data/*.tar",
-    "--data.bucket_frames",
-    "64",
-    "128",
-    "--optimizer.lr=3e-4",
-    "--ema.decay=0.9995",
-    "--objective.prediction=noise",
-    "--objective.loss_on_padding",
-    "--checkpoint.no-enable",
-    "--checkpoint.initial_load_path=somewhere",
-    "--checkpoint.exclude_from_loading=dataloader,optimizer",
-    "--training.global_batch_size=-1",
-    "--debug.seed=5",
-]
-
-
-@pytest.mark.long
-def test_config_reads_back_equal(tmp_path):
-    config = load_config(["--job.experiment=x", *SETTINGS])
-    RunFolder(tmp_path / "x", 0).start(config)
-    again = load_config(["--job.config_file", str(tmp_path / "x" / "config.toml")])
-    again.job.config_file = None
-    assert again == config
 
 
 @pytest.fixture
@@ -114,12 +85,8 @@ def test_resume_brings_every_line_file_back(tmp_path):
         (MemoryError(), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
         (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "oom"),
-        (
-            torch.distributed.DistBackendError("Watchdog caught collective operation timeout"),
-            "timeout",
-        ),
+        (torch.distributed.DistBackendError("Watchdog caught collective timeout"), "timeout"),
         (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation"), "timeout"),
         (InputError("[comm] train_timeout_seconds = -1 must not be negative"), "failed"),
         (RuntimeError("shape mismatch"), "failed"),
@@ -165,9 +132,3 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     (tmp_path / "mine").mkdir()
     RunFolder(tmp_path / "mine", 0).fail(InputError("no data"))
     assert (tmp_path / "mine").exists()
-
-
-def test_an_unreadable_state_does_not_stop_a_run(tmp_path, config):
-    (tmp_path / "state.json").write_text("[1")
-    RunFolder(tmp_path, 0).start(config)
-    assert state_of(tmp_path)["state"] == "init"

@@ -148,26 +148,3 @@ def test_what_is_imported_is_declared():
             for name in found:
                 top = name.split(".")[0]
                 assert top in names or top in sys.stdlib_module_names, f"{path} imports {top}"
-
-
-HOME_MADE = [
-    # words of this project's own that the documents do not use
-    "in small letters, that memory",
-    "what it is is kept",
-    "comes to give",
-    "made ahead",
-    "most length",
-    "named a finding",
-    "drawn samples",
-    "overlong",
-    "a logged step",
-    "goes before a hub name",
-    "lies over",
-]
-
-
-@pytest.mark.parametrize("words", HOME_MADE)
-def test_documents_use_the_words_of_the_field(words):
-    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]
-    for path in [*documents, *(ROOT / "docs").glob("*.md"), *PRODUCT.rglob("*.py")]:
-        assert words not in path.read_text().lower(), path

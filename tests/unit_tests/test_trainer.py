@@ -18,6 +18,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.train import Trainer
 
+from tests.helpers.small_models import small_args
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sum
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
@@ -25,29 +26,13 @@ from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
-ARGS = DiTTTSModelArgs(
-    dim=32,
-    n_layers=2,
-    n_heads=2,
-    mlp_dim=48,
-    speaker_dim=32,
-    speaker_n_layers=1,
-    speaker_n_heads=2,
-    speaker_mlp_dim=48,
-    text_dim=32,
-    adaln_rank=8,
-    timestep_dim=16,
-    text_vocab_size=8,
-    text_n_layers=1,
-    text_n_heads=2,
-)
+ARGS = small_args(latent_channels=128, text_vocab_size=8)
 CONFIG = [
     "--training.steps=20",
     "--metrics.log_freq=10",
@@ -297,7 +282,7 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
     clip = dist_utils.clip_grad_norm_
     monkeypatch.setattr(  # the device "meta" has no foreach for it
-        dist_utils, "clip_grad_norm_", lambda parameters, most, foreach: clip(parameters, most)
+        dist_utils, "clip_grad_norm_", lambda parameters, norm, foreach: clip(parameters, norm)
     )
     trainer = trainer_on("meta", ONE)
     with NoWaiting():
@@ -306,7 +291,7 @@ def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
 
 
 def test_upstreams_step_waits():
-    """Or the test above would say nothing."""
+    """Otherwise the test above would prove nothing."""
     trainer = trainer_on("meta", ONE)
     with NoWaiting(), pytest.raises(AssertionError, match="the host waits"):
         Trainer.train_step(trainer, Trainer.batch_generator(trainer, loaded()))

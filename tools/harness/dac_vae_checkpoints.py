@@ -42,7 +42,7 @@ class WatermarkSizes:
 
 RELEASED, RELEASED_WATERMARK = Kwargs(), WatermarkSizes()
 RELEASED_PARAMETERS = 107_671_171
-# The watermark layers have a third and a sixth of a block's width: 96 is the least that divides.
+# The watermark layers have a third and a sixth of a block's width: 96 is the smallest width that divides.
 TINY = Kwargs(encoder_dim=4, latent_dim=64, decoder_dim=96)
 TINY_WATERMARK = WatermarkSizes(channels=2, hidden=32, latent=8, bits=4)
 

@@ -4,25 +4,23 @@ import http.server
 import os
 import re
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 
 class FolderServer(http.server.ThreadingHTTPServer):
-    """Serves ``folder`` while it is used as a context manager; ``url`` has no slash at its end.
+    """Serves `folder` while it is used as a context manager; `url` has no slash at its end.
 
     It also answers as S3 does to a path-style GetObject or HeadObject, the first folder being the
     bucket.
 
     Attributes, which may be set at any time:
-        latency_seconds: before each answer.
         hold_until: answers wait until so many requests were in flight at once (20 s at most).
-        fail_first: so many of the next GET requests are answered with ``fail_status``.
-        honour_ranges: False to send whole files whatever is asked.
+        fail_first: so many of the next GET requests are answered with `fail_status`.
+        honour_ranges: False to send complete files whatever is asked.
         deny: names that are answered with 403.
         requests: count of the requests, by method.
-        peak_in_flight: most requests that were in flight at once.
+        peak_in_flight: maximum number of requests that were in flight at once.
     """
 
     daemon_threads = True
@@ -32,7 +30,6 @@ class FolderServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = Path(folder)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.latency_seconds = 0.0
         self.hold_until = 0
         self.fail_first = 0
         self.fail_status = 503
@@ -52,10 +49,10 @@ class FolderServer(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: object) -> None:
-        """Clients that were killed leave broken connections; that is no news."""
+        """Print nothing: clients that were killed leave broken connections."""
 
     def begin(self, method: str) -> bool:
-        """Count a request in; whether it is to fail."""
+        """Count a request; return whether it is to fail."""
         with self._changed:
             self.requests[method] += 1
             self._in_flight += 1
@@ -68,7 +65,6 @@ class FolderServer(http.server.ThreadingHTTPServer):
             ):
                 self.hold_until = 0  # they never come: let the test fail by its own check
                 self._changed.notify_all()
-        time.sleep(self.latency_seconds)
         return fails
 
     def end(self) -> None:
@@ -94,7 +90,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         fails = self.server.begin(self.command)
         try:
-            # Counted out before the answer leaves, or the next request may overtake it.
+            # Before the answer leaves, or the next request may be counted first.
             status, headers, body = self._prepare(fails)
         finally:
             self.server.end()

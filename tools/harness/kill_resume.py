@@ -2,7 +2,7 @@
 
 Used by the integration test and, many times over, by benchmarks/kill_resume.py. The data is either
 plain, or everything at once: a local and a remote dataset mixed by weight, speakers balanced, durations
-weighted, over-long samples cropped, damaged ones skipped.
+weighted, over-long samples cropped, corrupt ones skipped.
 """
 
 import random
@@ -59,7 +59,7 @@ class Outcome:
     """over the weights and their averages in the last checkpoint"""
 
     replaced: int
-    """damaged samples of the unbroken run that another one stood for"""
+    """corrupt samples of the unbroken run that others replaced"""
 
     kills: list[int]
     """last step that had been logged when each kill struck"""
@@ -74,11 +74,11 @@ def plain_data(folder: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def everything_at_once(folder: Path) -> Iterator[list[str]]:
-    """Arguments of runs on mixed, balanced, cropped and damaged data, half of it behind a server that
+    """Arguments of runs on mixed, balanced, cropped and corrupt data, half of it behind a server that
     answers as long as the context lasts."""
     for name, seed in (("local", 5), ("remote", 6)):
         make_shards(folder / name, 40, seed=seed)
-        open_dataset(str(folder / name))  # the indexes of the sound archives
+        open_dataset(str(folder / name))  # writes indexes of the valid shards
         flip_bits(folder / name / "000000.tar", [3 * 2, 3 * 9 + 1, 3 * 14 + 2])
     with FolderServer(folder / "remote") as server:
         yield [
@@ -178,9 +178,8 @@ def kill_and_resume(
             time.sleep(rng.random() * 0.5)
         finally:
             life.kill()
-        last = _last_step(life)
-        kills.append(last)
-        step = last
+        step = _last_step(life)
+        kills.append(step)
     expected, found = unbroken.metrics(), life.metrics()
     assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
     weights, wanted = last_weights(life), last_weights(unbroken)

@@ -13,7 +13,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def lognormal_frames(generator: np.random.Generator) -> int:
-    """A skewed length, 8 to 200 frames, most near 40: the shape of real speech, small."""
+    """A skewed length, 8 to 200 frames, mostly near 40: distributed as real speech is, but short."""
     return int(np.clip(generator.lognormal(np.log(40), 0.6), 8, 200))
 
 
@@ -24,28 +24,25 @@ def make_samples(
     channels: int = 128,
     frames: Callable[[np.random.Generator], int] = lognormal_frames,
     max_reference_frames: int = 64,
-    prefix: str = "utt",
 ) -> list[Triplet]:
-    """``n`` triplets that ``seed`` determines; about one word for ten frames."""
+    """`n` triplets that `seed` determines; about one word for ten frames."""
     generator = np.random.default_rng(seed)
+
+    def array(rows: int) -> np.ndarray:
+        return (0.8 * generator.standard_normal((rows, channels))).astype(np.float16)
+
     samples = []
     for number in range(n):
         length = frames(generator)
         reference_length = int(generator.integers(4, max_reference_frames + 1))
         words = generator.choice(DIGITS, size=max(1, length // 10))
+        metadata = {
+            "text": " ".join(words),
+            "target_duration": length / 25.0,
+            "speaker": f"s{number % 4}",
+        }
         samples.append(
-            Triplet(
-                key=f"{prefix}{number:06d}",
-                latents=(0.8 * generator.standard_normal((length, channels))).astype(np.float16),
-                reference=(0.8 * generator.standard_normal((reference_length, channels))).astype(
-                    np.float16
-                ),
-                metadata={
-                    "text": " ".join(words),
-                    "target_duration": length / 25.0,
-                    "speaker": f"s{number % 4}",
-                },
-            )
+            Triplet(f"utt{number:06d}", array(length), array(reference_length), metadata)
         )
     return samples
 
@@ -58,14 +55,11 @@ def make_shards(
     shards: int = 2,
     channels: int = 128,
     frames: Callable[[np.random.Generator], int] = lognormal_frames,
-    max_reference_frames: int = 64,
 ) -> Path:
-    """Write ``n`` samples over ``shards`` tars of ``folder`` (made if absent); return the folder."""
+    """Write `n` samples over `shards` tars of `folder` (made if absent); return the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    samples = make_samples(
-        n, seed, channels=channels, frames=frames, max_reference_frames=max_reference_frames
-    )
+    samples = make_samples(n, seed, channels=channels, frames=frames)
     for shard in range(shards):
         write_shard(folder / f"{shard:06d}.tar", samples[shard::shards])
     return folder

@@ -34,7 +34,6 @@ from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
-FLAVORS = ["debug", "800M"]
 SMALL = [
     "--benchmark.enable",
     "--benchmark.steps=5",
@@ -50,28 +49,22 @@ SMALL = [
 ]
 
 
-def config(tmp_path, *arguments: str, ranks: int = 1) -> JobConfig:
+def config(tmp_path, *arguments: str) -> JobConfig:
     loaded = load_config([*SMALL, f"--job.dump_folder={tmp_path}", *arguments])
-    return upstream_view(loaded, tmp_path, ranks)
+    return upstream_view(loaded, tmp_path, 1)
 
 
-def loader_of(job: JobConfig, rank: int = 0, ranks: int = 1) -> LatentDataLoader:
-    return build_synthetic_dataloader(ranks, rank, build_synthetic_tokenizer(job), job)
+def loader_of(job: JobConfig) -> LatentDataLoader:
+    return build_synthetic_dataloader(1, 0, build_synthetic_tokenizer(job), job)
 
 
 def test_lengths_are_log_normal_within_the_limits():
-    benchmark = Benchmark(mean_seconds=9.0, sigma=0.5)
-    frames = utterance_frames(benchmark, Data(), np.random.default_rng(0))
+    frames = utterance_frames(
+        Benchmark(mean_seconds=9.0, sigma=0.5), Data(), np.random.default_rng(0)
+    )
     assert frames.min() >= 25 and frames.max() <= 768
     assert abs(frames.mean() / 25 - 9.0) < 0.15
     assert abs(np.log(frames).std() - 0.5) < 0.03
-    longest = utterance_frames(
-        replace(benchmark, lengths="longest"), Data(), np.random.default_rng(0)
-    )
-    assert set(longest.tolist()) == {768}
-
-
-def test_a_mean_outside_the_limits_is_refused():
     with pytest.raises(InputError, match=r"mean_seconds = 30.*max_frames = 50.*choose a mean"):
         utterance_frames(
             Benchmark(mean_seconds=30.0, sigma=0.2), Data(max_frames=50), np.random.default_rng(0)
@@ -81,9 +74,7 @@ def test_a_mean_outside_the_limits_is_refused():
 def test_batches_are_the_loaders_with_random_values(tmp_path):
     job = config(tmp_path)
     loader = loader_of(job)
-    assert (
-        loader.policy.edges == tuple(sorted(loader.policy.edges)) and len(loader.policy.edges) == 3
-    )
+    assert len(loader.policy.edges) == 3
     values = []
     for batch, labels in itertools.islice(loader, 10):
         valid = labels != IGNORE_INDEX
@@ -117,16 +108,6 @@ def test_longest_is_one_shape_without_padding(tmp_path):
     assert (labels == 0).all() and batch["text_mask"].all() and batch["speaker_mask"].all()
 
 
-def test_ranks_split_the_same_global_batches(tmp_path):
-    whole = loader_of(config(tmp_path))
-    parts = [loader_of(config(tmp_path, ranks=2), rank, 2) for rank in range(2)]
-    for position in (0, 7):
-        expected = whole.micro_batch(position)[0]
-        halves = [part.micro_batch(position)[0] for part in parts]
-        assert torch.equal(expected["latents"], torch.cat([half["latents"] for half in halves]))
-        assert expected["sample_id"] == halves[0]["sample_id"] + halves[1]["sample_id"]
-
-
 def test_conditions_are_ids_behind_the_text(tmp_path):
     job = config(tmp_path, "--data.conditioning=speaker,duration")
     batch, _ = loader_of(job).micro_batch(0)
@@ -145,7 +126,7 @@ def test_cached_features_are_random_ones_of_the_encoders_width(tmp_path):
     assert json.loads((tmp_path / "text_encoder.json").read_text())["model"] == job.encoder.model
 
 
-@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("flavor", ["debug", "800M"])
 def test_conventions_are_what_they_say(flavor):
     args, parameters = model_flavors()[flavor], 1_000_000
     batches = [
@@ -171,7 +152,7 @@ def test_conventions_are_what_they_say(flavor):
 
 
 class Clock:
-    """Stands in for the `time` module: each step takes as long as it is told."""
+    """Stands in for the `time` module: the tests set it."""
 
     def __init__(self):
         self.now = 100.0
@@ -196,7 +177,7 @@ def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkR
 
 
 def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> int:
-    """Steps until the recorder says that it is over; each duration in turn, the last repeated."""
+    """Steps until none remains; each duration in turn, the last repeated."""
     number = 0
     while made.remaining_steps(number) > 0:
         number += 1
@@ -221,6 +202,7 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     [shape] = report["shapes"]
     assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
     assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
+    assert report["attention"] == "sdpa" and "are what was executed" in report["attention_note"]
     assert any("6N T" in line for line in summary(report))
 
 
@@ -279,31 +261,14 @@ def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):
     report = made.finish(folder, 0.0)
     assert config_from_dict(report["config"], "bm") == made.job_config
     assert report["gpus_per_node"] == report["environment"]["gpus_per_node"] == 4
-    assert {"cuda", "cudnn", "nccl", "driver"} <= report["environment"].keys()
     variables = report["environment"]["variables"]
     assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not {"PATH", "HOME"} & variables.keys()
 
 
-@pytest.mark.parametrize(
-    "backend, ran, words",
-    [
-        ("auto", "sdpa", "are what was executed"),
-        ("varlen", "varlen", "padded keys and frames are not computed"),
-        ("flex", "flex", "blocks of 128 keys without a valid one are not computed"),
-    ],
-)
-def test_the_attention_backend_stands_beside_the_mfu(tmp_path, clock, backend, ran, words):
-    made = recorder(tmp_path, f"--attention.backend={backend}")
-    run_steps(made, clock, [1.0])
-    report = made.finish(tmp_path, 0.0)
-    assert report["attention"] == ran and words in report["attention_note"]
-    assert any(words in line for line in summary(report))
-
-
 def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
     made = recorder(tmp_path, "--benchmark.steps=0", "--benchmark.duration_seconds=20")
-    # One slow step at first must not end it: the estimate is made anew after each.
+    # One slow step at first must not end it: each step changes the estimate.
     assert run_steps(made, clock, [50.0] * 6 + [8.0, 1.0]) == 6 + 1 + 12
     assert made.finish(tmp_path, 0.0)["timed_seconds"] == pytest.approx(20.0)
 

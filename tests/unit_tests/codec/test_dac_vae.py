@@ -1,7 +1,7 @@
 """The DAC-VAE codec against its definition written out: values, edges, portions, precision."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.codec import Codec, build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae
 from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
 from torchtitan.models.dit_tts.codec.tiling import Context, portions
+from torchtitan.models.dit_tts.errors import InputError
 
 HOP = 1920
 TOLERANCE = 1e-5
@@ -148,8 +149,7 @@ def difference(first: Tensor, second: Tensor) -> float:
 # ---- values
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("watermark", [True, False])
+@pytest.mark.parametrize("seed, watermark", [(0, True), (1, False)])
 def test_mean_and_waveform_are_as_defined(tmp_path, seed, watermark):
     path = write_tiny_dac_vae(tmp_path, seed, watermark)
     state = weights_in_float64(path)
@@ -183,15 +183,14 @@ OTHER_SIZES = Kwargs(
 
 def test_other_sizes_are_as_defined(tmp_path):
     """Another number of strides and features that are not the encoder's last width."""
-    kwargs = OTHER_SIZES
-    path = write_dac_vae(tmp_path / "weights.pth", kwargs, None)
+    path = write_dac_vae(tmp_path / "weights.pth", OTHER_SIZES, None)
     state = weights_in_float64(path)
     codec = in_float64(build_codec(str(path)))
     assert (codec.sample_rate, codec.hop_length, codec.latent_channels) == (600, 24, 5)
-    mean = defined_mean(state, noise(480).double(), kwargs)
+    mean = defined_mean(state, noise(480).double(), OTHER_SIZES)
     latents = codec.encode(noise(480))
     assert difference(latents, mean) < TOLERANCE
-    expected = defined_waveform(state, latents.double(), kwargs)
+    expected = defined_waveform(state, latents.double(), OTHER_SIZES)
     assert difference(codec.decode(latents), expected) < TOLERANCE
 
     codec = build_codec(str(path))
@@ -229,69 +228,41 @@ def test_latents_of_this_fingerprint(tmp_path):
     assert difference(in_float64(codec).encode(waveform.float()), expected) < FLOAT32_TOLERANCE
 
 
-def test_protocol(codec):
-    assert isinstance(codec, Codec)
-    assert (codec.sample_rate, codec.hop_length, codec.latent_channels) == (48_000, HOP, 128)
-    assert codec.frames_per_second == 25.0
-    latents = codec.encode(noise(1))
-    assert latents.shape == (1, 128) and latents.dtype == torch.float32
-    waveform = codec.decode(latents)
-    assert waveform.shape == (HOP,) and waveform.dtype == torch.float32
-
-
 # ---- edges
 
 
 def test_mirrors_the_end_to_whole_frames_and_pads_no_further(exact):
-    codec = exact
     waveform = noise(20 * HOP - 700)
-    latents = codec.encode(waveform)
+    latents = exact.encode(waveform)
     mirrored = torch.cat([waveform, waveform[-701:-1].flip(0)])
-    assert torch.equal(latents, codec.encode(mirrored))
+    assert torch.equal(latents, exact.encode(mirrored))
     # What zeros would do, and what a batch of unlike lengths would: the last frames become others.
-    assert difference(latents[19:], codec.encode(F.pad(waveform, (0, 700)))[19:]) > 0.01
-    further = codec.encode(F.pad(mirrored, (0, 8 * HOP)))[:20]
+    assert difference(latents[19:], exact.encode(F.pad(waveform, (0, 700)))[19:]) > 0.01
+    further = exact.encode(F.pad(mirrored, (0, 8 * HOP)))[:20]
     assert difference(latents[:14], further[:14]) < TOLERANCE
     assert difference(latents[19:], further[19:]) > 0.01
-    short = noise(HOP // 2)  # too short to be mirrored
-    assert torch.equal(codec.encode(short), codec.encode(F.pad(short, (0, HOP - len(short)))))
 
 
-@pytest.mark.parametrize(
-    "samples", [1, HOP // 2, HOP // 2 + 1, HOP, 3 * HOP, 3 * HOP - 1, 3 * HOP + 1]
-)
+@pytest.mark.parametrize("samples", [1, HOP // 2, HOP // 2 + 1, 3 * HOP])
 def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
+    assert isinstance(codec, Codec)
     waveforms = torch.stack([noise(samples, seed) for seed in range(2)])
     whole = codec.to_whole_frames(waveforms)
     assert whole.shape == (2, -(-samples // HOP) * HOP)
-    assert torch.equal(whole[:, :samples], waveforms)
     assert torch.equal(whole[0], codec.to_whole_frames(waveforms[0]))
     assert torch.equal(whole, codec.to_whole_frames(whole))
-    if samples > HOP // 2:  # the library's own mirror
-        assert torch.equal(whole, F.pad(waveforms, (0, whole.shape[1] - samples), "reflect"))
-    assert torch.equal(codec.encode_batch(waveforms), codec.encode_batch(whole))
+    mode = "reflect" if samples > HOP // 2 else "constant"  # what is too short to be mirrored
+    assert torch.equal(whole, F.pad(waveforms, (0, whole.shape[1] - samples), mode))
+    latents = codec.encode_batch(waveforms)
+    assert torch.equal(latents, codec.encode_batch(whole))
+    assert latents.shape == (2, whole.shape[1] // HOP, 128) and latents.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "waveform", [torch.zeros(0), torch.zeros(2, HOP), torch.full((HOP,), float("nan"))]
-)
-def test_encode_refuses(codec, waveform):
-    with pytest.raises(ValueError, match="waveforms have shape"):
-        codec.encode(waveform)
-
-
-@pytest.mark.parametrize(
-    "latents",
-    [
-        torch.zeros(0, 128),
-        torch.zeros(3, 64),
-        torch.zeros(1, 3, 128),
-        torch.full((1, 128), float("inf")),
-    ],
-)
-def test_decode_refuses(codec, latents):
-    with pytest.raises(ValueError, match=r"latents have shape .*\(B, T, 128\)"):
-        codec.decode(latents)
+def test_what_is_no_waveform_and_no_latents_is_refused(codec):
+    with pytest.raises(InputError, match="waveforms have shape"):
+        codec.encode(torch.full((HOP,), torch.nan))
+    with pytest.raises(InputError, match="latents have shape"):
+        codec.decode(torch.zeros(3, 64))
 
 
 # ---- portions
@@ -311,10 +282,7 @@ def test_context_is_the_receptive_field(file):
     waveform = noise(30 * HOP).double().requires_grad_()
     codec.network.encode(waveform[None])[0, 15].sum().backward()
     first, last = reach(waveform.grad[:, None])
-    assert (15 - first // HOP, last // HOP - 15) == (
-        codec.encoder_context.before,
-        codec.encoder_context.after,
-    )
+    assert Context(15 - first // HOP, last // HOP - 15) == codec.encoder_context
 
     latents = latent_noise(30).double().requires_grad_()
     codec.network.decode(latents[None])[0, 15 * HOP : 16 * HOP].square().sum().backward()
@@ -323,7 +291,7 @@ def test_context_is_the_receptive_field(file):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("frames", [9, 10, 11, 19, 20, 21, 47])
+@pytest.mark.parametrize("frames", [10, 11, 47])
 def test_portions_join_without_seams(exact, in_portions, frames):
     waveform, latents = noise(frames * HOP - 5), latent_noise(frames)
     assert difference(in_portions.encode(waveform), exact.encode(waveform)) < TOLERANCE
@@ -341,28 +309,14 @@ def test_portions_of_batches(exact, in_portions):
         assert difference(decoded, exact.decode_batch(latents)) < TOLERANCE
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_one_frame_less_of_context_is_seen(exact, in_portions, side):
-    for name in ("encoder_context", "decoder_context"):
-        context = getattr(exact, name)
-        setattr(in_portions, name, replace(context, **{side: getattr(context, side) - 1}))
-    waveform, latents = noise(47 * HOP), latent_noise(47)
-    assert difference(in_portions.encode(waveform), exact.encode(waveform)) > 10 * TOLERANCE
-    assert difference(in_portions.decode(latents), exact.decode(latents)) > 10 * TOLERANCE
-
-
-@pytest.mark.parametrize("rows, frames", [(1, 1), (7, 3), (1, 10), (2, 11), (3, 47)])
+@pytest.mark.parametrize("rows, frames", [(7, 3), (1, 10), (3, 47)])
 def test_portions_cover_everything_once_within_the_bound(rows, frames):
     seen = torch.zeros(rows, frames)
     for one in portions(rows, frames, 10, Context(2, 3)):
         seen[one.rows, one.frames] += 1
         own = one.frames.stop - one.frames.start
         assert (one.rows.stop - one.rows.start) * own <= 10
-        assert one.given.start + one.kept.start == one.frames.start
-        assert one.kept.stop - one.kept.start == own
-        assert one.given.start == max(0, one.frames.start - 2)
-        assert one.given.stop == min(frames, one.frames.stop + 3)
+        assert one.given.stop - one.given.start <= own + 5
     assert (seen == 1).all()
 
 
@@ -381,7 +335,7 @@ def test_float32_under_autocast_and_lower_precision(codec):
     assert difference(rounded, under[0]) > 1e-3  # what autocast would have done
 
 
-def test_convolutions_are_told_not_to_use_tf32(codec, monkeypatch):
+def test_convolutions_do_not_use_tf32(codec, monkeypatch):
     backends = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)
     before = [backend.fp32_precision for backend in backends]
     inside, run = [], codec.network.encode

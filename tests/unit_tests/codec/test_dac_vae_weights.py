@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests.helpers.sentences import refused
 from tools.harness.dac_vae_checkpoints import (
     RELEASED,
     RELEASED_PARAMETERS,
@@ -100,24 +101,19 @@ def test_one_fingerprint_for_the_same_weights(file, codec, tmp_path):
         assert torch.equal(other.decode(latents), codec.decode(latents))
 
 
-@pytest.mark.parametrize("change", ["alpha", "weight_g", "rate"])
-def test_another_fingerprint_for_other_weights(file, codec, tmp_path, change):
-    def alter(content):
-        state = content["state_dict"]
-        if change == "rate":
-            content["metadata"]["kwargs"]["sample_rate"] = 44_100
-        elif change == "alpha":
-            state["encoder.block.1.block.3.alpha"][0, 0, 0] *= 1.001
-        else:
-            state[f"{NORMED}.weight_g"][0] *= 1.001
+def test_another_fingerprint_for_other_weights(file, codec, tmp_path):
+    def rate(content):
+        content["metadata"]["kwargs"]["sample_rate"] = 44_100
 
-    assert (
-        build_codec(str(changed(file, tmp_path / "changed.pth", alter))).fingerprint
-        != codec.fingerprint
-    )
+    def weight(content):
+        content["state_dict"][f"{NORMED}.weight_g"][0] *= 1.001
+
+    for change in (rate, weight):
+        other = build_codec(str(changed(file, tmp_path / "changed.pth", change)))
+        assert other.fingerprint != codec.fingerprint
 
 
-def test_hand_made_safetensors_with_and_without_a_header(file, codec, tmp_path):
+def test_safetensors_of_others_with_and_without_a_header(file, codec, tmp_path):
     content = torch.load(file, weights_only=True)
     path = tmp_path / "mine.safetensors"
     save_file(content["state_dict"], path)  # hop 1920, hence the released rate
@@ -165,34 +161,22 @@ def test_hub_name(file, codec, tmp_path, monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nmore")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(
-        ValueError, match="someone/x.*no network\\); download it elsewhere"
-    ) as error:
-        build_codec("someone/x")
-    assert "\n" not in str(error.value)
+    refused(lambda: build_codec("someone/x"), "someone/x", "no network); download it elsewhere")
 
 
-@pytest.mark.parametrize("name", ["mp3", "a/b/c", "", "/nowhere/at/all", "https://a/b"])
-def test_unknown_names(name, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(ValueError, match="known are: mel_dct, a DAC-VAE|has 0 files"):
-        build_codec(name)
-
-
-def test_paths_without_one_file_of_weights(file, tmp_path):
+def test_names_without_one_file_of_weights(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    for path, sentence in (
+    for name, words in (
         (tmp_path, "has 0 files of codec weights"),
         (tmp_path / "notes.txt", "end in .pth or .safetensors"),
         (tmp_path / "none.pth", "there is no file"),
+        ("mp3", "known are: mel_dct"),
+        ("https://a/b", "known are"),
     ):
-        with pytest.raises(ValueError, match=sentence):
-            build_codec(str(path))
+        refused(lambda: build_codec(str(name)), words)
     for name in ("a.pth", "b.safetensors"):
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match="has 2 files .*a.pth, b.safetensors"):
-        build_codec(str(tmp_path))
+    refused(lambda: build_codec(str(tmp_path)), "has 2 files", "a.pth, b.safetensors")
 
 
 # ---- corrupt files
@@ -213,7 +197,6 @@ def state(**kwargs):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (drop(f"{NORMED}.bias"), f"missing: {NORMED}.bias"),
         (drop(f"{NORMED}.weight_v"), f"missing: {NORMED}.weight; unexpected: {NORMED}.weight_g"),
         (put("decoder.extra", torch.zeros(1)), "unexpected: decoder.extra"),
         (put(f"{NORMED}.bias", torch.zeros(7)), rf"{NORMED}.bias \(7,\), not \(24,\)"),
@@ -226,7 +209,6 @@ def state(**kwargs):
             "not finite: encoder.snake1",
         ),
         (state(encoder_dim=64), "metadata has encoder_dim = 64, but its weights 4"),
-        (state(decoder_rates=[8, 8, 4, 2]), "decoder_rates"),
         (state(sample_rate="fast"), "sample_rate = 'fast'"),
         (drop("quantizer.out_proj.weight_v"), "is no DAC-VAE: it lacks quantizer.out_proj.weight"),
         (lambda content: content.pop("state_dict"), "has no 'state_dict'"),
@@ -258,13 +240,11 @@ def test_nothing_in_a_file_is_executed(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("content", [b"", b"not weights", pickle.dumps([1, 2])])
-def test_files_that_are_none(tmp_path, suffix, content):
+def test_files_without_weights(tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=str(path)) as error:
-        build_codec(str(path))
-    assert "\n" not in str(error.value)
+    for content in (b"", b"not weights", pickle.dumps([1, 2])):
+        path.write_bytes(content)
+        refused(lambda: build_codec(str(path)), str(path))
 
 
 # ---- preparation

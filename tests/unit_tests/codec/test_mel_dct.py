@@ -13,6 +13,7 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     mel_filters,
     stft,
 )
+from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +42,9 @@ def log_mel_distance(first: torch.Tensor, second: torch.Tensor) -> float:
     return float(((first + floor).log() - (second + floor).log()).abs().mean())
 
 
-def test_protocol_and_rate(codec):
-    assert isinstance(codec, Codec)
-    assert (codec.name, codec.sample_rate, codec.hop_length, codec.latent_channels) == (
-        "mel_dct",
-        16_000,
-        640,
-        128,
-    )
-    assert codec.frames_per_second == 25.0
-
-
-@pytest.mark.parametrize("samples", [1, 639, 640, 641, 16_000])
+@pytest.mark.parametrize("samples", [1, 640, 641])
 def test_shapes(codec, samples):
+    assert isinstance(codec, Codec) and codec.frames_per_second == 25.0
     latents = codec.encode(0.1 * torch.sin(torch.arange(samples) * 0.1))
     assert latents.shape == (-(-samples // 640), 128) and latents.dtype == torch.float32
     wave = codec.decode(latents)
@@ -123,26 +114,16 @@ def test_phase_integration_beats_zero_phase():
     assert error(integrate_phase(wanted, 640, 160)) < 0.6 * error(torch.zeros_like(wanted))
 
 
-@pytest.mark.parametrize(
-    "waveform", [torch.zeros(0), torch.zeros(2, 640), torch.full((640,), float("nan"))]
-)
-def test_encode_refuses(codec, waveform):
-    with pytest.raises(ValueError, match="waveform"):
-        codec.encode(waveform)
-
-
 def test_batches_are_encoded_as_singles(codec):
     batch = torch.stack([vowels()[start : start + 8000] for start in (0, 3000, 9000)])
     for row, waveform in zip(codec.encode_batch(batch), batch, strict=True):
         assert (row - codec.encode(waveform)).abs().max() <= 1e-5
-    for wrong in (batch[0], batch[:0]):
-        with pytest.raises(ValueError, match=r"shape \(B, samples\)"):
-            codec.encode_batch(wrong)
 
 
-@pytest.mark.parametrize(
-    "latents", [torch.zeros(0, 128), torch.zeros(3, 64), torch.zeros(1, 3, 128)]
-)
-def test_decode_refuses(codec, latents):
-    with pytest.raises(ValueError, match="latents"):
-        codec.decode(latents)
+def test_what_is_no_waveform_and_no_latents_is_refused(codec):
+    for waveforms in (torch.zeros(640), torch.zeros(0, 640), torch.full((1, 640), torch.nan)):
+        with pytest.raises(InputError, match="waveforms have shape"):
+            codec.encode_batch(waveforms)
+    for latents in (torch.zeros(0, 128), torch.zeros(3, 64), torch.full((1, 128), torch.inf)):
+        with pytest.raises(InputError, match="latents have shape"):
+            codec.decode(latents)

@@ -18,11 +18,9 @@ def prepared(tmp_path):
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("entry", ["", "train", "train/000000.tar", "train/*.tar"])
-def test_the_record_is_found_from_any_way_to_name_the_data(prepared, entry):
-    [record] = recorded_codecs(str(prepared / entry))
+def test_one_record_of_several_entries_is_one(prepared):
+    [record] = recorded_codecs([str(prepared / "train"), str(prepared)])
     assert record.kind == "mel_dct"
-    assert len(recorded_codecs([str(prepared / "train"), str(prepared)])) == 1
 
 
 def test_the_codec_of_the_data_passes_and_another_does_not(prepared):
@@ -45,14 +43,12 @@ def test_the_codec_of_the_data_passes_and_another_does_not(prepared):
     [
         ("out", "train"),
         ("out", "train/*.tar"),
-        ("out", "."),
         ("out/train", "."),
         ("out/train", "000000.tar"),
-        ("", "~/out/train"),
         ("", "~/out/train/{000000..000001}.tar"),
     ],
 )
-def test_the_record_is_found_from_the_current_folder_and_home(prepared, folder, entry, monkeypatch):
+def test_the_record_is_found_from_any_way_to_name_the_data(prepared, folder, entry, monkeypatch):
     monkeypatch.setenv("HOME", str(prepared.parent))
     monkeypatch.chdir(prepared.parent / folder)
     [record] = recorded_codecs(entry)
@@ -61,11 +57,11 @@ def test_the_record_is_found_from_the_current_folder_and_home(prepared, folder, 
 
 def test_the_record_of_other_data_further_up_is_not_taken(prepared):
     (prepared / "other" / "train").mkdir(parents=True)
-    for entry in ("other/train", "other/train/000000.tar", "other/train/*.tar"):
+    for entry in ("other/train", "other/train/000000.tar"):
         assert recorded_codecs(str(prepared / entry)) == []
 
 
-def test_the_nearest_record_is_taken_and_tells_the_steps_before_the_codec(prepared):
+def test_the_nearest_record_is_taken_with_the_steps_before_the_codec(prepared):
     record = json.loads((prepared / "prepare.json").read_text())
     record["settings"]["audio"] = {"loudness": None, "max_silence": 0.5}
     (prepared / "train" / "prepare.json").write_text(json.dumps(record))
@@ -77,10 +73,6 @@ def test_the_nearest_record_is_taken_and_tells_the_steps_before_the_codec(prepar
 
 def test_data_without_a_record_pass(tmp_path):
     (tmp_path / "prepare.json").write_text("{")
-    for path in (
-        str(tmp_path),
-        "s3://bucket/data/",
-        ["https://host/a.tar", "", str(tmp_path / "x")],
-    ):
+    for path in (str(tmp_path), ["s3://bucket/data/", "", str(tmp_path / "x")]):
         assert recorded_codecs(path) == []
         check_kind("mel_dct", path)

@@ -30,10 +30,10 @@ def load(tmp_path: Path, toml: str | bytes, *arguments: str) -> JobConfig:
 
 
 def test_precedence(tmp_path):
-    toml = "[training]\nsteps = 5\nlocal_batch_size = 6\n[compile]\nenable = true\n"
+    toml = "optimizer.lr = 1\ncompile.enable = true\n[training]\nsteps = 5\nlocal_batch_size = 6\n"
     config = load(tmp_path, toml, "--training.steps=7", "--compile.no-enable")
     default = JobConfig()
-    assert config.training.steps == 7
+    assert config.training.steps == 7 and config.optimizer.lr == 1  # an integer for a float
     assert config.training.local_batch_size == 6 != default.training.local_batch_size
     assert config.training.max_norm == default.training.max_norm
     assert not config.compile.enable and load(tmp_path, toml).compile.enable
@@ -70,10 +70,6 @@ def test_spellings_of_a_boolean(tmp_path, arguments, enabled):
     toml = f"[compile]\nenable = {str(not enabled).lower()}\n"
     config = load(tmp_path, toml, *arguments, "--quantize.linear.float8.emulate", "true")
     assert config.compile.enable is enabled and config.quantize.linear.float8.emulate
-
-
-def test_the_last_checkpoint_can_be_resumed_by_default():
-    assert load_config([]).checkpoint.last_save_model_only is False  # upstream's is True
 
 
 @pytest.mark.long
@@ -153,12 +149,9 @@ def test_every_field_of_ours_says_what_it_is():
         ("[data]\nzzz = 1", ["[data] zzz", "allowed are", "max_frames", "seed"]),
         ("[trainin]\nsteps = 1", ["section [trainin]", "did you mean training?"]),
         ("data = 3", ["[data]", "3", "must be a section"]),
-        ("[[data]]\nseed = 3", ["[data]", "must be a section"]),
         ("[training]\nsteps = 'many'", ["[training] steps", "'many'", "int"]),
-        ("[training]\nsteps = 1.5", ["[training] steps", "1.5", "int"]),
         ("[training]\nsteps = true", ["[training] steps", "True", "int"]),
         ("[optimizer]\nlr = '1e-3'", ["[optimizer] lr", "'1e-3'", "float"]),
-        ("[ema]\nenable = 1", ["[ema] enable", "1", "bool"]),
         ("[data]\npath = ['a', 1]", ["[data] path", "['a', 1]", "str"]),
         ("[data]\non_too_long = 'keep'", ["[data] on_too_long", "'keep'", "'drop', 'error'"]),
         ("[data]\nbucket_frames = [64, 'x']", ["[data] bucket_frames", "'x'", "list[int]"]),
@@ -180,11 +173,6 @@ def test_a_missing_file(tmp_path):
             load_config([f"--job.config_file={path}"])
 
 
-def test_whole_numbers_are_floats_too(tmp_path):
-    config = load(tmp_path, "[optimizer]\nlr = 1\n[data]\nbucket_frames = []\n")
-    assert config.optimizer.lr == 1 and config.data.bucket_frames == []
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "arguments, words",
@@ -192,9 +180,7 @@ def test_whole_numbers_are_floats_too(tmp_path):
         (["--training.step=1"], ["--training.step", "--training.steps"]),
         (["--data.no-seed"], ["--data.no-seed"]),
         (["--training.steps=many"], ["--training.steps", "'many'", "int"]),
-        (["--training.steps"], ["--training.steps", "missing value"]),
         (["--data.on_too_long=keep"], ["--data.on-too-long", "'keep'", "'drop'"]),
-        (["--compile.enable=maybe"], ["maybe"]),
         (["--data.bucket_frames", "64", "x"], ["--data.bucket-frames", "'x'"]),
         (["stray"], ["stray"]),
     ],
@@ -206,11 +192,3 @@ def test_mistakes_on_the_command_line(arguments, words, capfd):
     said = capfd.readouterr().err
     for word in words:
         assert word.lower() in said.lower(), said
-
-
-def test_help_is_printed(capsys):
-    with pytest.raises(SystemExit) as stop:
-        load_config(["--help"])
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
-    assert "--data.max-frames INT" in said and "Longest utterance, in latent frames" in said

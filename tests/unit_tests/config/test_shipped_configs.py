@@ -38,12 +38,6 @@ def test_config_is_valid_on_every_fitting_number_of_ranks(path):
 
 
 @pytest.mark.long
-def test_there_is_one_for_each_flavor():
-    flavors = {load_config(["--job.config_file", str(path)]).model.flavor for path in CONFIGS}
-    assert flavors == set(model_flavors())
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_dry_run_shows_the_exact_counts(path, capsys, monkeypatch):
     """Without data, network or the encoder's weights."""

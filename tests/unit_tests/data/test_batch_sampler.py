@@ -6,7 +6,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler, seeded_permutation
+from torchtitan.models.dit_tts.data.batch_sampler import (
+    WEIGHT_BITS,
+    GlobalBatchSampler,
+    seeded_permutation,
+)
 from torchtitan.models.dit_tts.data.buckets import choose_edges, make_batch_policy, select_samples
 
 BUCKETS = [np.arange(0, 50), np.arange(50, 173), np.arange(173, 180), np.empty(0, np.int64)]
@@ -19,7 +23,7 @@ def order(seed=0):
 
 def test_every_sample_once_an_epoch():
     made = order()
-    # 48 epochs hold a whole number of batches of every bucket: 50*48/24, 123*48/16, 7*48/8.
+    # 48 epochs end with a batch in every bucket: 50*48/24, 123*48/16 and 7*48/8 batches.
     total = made.batches_before_epoch(48)
     taken = [made.batch(k) for k in range(total)]
     counts = Counter(sample for batch in taken for sample in batch.samples.tolist())
@@ -27,7 +31,7 @@ def test_every_sample_once_an_epoch():
     for batch in taken:
         assert len(batch.samples) == SIZES[batch.bucket] and batch.samples.dtype == np.int64
         assert np.isin(batch.samples, BUCKETS[batch.bucket]).all()
-    # A pass that has ended has had every sample once: nobody is ever two passes ahead.
+    # A pass that has ended has had every sample once: no sample is ever two passes ahead.
     for epoch in (1, 7, 30):
         counts = Counter(
             s for b in taken[: made.batches_before_epoch(epoch)] for s in b.samples.tolist()
@@ -37,19 +41,20 @@ def test_every_sample_once_an_epoch():
                 assert epoch - -(-size // len(bucket)) <= counts[sample] <= epoch
 
 
-def test_random_access_equals_sequential_and_resume():
-    made = order()
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_random_access_equals_sequential(is_weighted):
+    rng = np.random.default_rng(0)
+    weights = [rng.integers(1, 3 << WEIGHT_BITS, len(samples)) for samples in BUCKETS]
+
+    def make():
+        return GlobalBatchSampler(BUCKETS, SIZES, 5, weights if is_weighted else None)
+
+    made, other = make(), make()
     sequential = [made.batch(k) for k in range(400)]
-    other = order()
-    for k in np.random.default_rng(0).permutation(400).tolist():
-        batch = other.batch(k)
-        assert (batch.number, batch.epoch, batch.bucket) == (
-            k,
-            sequential[k].epoch,
-            sequential[k].bucket,
-        )
-        np.testing.assert_array_equal(batch.samples, sequential[k].samples)
-    np.testing.assert_array_equal(order().batch(399).samples, sequential[399].samples)
+    for k in [399, *rng.permutation(400).tolist()]:
+        batch, wanted = other.batch(k), sequential[k]
+        assert (batch.number, batch.epoch, batch.bucket) == (k, wanted.epoch, wanted.bucket)
+        np.testing.assert_array_equal(batch.samples, wanted.samples)
 
 
 def test_epochs_are_contiguous_and_counted():
@@ -62,7 +67,7 @@ def test_epochs_are_contiguous_and_counted():
 
 
 def test_every_epoch_and_seed_is_another_permutation_of_the_same_samples():
-    """Batches that divide the samples of their bucket: an epoch is a whole number of them."""
+    """The batch size divides the samples of each bucket, so no batch spans two epochs."""
     buckets = [np.arange(0, 48), np.arange(48, 96)]
     together, sequences = [], []
     for seed in (0, 1):
@@ -89,12 +94,6 @@ def test_replacements_are_other_samples_of_the_bucket():
     assert attempts | rows <= set(BUCKETS[1].tolist()) and len(attempts) > 25 and len(rows) > 10
 
 
-def test_seeds_that_are_none():
-    for bad in (-1, 2**63):
-        with pytest.raises(ValueError, match="seed = "):
-            order(bad)
-
-
 def test_tiny_data_with_epochs_without_a_batch():
     made = GlobalBatchSampler([np.array([4, 9, 11]), np.array([2])], [32, 8], seed=3)
     assert made.batches_in_epoch(0) == 0
@@ -104,9 +103,11 @@ def test_tiny_data_with_epochs_without_a_batch():
     assert set(counts) == {4, 9, 11} and max(counts.values()) - min(counts.values()) <= 1
     with pytest.raises(ValueError, match="no samples"):
         GlobalBatchSampler([np.array([], int)], [8], seed=0)
+    with pytest.raises(ValueError, match="seed = "):
+        order(2**63)
 
 
-def test_far_batches_need_no_walk():
+def test_a_far_batch_is_made_at_once():
     batch = order().batch(10**15)
     assert batch.epoch > 10**13 and len(batch.samples) == SIZES[batch.bucket]
 
@@ -135,22 +136,17 @@ def policy(frames, **changes):
     return make_batch_policy(frames, reference, text, **{**settings, **changes})
 
 
-def brute_force_padded(rounded, candidates, k):
-    best = None
-    for inner in combinations(candidates[:-1], k - 1):
-        edges = np.array([*inner, candidates[-1]])
-        total = edges[np.searchsorted(edges, rounded)].sum()
-        best = total if best is None else min(best, total)
-    return best
-
-
 def test_chosen_edges_are_the_best():
     frames = np.random.default_rng(0).integers(1, 120, 200)
     edges = choose_edges(frames, 3, 768)
     rounded = -(-frames // 8) * 8
     assert all(edge % 8 == 0 for edge in edges) and edges == sorted(edges)
-    padded = np.array(edges)[np.searchsorted(edges, frames)].sum()
-    assert padded == brute_force_padded(rounded, np.unique(rounded).tolist(), 3)
+    *inner, longest = np.unique(rounded).tolist()
+
+    def padded(edges):
+        return np.array(edges)[np.searchsorted(edges, frames)].sum()
+
+    assert padded(edges) == min(padded([*pair, longest]) for pair in combinations(inner, 2))
     assert choose_edges(np.array([5, 6, 7]), 8, 768) == [8]
     assert choose_edges(np.array([97, 100]), 8, 100) == [100]
 
@@ -176,29 +172,30 @@ def test_given_edges():
     made = policy([30, 40, 200], bucket_frames=[40, 100, 200])
     assert made.edges == (40, 100, 200) and made.sample_counts == (2, 0, 1)
     assert made.useful_fraction == pytest.approx(270 / 280)
-
-
-def test_given_edges_must_hold_every_sample():
     with pytest.raises(ValueError, match="ends at 50 frames but a sample within max_frames"):
         policy([20, 100], bucket_frames=[50])
 
 
 def test_selection():
     frames, text = np.array([10, 900, 20, 768]), np.array([12, 12, 502, 192])
-    settings = dict(max_frames=768, max_text_tokens=192)
-    dropped = select_samples(frames, text, on_too_long="drop", **settings)
-    assert dropped.samples.tolist() == [0, 3] and (dropped.too_long, dropped.too_much_text) == (
-        1,
-        1,
-    )
-    cropped = select_samples(frames, text, on_too_long="crop", **settings)
+
+    def select(on_too_long, samples=slice(None)):
+        return select_samples(
+            frames[samples],
+            text[samples],
+            on_too_long=on_too_long,
+            max_frames=768,
+            max_text_tokens=192,
+            sample_name=lambda sample: f"name{sample}",
+        )
+
+    dropped = select("drop")
+    assert dropped.samples.tolist() == [0, 3]
+    assert (dropped.too_long, dropped.too_much_text) == (1, 1)
+    cropped = select("crop")
     assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 768]
     assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
     with pytest.raises(ValueError, match="the first is 'name1' with 900 frames"):
-        select_samples(
-            frames, text, on_too_long="error", sample_name=lambda i: f"name{i}", **settings
-        )
+        select("error")
     with pytest.raises(ValueError, match="none of the 1 samples fits"):
-        select_samples(frames[1:2], text[1:2], on_too_long="drop", **settings)
-    with pytest.raises(ValueError, match="data.on_too_long is 'keep'"):
-        select_samples(frames, text, on_too_long="keep", **settings)
+        select("drop", slice(1, 2))

@@ -30,12 +30,10 @@ def samples(monkeypatch):
     return {f"a:{sample.key}": sample for sample in made}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_line_in_the_table_brings_an_array_from_the_tar_to_the_batch(tmp_path, samples, workers):
+def test_a_line_in_the_table_brings_an_array_from_the_tar_to_the_batch(tmp_path, samples):
     write_shard(tmp_path / "a.tar", samples.values())
-    settings = dict(max_frames=48, on_too_long="crop", num_workers=workers)
     seen = cropped = 0
-    for inputs, labels in take(build(tmp_path, **settings), 12):
+    for inputs, labels in take(build(tmp_path, max_frames=48, on_too_long="crop"), 12):
         assert inputs["f0"].dtype == torch.float32
         assert inputs["f0"].shape == (*labels.shape, 1)
         for row, sample_id in enumerate(inputs["sample_id"]):
@@ -51,21 +49,15 @@ def test_an_index_of_another_table_is_made_anew(tmp_path, samples, monkeypatch):
     write_shard(tmp_path / "a.tar", samples.values())
     with monkeypatch.context() as patch:
         patch.setattr(members, "ARRAYS", members.ARRAYS[:2])
-        assert open_dataset(str(tmp_path), CHANNELS).load(0).arrays.keys() == {
-            "latents",
-            "reference",
-        }
-    np.testing.assert_array_equal(
-        open_dataset(str(tmp_path), CHANNELS).load(0).arrays["f0"], f0_of(samples["a:utt000000"])
-    )
+        assert "f0" not in open_dataset(str(tmp_path), CHANNELS).load(0).arrays
+    f0 = open_dataset(str(tmp_path), CHANNELS).load(0).arrays["f0"]
+    np.testing.assert_array_equal(f0, f0_of(samples["a:utt000000"]))
 
 
 def test_the_array_is_checked_like_the_others(tmp_path, samples):
     tar, chosen = tmp_path / "a.tar", samples["a:utt000003"]
     chosen.other_arrays["f0"] = chosen.other_arrays["f0"][:-1]
-    with pytest.raises(
-        ValueError, match="f0 of sample 'utt000003' has .* rows for .* latent frames"
-    ):
+    with pytest.raises(ValueError, match="f0 of sample 'utt000003' has .* rows for"):
         write_shard(tar, samples.values())
     chosen.other_arrays.clear()
     with pytest.raises(ValueError, match="sample 'utt000003' has no f0"):
@@ -82,7 +74,5 @@ def test_the_array_is_checked_like_the_others(tmp_path, samples):
     batches = take(build(tmp_path, **SKIP), 30)
     assert sum(inputs["replaced"] for inputs, _ in batches) > 0
     (tmp_path / "a.tar.idx").unlink()
-    with pytest.raises(
-        ValueError, match="the .f0.npy of sample 'utt000003' is not the one that was"
-    ):
+    with pytest.raises(ValueError, match="the .f0.npy of sample 'utt000003' is not the one"):
         open_dataset(str(tmp_path), CHANNELS)

@@ -1,9 +1,11 @@
 """Range reads are right, many at once, and cheap the second time, whatever happens to the cache."""
 
+import contextlib
 import errno
+import itertools
 import os
 import random
-import threading
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tests.helpers.sentences import sentence_of
 from tools.harness.http_server import FolderServer
@@ -20,7 +23,6 @@ from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.remote_cache import RECORD
 
 TAR_BYTES = 400_000
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -52,19 +54,15 @@ def extents_of(server, number: int, count: int, size: int = 1000) -> list[Extent
 
 
 def right(tars, extents) -> list[bytes]:
-    return [
-        tars[int(extent.path.rpartition("/")[2].removesuffix(".tar"))][extent.start : extent.stop]
-        for extent in extents
-    ]
+    """What the tars hold there."""
+    return [tars[int(Path(e.path).stem)][e.start : e.stop] for e in extents]
 
 
 def disk_bytes(folder: Path) -> int:
     total = 0
-    for name in os.listdir(folder):
-        try:
-            total += os.stat(folder / name).st_blocks * 512
-        except FileNotFoundError:
-            pass
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_blocks * 512
     return total
 
 
@@ -72,7 +70,6 @@ def test_two_hundred_extents_at_64_in_flight(server, tars):
     extents = extents_of(server, 0, 100) + extents_of(server, 1, 100)
     random.Random(0).shuffle(extents)
     reader = RangeReader(None, 0, max_in_flight=64)
-    server.latency_seconds = 0.02
     # No answer leaves before so many requests are there at once: fewer in flight would hang.
     server.hold_until = 64
     assert reader.fetch(extents) == right(tars, extents)
@@ -81,7 +78,7 @@ def test_two_hundred_extents_at_64_in_flight(server, tars):
 
 @pytest.mark.long
 def test_s3_reaches_64_in_flight_too(server, tars, monkeypatch):
-    """Its client's own pool holds 10 connections unless told otherwise."""
+    """Its client's own pool holds 10 connections by default."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.rpartition("/")[0] + "/" + server.url[7:])
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
@@ -95,13 +92,9 @@ def test_s3_reaches_64_in_flight_too(server, tars, monkeypatch):
     server.hold_until = 64
     assert RangeReader(None, 0).fetch(extents) == right(tars, extents)
     assert server.peak_in_flight == 64
-    server.hold_until, server.fail_first = 0, 3
-    assert RangeReader(None, 0).fetch(extents[:1]) == right(tars, extents[:1])
+    server.hold_until = 0
     server.deny.add("0.tar")
-    assert sentence_of(RangeReader(None, 0).fetch, extents[:1]) == (
-        "s3://bucket/0.tar: cannot be read at bytes 0-499 (status 403: access denied); check the "
-        "credentials and their rights"
-    )
+    assert "status 403: access denied" in sentence_of(RangeReader(None, 0).fetch, extents[:1])
     fsspec.filesystem("s3").clear_instance_cache()
 
 
@@ -180,10 +173,6 @@ def test_other_files_in_the_folder_stay(server, tars, tmp_path):
     assert {name: (cache / name).read_bytes() for name in others} == others
 
 
-def flip_all_bits(path: Path) -> None:
-    path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
-
-
 def test_corrupt_cache_is_read_again(server, tars, tmp_path, caplog):
     cache = tmp_path / "cache"
     extents = extents_of(server, 0, 20)
@@ -193,35 +182,26 @@ def test_corrupt_cache_is_read_again(server, tars, tmp_path, caplog):
     whole_log = log.read_bytes()
 
     def check(requests: int) -> None:
+        server.requests.clear()
         for reading in (RangeReader(str(cache), 4 << 20), reader):
-            server.requests.clear()
             assert reading.fetch(extents) == right(tars, extents)
-            assert server.requests["GET"] == requests
-            requests = 0  # the first has mended it
+            assert server.requests["GET"] == requests  # the first reader repairs the cache
 
-    flip_all_bits(data)
-    server.requests.clear()
-    assert reader.fetch(extents) == right(tars, extents)
-    assert server.requests == {"GET": 20}
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "corrupt" in caplog.text
-    check(0)
-    # A record is torn by a kill, and so is one by another process after it.
+    data.write_bytes(bytes(255 - byte for byte in data.read_bytes()))
+    check(20)
+    assert len(caplog.records) == 1 and "corrupt" in caplog.text
+    # A kill cuts a record short.
     log.write_bytes(whole_log[:-10])
     check(1)
     assert log.read_bytes() == whole_log
     log.write_bytes(os.urandom(24 * 30 + 5))
     check(20)
-    data.write_bytes(b"")
-    check(20)
-    log.unlink()
-    check(20)
-    data.unlink()
-    check(20)
+    for path in (data, log):
+        path.unlink()
+        check(20)
     (cache / "titan-tts-cache.usage").write_bytes(b"junk" * 3)
     (other,) = extents_of(server, 1, 1)
     assert RangeReader(str(cache), 4 << 20).fetch([other]) == right(tars, [other])
-    check(0)
 
 
 def test_eviction_while_another_holds_the_file(server, tars, tmp_path):
@@ -230,22 +210,17 @@ def test_eviction_while_another_holds_the_file(server, tars, tmp_path):
     ours, others = (RangeReader(str(cache), 100_000) for _ in range(2))
     groups = [extents_of(server, number, 4, size=9000) for number in range(2)]
     ours.fetch(groups[0])
-    held = next(iter(ours._cache._tars.values()))
-    others.fetch(groups[1])
-    assert not held.is_linked()
-    assert os.fstat(held.data).st_blocks == 0  # held open, but its disk is free
+    with next(cache.glob("*.data")).open("rb") as held:
+        others.fetch(groups[1])
+        assert os.fstat(held.fileno()).st_blocks == 0  # held open, but its disk is free
     server.requests.clear()
-    assert ours.fetch(groups[0]) == right(tars, groups[0])
+    for _ in range(2):
+        assert ours.fetch(groups[0]) == right(tars, groups[0])
     assert server.requests == {"GET": 4}
-    assert ours.fetch(groups[0]) == right(tars, groups[0])
-    assert server.requests == {"GET": 4}
-    # The whole folder may go.
-    for path in cache.iterdir():
-        path.unlink()
-    cache.rmdir()
+    shutil.rmtree(cache)
     for _ in range(2):
         assert others.fetch(groups[1]) == right(tars, groups[1])
-    assert server.requests == {"GET": 8} and disk_bytes(cache) > 36_000
+    assert server.requests == {"GET": 8}
 
 
 def test_forgotten_extents_are_asked_for_again(server, tars, tmp_path):
@@ -260,10 +235,7 @@ def test_forgotten_extents_are_asked_for_again(server, tars, tmp_path):
         # One that changed without a change of its length shows itself now.
         (server.folder / "0.tar").write_bytes(tars[1])
         reader.forget(extents[1])
-        assert sentence_of(reader.fetch, extents) == (
-            f"{url_of(server, 0)}: has another content than its index was made from; shards must "
-            "not change during a run, so start again"
-        )
+        assert "has another content than its index" in sentence_of(reader.fetch, extents)
         (server.folder / "0.tar").write_bytes(tars[0])
 
 
@@ -274,21 +246,14 @@ def test_retries_then_one_sentence(server, tars, caplog):
     assert "status 503" in caplog.text and {r.levelname for r in caplog.records} == {"WARNING"}
     server.fail_first = 1000
     server.requests.clear()
-    url = url_of(server, 0)
-    assert sentence_of(RangeReader(None, 0).fetch, extents[:1]) == (
-        f"{url}: cannot be read at bytes 0-999 (status 503, tried {remote.TRIES} times); see the "
-        "server's own log or documentation"
+    assert sentence_of(RangeReader(None, 0).fetch, extents[:1]).startswith(
+        f"{url_of(server, 0)}: cannot be read at bytes 0-999 (status 503, tried {remote.TRIES} times)"
     )
     assert server.requests == {"GET": remote.TRIES}
     server.fail_first, server.fail_status = 1, 400
     server.requests.clear()
     assert "(status 400)" in sentence_of(RangeReader(None, 0).fetch, extents[:1])
     assert server.requests == {"GET": 1}
-    server.deny.add("0.tar")
-    assert "(status 403: access denied)" in sentence_of(RangeReader(None, 0).fetch, extents)
-    os.unlink(server.folder / "0.tar")
-    server.deny.clear()
-    assert "(not found)" in sentence_of(RangeReader(None, 0).fetch, extents)
 
 
 def test_changed_tars_and_servers_without_ranges(server, tars):
@@ -304,52 +269,52 @@ def test_changed_tars_and_servers_without_ranges(server, tars):
     assert "0.tar: has another content than" in sentence_of(RangeReader(None, 0).fetch, extents[1:])
 
 
-@pytest.mark.parametrize("how", ["no folder", "disk full"])
-def test_unusable_cache_folder_is_one_warning(server, tars, tmp_path, caplog, monkeypatch, how):
+def test_a_folder_that_cannot_be_made_is_one_warning(server, tars, tmp_path, caplog):
+    (tmp_path / "file").write_bytes(b"")
     extents = extents_of(server, 0, 4)
-    cache = tmp_path / "cache"
-    if how == "no folder":
-        cache.write_bytes(b"a file")
-        reader = RangeReader(str(cache / "below"), 1 << 20)
-    else:
-        reader = RangeReader(str(cache), 1 << 20)
-        reader.fetch(extents[:1])
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(disk_cache.os, "pwrite", full)
+    reader = RangeReader(str(tmp_path / "file" / "cache"), 1 << 20)
     for _ in range(3):
         assert reader.fetch(extents) == right(tars, extents)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "cannot be used as a cache" in caplog.text
-    server.requests.clear()
-    assert reader.fetch(extents[:1]) == right(tars, extents[:1])
-    assert server.requests["GET"] == (1 if how == "no folder" else 0)
-    server.requests.clear()
-    reader.forget(extents[0])
-    assert reader.fetch(extents[:1]) == right(tars, extents[:1])
-    assert server.requests["GET"] == 1
+    assert len(caplog.records) == 1 and "cannot be used as a cache" in caplog.text
 
 
-def test_records_of_a_million_samples():
-    count = 1_000_000
+def test_a_full_disk_is_one_warning(server, tars, tmp_path, caplog, monkeypatch):
+    extents = extents_of(server, 0, 4)
+    reader = RangeReader(str(tmp_path), 1 << 20)
+    reader.fetch(extents[:1])
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_cache.os, "pwrite", full)
+    for _ in range(3):
+        assert reader.fetch(extents) == right(tars, extents)
+    assert len(caplog.records) == 1 and "cannot be used as a cache" in caplog.text
+    # What was cached before is still read from there, until it is forgotten.
+    for requests in (0, 1):
+        server.requests.clear()
+        assert reader.fetch(extents[:1]) == right(tars, extents[:1])
+        assert server.requests["GET"] == requests
+        reader.forget(extents[0])
+
+
+def test_records_of_many_samples():
+    count = 10_000
     stored = np.zeros(count, RECORD)
     stored["start"] = np.random.default_rng(0).permutation(count) * 512
     stored["stop"] = stored["start"] + 100
     stored["hash"] = np.arange(count) + 1
-    records = disk_cache._Records()
-    records.add(stored[: count // 2])
-    records.add(stored[count // 2 :])
     newest = stored[:1000].copy()
     newest["hash"] += 7
-    records.add(newest)
-    for row in (0, 999, 1000, count // 2, count - 1):
+    records = disk_cache._Records()
+    for part in (stored[: count // 2], stored[count // 2 :], newest):
+        records.add(part)
+    for row in (0, 999, 1000, count - 1):
         start, stop, content_hash = stored[row].tolist()
         assert records.get(start, stop) == content_hash + (7 if row < 1000 else 0)
         assert records.get(start, stop + 1) == records.get(start + 1, stop) == 0
-    records.drop(*stored[5].tolist()[:2])
-    assert records.get(*stored[5].tolist()[:2]) == 0
+    records.drop(start, stop)
+    assert records.get(start, stop) == 0
 
 
 class Killed(BaseException):
@@ -357,11 +322,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.long
-# Bytes 4 times, records once, creating once (2 files), the count twice; removing 4 times (2 files).
-@pytest.mark.parametrize("limit, changes_at_least", [(1 << 20, 9), (220_000, 13)])
-def test_killed_at_every_change_to_the_disk(server, tars, tmp_path, limit, changes_at_least):
-    """A kill before the k-th change, or half through it, for each k of a fetch; the second limit
-    makes it evict."""
+def test_killed_before_every_change_to_the_disk(server, tars, tmp_path):
+    """A kill before the k-th change, for each k of a fetch that evicts."""
+    limit = 220_000
     groups = [extents_of(server, number, 4, size=20_000) for number in range(3)]
 
     def killed_at(change: int) -> bool:
@@ -371,23 +334,17 @@ def test_killed_at_every_change_to_the_disk(server, tars, tmp_path, limit, chang
         reader.fetch(groups[0])
         time.sleep(0.02)  # above the resolution of a file's time
         reader.fetch(groups[1])
-        changes = 0
+        changes = itertools.count(1)
 
         def killing(function):
             def call(*arguments):
-                nonlocal changes
-                changes += 1
-                if changes == change:
-                    if function is pwrite:
-                        descriptor, data, offset = arguments
-                        pwrite(descriptor, data[: len(data) // 2], offset)
+                if next(changes) >= change:
                     raise Killed
                 return function(*arguments)
 
             return call
 
         with pytest.MonkeyPatch.context() as patch:
-            pwrite = os.pwrite
             for name in ("pwrite", "truncate", "ftruncate", "unlink"):
                 patch.setattr(disk_cache.os, name, killing(getattr(os, name)))
             try:
@@ -398,44 +355,25 @@ def test_killed_at_every_change_to_the_disk(server, tars, tmp_path, limit, chang
         # What other processes go by is never too little, but for the file itself.
         count = int.from_bytes((cache / "titan-tts-cache.usage").read_bytes(), "little")
         assert count + 4096 >= disk_bytes(cache)
+        again = RangeReader(str(cache), limit)
         for number in (2, 1, 0, 2):
-            server.requests.clear()
-            again = RangeReader(str(cache), limit)
             assert again.fetch(groups[number]) == right(tars, groups[number])
             assert disk_bytes(cache) <= limit + 4 * 7 * 4096
-        assert again.fetch(groups[2]) == right(tars, groups[2])
-        server.requests.clear()
-        again.fetch(groups[2])
-        assert not server.requests
         return True
 
-    change = 1
-    while killed_at(change):
-        change += 1
-    assert change > changes_at_least
+    killed = list(itertools.takewhile(killed_at, itertools.count(1)))
+    # Bytes 4 times, records once, creating once (2 files), the count twice; removing 4 times.
+    assert len(killed) >= 13
 
 
 def test_a_stopped_process_does_not_hold_up_the_others(server, tars, tmp_path, monkeypatch):
     monkeypatch.setattr(disk_cache, "_LOCK_SECONDS", 0.05)
-    cache = tmp_path / "cache"
-    reader, holder = (RangeReader(str(cache), 1 << 20) for _ in range(2))
+    reader = RangeReader(str(tmp_path / "cache"), 1 << 20)
     extents = extents_of(server, 0, 2)
     reader.fetch(extents[:1])
-    locked, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with holder._cache._lock:
-            locked.set()
-            done.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    locked.wait(20)
-    assert reader.fetch(extents) == right(tars, extents)
-    done.set()
-    thread.join()
-    server.requests.clear()
-    reader.fetch(extents)
-    assert server.requests == {"GET": 1}  # it was not kept then, it is now
-    reader.fetch(extents)
-    assert server.requests == {"GET": 1}
+    with FileLock(tmp_path / "cache" / "titan-tts-cache.lock"):
+        assert reader.fetch(extents) == right(tars, extents)
+    for _ in range(2):
+        server.requests.clear()
+        reader.fetch(extents)
+    assert not server.requests

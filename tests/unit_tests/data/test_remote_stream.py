@@ -1,4 +1,4 @@
-"""The stream over http: the same batches as from disk, few requests, corruption told from bad luck."""
+"""The stream over http: the same batches as from disk, few requests, and an outage is no corruption."""
 
 import shutil
 
@@ -19,8 +19,7 @@ def server(tmp_path):
 
 def remote(server, tmp_path, **changes):
     urls = f"{server.url}/{{000000..000001}}.tar"
-    changes = {"cache_folder": str(tmp_path / "cache"), **changes}
-    return build(None, path=urls, **changes)
+    return build(None, path=urls, cache_folder=str(tmp_path / "cache"), **changes)
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -32,17 +31,11 @@ def test_same_batches_as_from_disk(server, tmp_path):
         assert_same(joined([left]), joined([right]))
 
 
-def test_a_batch_is_asked_for_at_once_and_kept(server, tmp_path):
+def test_the_samples_of_a_batch_are_requested_at_once(server, tmp_path):
     loader = remote(server, tmp_path)
     server.hold_until = 8  # answers come only when all samples of a batch have been asked for
     take(loader, 1)
     assert server.peak_in_flight >= 8
-    server.hold_until = 0
-    take(loader, 60)  # more than an epoch: every sample has been read
-    before = server.requests["GET"]
-    again = remote(server, tmp_path)
-    take(again, 40)
-    assert server.requests["GET"] == before  # neither indexes nor samples were asked for again
 
 
 def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
@@ -54,7 +47,7 @@ def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
 
 @pytest.mark.long
 def test_corruption_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
-    build(server.folder)  # sidecars of the sound tars
+    build(server.folder)  # sidecars of the valid tars
     flip_bits(server.folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
     local = take(build(server.folder, **SKIP), 40)
     loader = remote(server, tmp_path, **SKIP)
@@ -63,25 +56,7 @@ def test_corruption_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
     assert sum(inputs["replaced"] for inputs, _ in local) >= 3
 
 
-@pytest.mark.long
-def test_corruption_in_the_cache_is_mended(server, tmp_path):
-    """The bytes at the origin are sound: the sample is read again, not skipped."""
-    local = take(build(server.folder), 40)
-    take(remote(server, tmp_path), 40)
-    for path in (tmp_path / "cache").rglob("*"):
-        if path.is_file() and path.stat().st_size > 10_000:
-            data = bytearray(path.read_bytes())
-            for position in range(700, len(data), 900):
-                data[position] ^= 1
-            path.write_bytes(data)
-    for left, right in zip(take(remote(server, tmp_path), 40), local, strict=True):
-        assert_same(joined([left]), joined([right]))
-
-
-def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path, monkeypatch):
-    from torchtitan.models.dit_tts.data import remote as requests
-
-    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.01)
+def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path):
     loader = remote(server, tmp_path, cache_gib=0.0, **SKIP)
     take(loader, 2)
     shutil.rmtree(server.folder)
@@ -93,19 +68,18 @@ def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path, monkeypatc
 def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):
     open_dataset(str(server.folder), CHANNELS)  # sidecars, which no signature opens
 
-    def signed(signature, cache):
+    def signed(signature):
         urls = [f"{server.url}/{n:06d}.tar?X-Signature={signature}" for n in range(2)]
-        return build(None, path=urls, cache_folder=str(tmp_path / cache))
+        return build(None, path=urls, cache_folder=str(tmp_path / "cache"))
 
-    first = signed("one", "cache")
-    for left, right in zip(take(first, 40), take(build(server.folder), 40), strict=True):
-        assert_same(joined([left]), joined([right]))
+    first = signed("one")
+    take(first, 60)  # more than an epoch: every sample has been read
     before = server.requests["GET"]
-    renewed = signed("two", "cache")
+    renewed = signed("two")
     renewed.load_state_dict(first.state_dict())
     take(renewed, 20)
-    assert server.requests["GET"] == before  # indexes and samples were kept under the tars' names
-    assert "X-Signature" not in str(renewed.dataset.sample_id(0))
+    assert server.requests["GET"] == before  # indexes and samples were cached under the tars' names
+    assert "X-Signature" not in renewed.dataset.sample_id(0)
 
 
 def test_a_sidecar_of_another_tar_is_not_taken(server, tmp_path):
@@ -115,4 +89,4 @@ def test_a_sidecar_of_another_tar_is_not_taken(server, tmp_path):
     flip_bits(other / "000000.tar", [3 * n + 2 for n in range(60)])
     shutil.copy(other / "000000.tar", server.folder)
     loader = remote(server, tmp_path, on_error="skip", max_corrupt_fraction=1.0)
-    assert len(loader.dataset.problems) == 60  # found while the tar was indexed anew
+    assert len(loader.dataset.problems) == 60  # found while the tar was indexed again

@@ -24,7 +24,7 @@ def content_of(number: int, size: int = 100_000) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Three shards, and what does not belong to them."""
+    """Three shards, and files that are none of them."""
     folder = tmp_path / "train"
     (folder / "sub").mkdir(parents=True)
     for number in range(3):
@@ -99,7 +99,6 @@ def test_local_mistakes_are_one_sentence(folder):
         (folder / "shard-000000.tar.idx", "/shard-000000.tar.idx' names no .tar file"),
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
         (folder / "shard-{000000..000001.tar", "is no pattern"),
-        (folder / "{sub,sub}/deep.tar", f"names {folder}/sub/deep.tar twice"),
     ):
         assert part in sentence_of(find_shards, str(path))
 
@@ -113,8 +112,7 @@ def check_source(source, content: bytes):
     assert source.pread(source.size + 1, 0) == content
     # In steps that do not fit the blocks, and back to the start.
     for step in (997, 40_000):
-        parts = [source.pread(step, start) for start in range(0, len(content), step)]
-        assert b"".join(parts) == content
+        assert b"".join(source.pread(step, at) for at in range(0, len(content), step)) == content
 
 
 def test_local_source(folder):
@@ -146,63 +144,48 @@ def test_http_shards(folder, server):
     assert find_shards(f"{server.url}/train") == shards
     assert find_shards(f"{server.url}/train/") == shards
     assert find_shards(f"{server.url}/train/*.tar") == shards
-    assert find_shards(shards[0] + "?signature=%2Fx*y") == [shards[0] + "?signature=%2Fx*y"]
+    signed = shards[0] + "?signature=%2Fx*y"
+    assert find_shards(signed) == [signed]
     server.requests.clear()
     assert find_shards(f"{server.url}/train/shard-{{000000..000002}}.tar") == shards
     assert not server.requests
-    for path in ("shard-000000.tar.idx", "*.zip"):
-        assert "names no .tar file" in sentence_of(find_shards, f"{server.url}/train/{path}")
-    missing = f"{server.url}/none/"
-    assert sentence_of(find_shards, missing) == (
-        f"{missing}: cannot be listed (not found); check the URL"
-    )
+    assert "names no .tar file" in sentence_of(find_shards, f"{server.url}/train/*.zip")
+    assert "cannot be listed (not found)" in sentence_of(find_shards, f"{server.url}/none/")
 
 
 def test_http_mistakes_are_one_sentence(server):
-    url = f"{server.url}/train/shard-000001.tar"
-    assert sentence_of(open_source, f"{server.url}/train/none.tar") == (
-        f"{server.url}/train/none.tar: cannot be opened (not found); check the URL"
+    missing = f"{server.url}/train/none.tar"
+    assert sentence_of(open_source, missing) == (
+        f"{missing}: cannot be opened (not found); check the URL"
     )
+    url = f"{server.url}/train/shard-000001.tar"
     server.deny.add("shard-000001.tar")
     with_secrets = url.replace("http://", "http://user:password@") + "?signature=secret"
     sentence = sentence_of(open_source, with_secrets)
     assert sentence.startswith(f"{url}: cannot be opened (status 403: access denied); ")
-    server.deny.clear()
-    server.honour_ranges = False
-    source = RemoteSource(url, read_ahead_bytes=1000)
-    assert "the server ignores range requests" in sentence_of(source.pread, 10, 10)
 
 
 def test_unreachable_host_is_tried_again_then_one_sentence(caplog):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/x.tar"
-        sentence = sentence_of(open_source, url)
-    assert sentence.startswith(f"{url}: cannot be opened (Cannot connect to host ")
-    assert f"tried {remote.TRIES} times" in sentence
+        assert f"tried {remote.TRIES} times" in sentence_of(open_source, url)
     assert len(caplog.records) == remote.TRIES - 1
 
 
 def test_failures_that_pass_are_tried_again(server, caplog):
     server.fail_first = 2
     assert len(find_shards(f"{server.url}/train/")) == 3
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert "status 503" in caplog.text
+    assert len(caplog.records) == 2 and "status 503" in caplog.text
 
 
 def test_unknown_schemes_and_missing_packages(monkeypatch):
-    assert "floppy://a/b: the store cannot be used" in sentence_of(find_shards, "floppy://a/b")
-    # As where the packages were never installed: neither imported nor importable.
+    assert "floppy://a/b is no URL of a store" in sentence_of(find_shards, "floppy://a/b")
+    # As where s3fs was never installed: neither imported nor importable.
     monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
-    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
-    for package, url, protocol in (
-        ("s3fs", "s3://bucket/x.tar", "s3"),
-        ("aiohttp", "http://host/x.tar", "http"),
-    ):
-        monkeypatch.setitem(sys.modules, package, None)
-        sentence = sentence_of(open_source, url)
-        assert f"the package that reads '{protocol}://' is not installed" in sentence
-        assert 'pip install "titan-tts[remote]"' in sentence
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    sentence = sentence_of(open_source, "s3://bucket/x.tar")
+    assert 'pip install "titan-tts[remote]"' in sentence
 
 
 def test_filesystem_without_an_asynchronous_interface():
@@ -221,7 +204,6 @@ def test_s3(s3):
     shards = [f"s3://corpus/train/shard-{number:06d}.tar" for number in range(3)]
     assert find_shards("s3://corpus/train") == find_shards("s3://corpus/train/") == shards
     assert find_shards("s3://corpus/train/shard-*.tar") == shards
-    assert find_shards("s3://corpus/train/shard-00000?.tar") == shards
     assert find_shards("s3://corpus/train/shard-{000001..000002}.tar") == shards[1:]
     source = open_source(shards[1])
     check_source(source, content_of(1))
@@ -231,13 +213,6 @@ def test_s3(s3):
     s3.put_object(Bucket="corpus", Key="train/shard-000003.tar", Body=b"x")
     assert len(find_shards("s3://corpus/train")) == 4  # no listing of before is kept
 
-    assert sentence_of(open_source, "s3://corpus/train/none.tar") == (
-        "s3://corpus/train/none.tar: cannot be opened (not found); check the URL"
-    )
-    for path in ("s3://other/train", "s3://other/train/x.tar"):
-        assert sentence_of(lambda path=path: open_source(find_shards(path)[0])).startswith(
-            f"{path}: cannot be "
-        )
-    assert sentence_of(find_shards, "s3://other/train") == (
-        "s3://other/train: cannot be listed (not found); check the URL"
-    )
+    assert "cannot be opened (not found)" in sentence_of(open_source, "s3://corpus/train/none.tar")
+    assert "cannot be opened (not found)" in sentence_of(open_source, "s3://other/train/x.tar")
+    assert "cannot be listed (not found)" in sentence_of(find_shards, "s3://other/train")

@@ -1,8 +1,6 @@
 """The stream's choices: corrupt samples skipped, over-long ones cropped, datasets mixed, epochs."""
 
-import itertools
 import re
-import tarfile
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 @pytest.fixture
 def corrupt(tmp_path):
-    """120 samples, indexed while they were sound, of which 4 have been corrupt since."""
+    """120 samples of which 4 became corrupt after they were indexed."""
     folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
     build(folder)
     flip_bits(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
@@ -42,21 +40,19 @@ def corrupt(tmp_path):
 BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
 
 
-@pytest.mark.parametrize("ranks, accumulation", [(1, 1), (2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize("ranks, accumulation", [(2, 2), (4, 1)])
 def test_skip_is_the_same_on_any_split(corrupt, ranks, accumulation):
-    whole = [joined([batch]) for batch in take(build(corrupt, **SKIP), 30)]
-    for left, right in zip(
-        whole, global_batches(corrupt, ranks, accumulation, 30, **SKIP), strict=True
-    ):
+    wanted = [joined([batch]) for batch in take(build(corrupt, **SKIP), 30)]
+    split = global_batches(corrupt, ranks, accumulation, 30, **SKIP)
+    for left, right in zip(wanted, split, strict=True):
         assert_same(left, right)
-    replaced = sum(batch["replaced"] for batch in whole)
-    assert replaced >= len(BAD) and not BAD & {i for b in whole for i in b["sample_id"]}
-    # All else stands where it stood: only the corrupt rows differ from the sound data's.
+    replaced = sum(batch["replaced"] for batch in wanted)
+    assert replaced >= len(BAD) and not BAD & {i for b in wanted for i in b["sample_id"]}
 
 
 def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
-    sound = make_shards(tmp_path / "sound", 120, seed=7, channels=CHANNELS)
-    for (left, _), (right, _) in zip(take(build(corrupt, **SKIP), 30), take(build(sound), 30)):
+    valid = make_shards(tmp_path / "valid", 120, seed=7, channels=CHANNELS)
+    for (left, _), (right, _) in zip(take(build(corrupt, **SKIP), 30), take(build(valid), 30)):
         for row, (found, wanted) in enumerate(zip(left["sample_id"], right["sample_id"])):
             if wanted in BAD:
                 assert found not in BAD
@@ -66,29 +62,25 @@ def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
 
 
 def test_skip_survives_a_resume_and_threads(corrupt):
-    whole = take(build(corrupt, **SKIP), 30)
+    wanted = take(build(corrupt, **SKIP), 30)
     first = build(corrupt, **SKIP)
     take(first, 11)
     rest = build(corrupt, num_workers=3, **SKIP)
     rest.load_state_dict(first.state_dict())
-    for left, right in zip(whole[11:], take(rest, 19), strict=True):
+    for left, right in zip(wanted[11:], take(rest, 19), strict=True):
         assert_same(joined([left]), joined([right]))
 
 
-def test_each_file_is_told_once_and_too_many_end_the_run(corrupt, caplog):
-    loader = build(corrupt, **SKIP)
-    with caplog.at_level("WARNING"):
-        take(loader, 60)
+def test_each_shard_is_reported_once_and_too_many_corrupt_samples_end_the_run(corrupt, caplog):
+    take(build(corrupt, **SKIP), 60)
     assert sum("Another sample replaces it" in record.message for record in caplog.records) == 2
     few = build(corrupt, on_error="skip", max_corrupt_fraction=0.02)
-    with pytest.raises(
-        ValueError, match="3 corrupt samples among 120 .* max_corrupt_fraction = 0.02"
-    ):
+    with pytest.raises(ValueError, match="3 corrupt samples among 120"):
         take(few, 60)
 
 
 class TenThousandSamples:
-    """What the counter asks of a dataset."""
+    """Stands for a dataset."""
 
     shard = np.zeros(10_000, np.int32)
 
@@ -124,8 +116,8 @@ def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     with pytest.raises(ValueError, match="about 30 corrupt samples beside 90 valid ones are 25.0%"):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
     assert len(build(folder, on_error="skip", max_corrupt_fraction=0.3).dataset) == 90
-    whole = (folder / "000001.tar").read_bytes()
-    (folder / "000001.tar").write_bytes(whole[: len(whole) // 50])
+    torn = (folder / "000001.tar").read_bytes()
+    (folder / "000001.tar").write_bytes(torn[: len(torn) // 50])
     with pytest.raises(ValueError, match="about (59|60) corrupt samples"):
         build(folder, on_error="skip", max_corrupt_fraction=0.3)
 
@@ -151,90 +143,48 @@ def test_edges_suit_what_is_drawn(tmp_path):
     assert valid / padded == pytest.approx(short.policy.useful_fraction, abs=0.04)
 
 
-def test_problems_of_the_index_are_left_out_and_told(tmp_path, caplog):
-    samples = make_samples(60, seed=7, channels=CHANNELS)
-    write_shard(tmp_path / "a.tar", samples)
-    with tarfile.open(tmp_path / "a.tar") as tar:
-        offset = tar.getmembers()[30].offset
-    data = bytearray((tmp_path / "a.tar").read_bytes())
-    data[offset] ^= 1
-    (tmp_path / "a.tar").write_bytes(data)
-    with pytest.raises(
-        ValueError, match="a.tar: the tar is corrupt .header at byte .* bad checksum"
-    ):
-        build(tmp_path)
-    with caplog.at_level("INFO"):
-        loader = build(tmp_path, **SKIP)
-    assert (
-        "a.tar: 2 problems left out, the first: the tar is corrupt (header at byte" in caplog.text
-    )
-    assert len(loader.dataset) == 59
-
-
 def test_overlong_samples_are_cropped(tmp_path):
     folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
     kept, cropped = build(folder, max_frames=48), build(folder, max_frames=48, on_too_long="crop")
     long = int((kept.dataset.frames > 48).sum())
     assert long > 5
     assert sum(kept.policy.sample_counts) == 60 - long and sum(cropped.policy.sample_counts) == 60
-    whole = {s.key: s for s in make_samples(60, seed=7, channels=CHANNELS)}
+    latents_of = {s.key: s.latents for s in make_samples(60, seed=7, channels=CHANNELS)}
     # A duration token stands for two frames.
     timed = make_vocabulary(
         "bytes", conditioning=["duration"], duration_token_seconds=0.08, max_seconds=8.0
     )
     settings = config(folder, total=8, max_frames=48, on_too_long="crop")
-    cropped = build_dataloader(1, 0, Tokenizer(timed), settings)
     seen = 0
-    for inputs, labels in take(cropped, 20):
+    for inputs, labels in take(build_dataloader(1, 0, Tokenizer(timed), settings), 20):
         for row, sample_id in enumerate(inputs["sample_id"]):
-            latents = whole[sample_id.split(":")[1]].latents[:48]
+            latents = latents_of[sample_id.split(":")[1]]
             frames = int(inputs["frames"][row])
-            assert frames == len(latents) == int((labels[row] == 0).sum())
-            np.testing.assert_array_equal(inputs["latents"][row, :frames].numpy(), latents)
+            assert frames == min(len(latents), 48) == int((labels[row] == 0).sum())
+            np.testing.assert_array_equal(inputs["latents"][row, :frames], latents[:frames])
             # The duration token has the length that the model trains on.
             assert token(timed, int(inputs["text_ids"][row, 1])) == f"<duration:{frames // 2}>"
-            seen += len(whole[sample_id.split(":")[1]].latents) > 48
+            seen += len(latents) > 48
     assert seen
+    assert build(folder, max_frames=96, bucket_frames=[32, 96], on_too_long="crop")
 
 
-def test_datasets_are_mixed_and_resumed(tmp_path):
-    """Two datasets whose shards have the same names, one drawn three times as often."""
+def test_mixed_datasets_are_resumed_under_another_split(tmp_path):
+    """Two datasets whose shards have the same names."""
     a = make_shards(tmp_path / "a", 90, seed=1, channels=CHANNELS)
     b = make_shards(tmp_path / "b", 30, seed=2, channels=CHANNELS)
     settings = {"path": [str(a), str(b)], "weights": [1.0, 3.0]}
-    loader = build(None, **settings)
-    batches = take(loader, 120)
-    ids = list(itertools.chain.from_iterable(inputs["sample_id"] for inputs, _ in batches))
-    share = sum(name.startswith("b/") for name in ids) / len(ids)
-    assert share == pytest.approx(0.75, abs=0.03)
-    resumed = build(None, ranks=2, rank=1, **settings)
     first = build(None, **settings)
     take(first, 17)
-    resumed.load_state_dict(first.state_dict())
-    half = take(resumed, 5)
-    for (whole, _), (part, _) in zip(batches[17:22], half, strict=True):
-        rows = len(whole["sample_id"]) // 2
-        assert part["sample_id"] == whole["sample_id"][rows:]
+    state = first.state_dict()
+    resumed = build(None, ranks=2, rank=1, **settings)
+    resumed.load_state_dict(state)
+    for (complete, _), (half, _) in zip(take(first, 5), take(resumed, 5), strict=True):
+        assert half["sample_id"] == complete["sample_id"][len(half["sample_id"]) :]
     with pytest.raises(ValueError, match="its samples is .* weights or balance_by"):
-        build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(first.state_dict())
-
-
-def test_balancing_by_speaker_changes_what_is_drawn(tmp_path):
-    samples = make_samples(100, seed=7, channels=CHANNELS)
-    for number, sample in enumerate(samples):
-        sample.metadata["speaker"] = "rare" if number < 10 else "common"
-    write_shard(tmp_path / "a.tar", samples)
-    rare = {f"a:{sample.key}" for sample in samples[:10]}
-
-    def share(**changes):
-        batches = take(build(tmp_path, num_buckets=1, **changes), 80)
-        ids = [name for inputs, _ in batches for name in inputs["sample_id"]]
-        return sum(name in rare for name in ids) / len(ids)
-
-    assert share() == pytest.approx(0.1, abs=0.02)
-    assert share(balance_by="speaker", balance_beta=0.99999) == pytest.approx(0.5, abs=0.03)
+        build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(state)
     with pytest.raises(ValueError, match="balance_by = 'language', but no sample's JSON"):
-        build(tmp_path, balance_by="language")
+        build(None, **settings, balance_by="language")
 
 
 def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):
@@ -275,22 +225,17 @@ def test_epochs_set_the_steps(tmp_path):
     loader = build_dataloader(1, 0, byte_tokenizer(), job)
     assert job.training.steps == loader.order.batches_before_epoch(3) > 0
     assert loader.order.epoch_of(job.training.steps - 1) == 2
-    assert build(folder, max_frames=96, bucket_frames=[32, 96], on_too_long="crop")
+    job = config(folder, epochs=1, batch_multiple=96, local=96)
     with pytest.raises(ValueError, match="epochs = 1 of 60 samples are less than one"):
-        build_dataloader(
-            1, 0, byte_tokenizer(), config(folder, epochs=1, batch_multiple=96, local=96)
-        )
+        build_dataloader(1, 0, byte_tokenizer(), job)
 
 
 def test_limits_that_drop_much_of_the_data_are_refused(tmp_path):
     folder = make_shards(
         tmp_path, 40, channels=CHANNELS, frames=lambda generator: int(generator.choice([20, 90]))
     )
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="max_frames = 80") as caught:
         build(folder, max_frames=80, max_dropped_fraction=0.1)
-    dropped, accepted = re.search(
-        r"leaves out ([\d.]+)% .*fraction = ([\d.]+)", str(caught.value)
-    ).groups()
-    assert "[data] max_frames = 80" in str(caught.value) and "max_text_tokens" in str(caught.value)
-    assert 0.1 < float(dropped) / 100 <= float(accepted) < 1
-    assert build(folder, max_frames=80, max_dropped_fraction=float(accepted))
+    accepted = float(re.search(r"fraction = ([\d.]+)", str(caught.value))[1])
+    assert 0.1 < accepted < 1
+    assert build(folder, max_frames=80, max_dropped_fraction=accepted)

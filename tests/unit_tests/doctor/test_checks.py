@@ -206,30 +206,20 @@ def test_valid_dataset_has_no_finding(folder):
     paths = write_shards(folder, sound_samples())
     record(folder, paths)
     assert examine(folder) == {}
-    # Who asks for one shard of two is not told that the other is missing.
+    # One shard of two is complete in itself.
     assert examine(paths[0]) == {} == examine(folder, max_samples=6)
     (folder / "prepare.json").write_text("{")
     assert examine(folder) == {}
 
 
 def test_reference_named_after_its_own_sample(folder):
-    """A reference encoded anew from the same recording has other bytes; its key tells."""
+    """A reference encoded again from the same recording has other bytes, but its key is known."""
     where = write_changed(folder, 3, metadata={"reference_keys": ["utt009", "utt003"]})
     findings = examine(folder)
     assert list(findings) == ["reference_from_target"]
     assert findings["reference_from_target"].examples[0].where == where
     write_changed(folder, 3, reference=sound_samples()[3].latents)  # the whole target
     assert list(examine(folder)) == ["reference_from_target"]
-
-
-def test_corruption_before_indexing_is_found_by_the_hash_in_the_json(folder):
-    path = write_shards(folder, sound_samples())[0]
-    index = load_index(str(path))
-    flip_byte_unnoticed(path, int(index.columns["reference_offset"][5]) + 100)
-    os.unlink(f"{path}.idx")
-    findings = examine(folder)
-    assert list(findings) == ["corrupt_sample"]
-    assert findings["corrupt_sample"].examples[0].where == "shard-000000:utt005"
 
 
 def test_two_languages_of_different_speed_are_each_compared_with_itself(folder):

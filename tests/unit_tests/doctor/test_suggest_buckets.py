@@ -86,7 +86,7 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     assert [bucket["batch_size"] for bucket in suggestion["buckets"]] == list(policy.batch_sizes)
 
 
-def test_toml_and_options_say_the_same(dataset):
+def test_toml_and_options_are_the_same(dataset):
     paths = ['/a "quoted" \\ folder', "/Ordner für 王"]
     suggestion = suggestion_of(dataset, paths=paths)
     pasted = tomllib.loads(suggestion["toml"])

@@ -8,7 +8,6 @@ import pytest
 from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.doctor.summary import distribution, summarize
-from torchtitan.models.dit_tts.doctor.text_report import size_text
 
 
 def test_summary_of_known_data(tmp_path):
@@ -53,8 +52,3 @@ def test_distribution_by_hand():
     assert distribution(np.zeros(0))["mean"] is None
     zeros = distribution(np.zeros(3, np.int32))
     assert zeros["max"] == 0 and sum(zeros["histogram"]["counts"]) == 3
-
-
-def test_sizes_in_words():
-    sizes = ("0 bytes", "999 bytes", "1 kB", "256 MB", "3e+03 TB")
-    assert tuple(map(size_text, (0, 999, 1000, 256_000_000, 3e15))) == sizes

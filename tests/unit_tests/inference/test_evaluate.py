@@ -1,4 +1,4 @@
-"""`titan-tts evaluate`: who says what for how long, and what the table of errors counts."""
+"""`titan-tts evaluate`: texts, voices and lengths, and what the table of errors counts."""
 
 import json
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def test_each_item_is_said_in_its_voice_for_its_estimated_time(loaded):
     def fitted(text: str, speaker: str) -> int:
         return 2 + len(text) + 20 * SPEAKERS.index(speaker)
 
-    def said(model) -> list[torch.Tensor]:
+    def speech(model) -> list[torch.Tensor]:
         codec, durations = SimpleNamespace(decode=lambda row: row), SimpleNamespace(frames=fitted)
         return synthesize(loaded, model, codec, items, durations, Guidance(0.0, 0.0), 2, 5, "test")
 
@@ -60,8 +60,8 @@ def test_each_item_is_said_in_its_voice_for_its_estimated_time(loaded):
         def denoise(self, rows, *args):
             return torch.zeros_like(rows)
 
-    noise = said(Still())
-    for item, start, found in zip(items, noise, said(RowModel()), strict=True):
+    noise = speech(Still())
+    for item, start, found in zip(items, noise, speech(RowModel()), strict=True):
         frames = fitted(item.text, item.speaker)
         conditions = {"speaker": item.speaker, "target_duration": frames / 25}
         ids = TOKENIZER.encode(item.text, conditions)

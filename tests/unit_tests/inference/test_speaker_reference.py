@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import torch
 
+from tests.helpers.sentences import refused
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
@@ -52,28 +53,21 @@ def test_reference_is_cut_to_what_the_model_takes(codec, tmp_path):
     torch.testing.assert_close(cut[:13], whole[:13], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "samples, sentence",
-    [
-        (np.zeros(0, np.float32), "has 0 samples"),
+def test_references_without_a_voice(codec, tmp_path):
+    path = tmp_path / "voice.wav"
+
+    def encode(settings: AudioSettings = AudioSettings()) -> torch.Tensor:
+        return encode_reference(path, codec, settings, 384)
+
+    for samples, words in (
         (np.zeros(48_000, np.float32), "quieter than -70 LUFS"),
         (recording(0.1, 48_000), "has 0.100 s beside silence"),
-    ],
-)
-def test_references_without_a_voice(codec, tmp_path, samples, sentence):
-    path = tmp_path / "voice.wav"
-    soundfile.write(path, samples, 48_000)
-    with pytest.raises(ValueError, match=f"--reference {path}: .*({sentence})"):
-        encode_reference(path, codec, AudioSettings(), 384)
-
-
-def test_references_that_are_no_audio(codec, tmp_path):
-    (tmp_path / "x.wav").write_text("no audio")
-    for path in (tmp_path / "x.wav", tmp_path / "none.wav", tmp_path):
-        with pytest.raises(ValueError, match=f"--reference {path}: "):
-            encode_reference(path, codec, AudioSettings(), 384)
-    with pytest.raises(ValueError, match="--reference-loudness = 3.0, but"):
-        encode_reference(tmp_path / "x.wav", codec, AudioSettings(loudness=3.0), 384)
+    ):
+        soundfile.write(path, samples, 48_000)
+        refused(encode, f"--reference {path}: ", words)
+    refused(lambda: encode(AudioSettings(loudness=3.0)), "--reference-loudness = 3.0, but")
+    path.write_text("no audio")
+    refused(encode, f"--reference {path}: ")
 
 
 def write_record(folder: Path, codec: DacVaeCodec, audio: dict) -> str:

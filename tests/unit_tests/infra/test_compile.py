@@ -93,9 +93,7 @@ def parallelized(model: DiTTTSModel, *arguments: str) -> DiTTTSModel:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "mode, option, kinds", [("full", 2, 1), ("selective", 2, 2), ("selective", "op", 1)]
-)
+@pytest.mark.parametrize("mode, option, kinds", [("full", 2, 1), ("selective", 2, 2)])
 def test_one_graph_per_shape_and_kind_of_block(model, mode, option, kinds):
     options = [f"mode={mode}", f"selective_ac_option={option}"]
     checkpointing = [f"--activation_checkpoint.{each}" for each in options]
@@ -119,15 +117,15 @@ def test_too_many_graphs_are_warned_of_once(model, caplog):
                 layer.eps = scale  # a constant of the graph that changes
             with watch.forward_pass(1):
                 step(model, SHAPES[0])
-    said = [record.message for record in caplog.records if "graphs were compiled" in record.message]
-    assert len(said) == 1 and "2 graphs were compiled for 1 static shapes" in said[0]
+    warned = [
+        record.message for record in caplog.records if "graphs were compiled" in record.message
+    ]
+    assert len(warned) == 1 and "2 graphs were compiled for 1 static shapes" in warned[0]
 
 
-@pytest.mark.parametrize(
-    "mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-)
+@pytest.mark.parametrize("mode", ["default", "max-autotune"])
 def test_every_block_gets_the_mode_also_those_of_the_encoders(model, mode, monkeypatch):
-    """What the modes compute is compared on whole runs, in test_parity."""
+    """What the modes compute is compared on complete runs, in test_parity."""
     options = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **each: options.append(each))
     parallelized(model, f"--compile.mode={mode}")

@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler
 
 from tests.helpers.small_models import small_args
@@ -83,12 +82,12 @@ def build(model: nn.Module, kind: str) -> TTSOptimizers:
     return build_tts_optimizers([model], KINDS[kind], None)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: whole(value.detach()).clone() for name, value in model.named_parameters()}
+    return {name: full(value.detach()).clone() for name, value in model.named_parameters()}
 
 
 def difference(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -125,10 +124,8 @@ def test_only_matrices_decay():
         "text_norm.weight",
     } <= names
     assert all(name.endswith((".bias", "norm.weight", "embedding.weight")) for name in names)
-    others = names_of(model, decayed["params"])
-    assert all(dict(model.named_parameters())[name].ndim == 2 for name in others)
-    assert "layers.0.adaln.down.weight" in others and "layers.0.mlp.down.weight" in others
-    assert len(names) + len(others) == len(list(model.parameters()))
+    assert all(parameter.ndim == 2 for parameter in decayed["params"])
+    assert len(names) + len(decayed["params"]) == len(list(model.parameters()))
 
 
 class Pretrained(PretrainedTextEncoder):
@@ -201,9 +198,6 @@ def test_the_schedule_reaches_every_optimizer_and_survives_other_groups():
     loaded.load_state_dict(schedulers.state_dict())
     groups = [group for adam in other.optimizers for group in adam.param_groups]
     assert [float(group["lr"]) for group in groups] == [1.5] * 3
-    assert float(loaded.schedulers[0].get_last_lr()[0]) == 1.5
-    loaded.step()
-    assert [float(group["lr"]) for group in groups] == [2.25] * 3
 
 
 # What they compute
@@ -297,17 +291,6 @@ def test_8bit_follows_float32():
     assert apart < 0.05 * moved  # 0.014; with other betas several times more
 
 
-def test_8bit_moments_are_a_byte_each():
-    model = initialized(small_model())
-    optimizers = build(model, "8bit")
-    train(model, optimizers, range(1))
-    adam, _ = optimizers.optimizers
-    state = adam.state[model.layers[0].attention.qkv_gate.weight]
-    assert type(state["exp_avg"]).__name__ == "OptimState8bit"
-    assert state["exp_avg"].codes.nbytes == model.layers[0].attention.qkv_gate.weight.numel()
-    assert adam.state[model.input.bias]["exp_avg"].dtype == torch.float32
-
-
 def test_fused_projections_split_into_their_matrices():
     model = small_model()
     attention, head = model.layers[0].attention, 32
@@ -347,14 +330,6 @@ def test_muon_is_torchs_for_each_matrix(shape):
     expected = join_fused(torch.stack([p.detach() for p in apart]), 8)
     # Both iterate in bfloat16.
     assert (fused - expected).norm() < 0.01 * (expected - start).norm()
-    # As one matrix it would be another update: that the parts count is seen by this.
-    one = nn.Parameter(start.clone())
-    one.grad = fused.grad
-    Muon([one], lr=0.1, weight_decay=0.2, fused={}).step()
-    four = nn.Parameter(start.clone())
-    four.grad = fused.grad
-    Muon([four], lr=0.1, weight_decay=0.2, fused={four: (4, 8)}).step()
-    assert (one - four).norm() > 0.1 * (four - start).norm()
 
 
 # Checkpoints
@@ -394,22 +369,6 @@ def resume_apart(kind: str, folder, make=lambda: initialized(small_model())) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resume_goes_on_exactly(tmp_path, kind):
     assert resume_apart(kind, tmp_path) == 0
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_of_one_group_loads_into_several(tmp_path):
-    """Upstream's container, and its settings do not come back."""
-    model = initialized(small_model())
-    options = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.9), "fused": True}
-    old = OptimizersContainer([model], torch.optim.AdamW, options)
-    train(model, old, range(2))
-    save(old, tmp_path)
-    new = build(model, "AdamW")
-    load(new, tmp_path)
-    [adam] = new.optimizers
-    for parameter, state in old.optimizers[0].state.items():
-        assert all(torch.equal(state[name], adam.state[parameter][name]) for name in state)
-    assert [group["weight_decay"] for group in adam.param_groups] == [0.1, 0.0]
 
 
 @pytest.mark.filterwarnings("ignore")

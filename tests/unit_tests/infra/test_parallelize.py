@@ -1,6 +1,6 @@
 """Data parallelism on fake ranks: what they send and what the model sees. What per-op checkpointing saves."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -54,18 +54,18 @@ def test_replicas_sum_their_gradients():
             torch.testing.assert_close(gradient, value.grad, msg=name)
 
 
-class Sent(TorchDispatchMode):
-    """Dtypes of what collectives carry, by the collective's name."""
+class Calls(TorchDispatchMode):
+    """Calls of operations, and the dtypes of the tensors given to them, by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dtypes: dict[str, set[torch.dtype]] = {}
+        self.of: Counter[str] = Counter()
+        self.dtypes: dict[str, set[torch.dtype]] = defaultdict(set)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            name = func._schema.name.split("::")[1]
-            tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
-            self.dtypes.setdefault(name, set()).update(each.dtype for each in tensors)
+        name = func._schema.name
+        self.of[name] += 1
+        self.dtypes[name] |= {x.dtype for x in tree_leaves(args) if isinstance(x, torch.Tensor)}
         return func(*args, **(kwargs or {}))
 
 
@@ -74,7 +74,7 @@ class Sent(TorchDispatchMode):
 )
 def test_weights_travel_in_bfloat16_and_gradients_in_float32(layout):
     seen = []
-    with fake_process_group(layout) as dims, Sent() as sent:
+    with fake_process_group(layout) as dims, Calls() as calls:
         model = model_on(layout, dims, "--training.mixed_precision_param=bfloat16")
         # FSDP's own hook ran before: what the model sees of its inputs.
         model.register_forward_pre_hook(
@@ -82,9 +82,9 @@ def test_weights_travel_in_bfloat16_and_gradients_in_float32(layout):
         )
         backward(model)
     assert seen == [torch.float32] * 2  # a time in bfloat16 would be another time
-    assert sent.dtypes["_allgather_base_"] == {torch.bfloat16}
-    assert sent.dtypes["_reduce_scatter_base_"] == {torch.float32}
-    assert (sent.dtypes.get("allreduce_") == {torch.float32}) == (layout.replicas > 1)
+    assert calls.dtypes["c10d::_allgather_base_"] == {torch.bfloat16}
+    assert calls.dtypes["c10d::_reduce_scatter_base_"] == {torch.float32}
+    assert (calls.dtypes["c10d::allreduce_"] == {torch.float32}) == (layout.replicas > 1)
 
 
 class FrozenEncoder(PretrainedTextEncoder):
@@ -145,18 +145,6 @@ class Block(nn.Module):
         q, k, v = (product(x).unflatten(-1, (HEADS, WIDTH)) for product in self.products[:3])
         x = self.products[3](self.attention(q, k, v).flatten(1))
         return self.products[4](x.relu())
-
-
-class Calls(TorchDispatchMode):
-    """Calls of operations, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.of: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.of[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(

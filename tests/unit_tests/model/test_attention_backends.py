@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
@@ -267,35 +265,6 @@ def test_compiled_blocks(backend, checkpointing):
     model(**hidden)
     assert counter.frame_count == len(shapes)
     torch._dynamo.reset()
-
-
-@pytest.mark.long
-def test_flex_attention_itself_compiles_to_one_graph(monkeypatch):
-    with real_flex_attention(monkeypatch):
-        counter = CompileCounter()
-        model = build("flex")
-        for layer in model.layers:
-            layer.compile(backend=counter, fullgraph=True, dynamic=False)
-        expected = outcome(build(), BATCHES["several blocks"])
-        assert_equal_outcomes(outcome(model, BATCHES["several blocks"]), expected)
-        inputs = {**BATCHES["several blocks"], "keep_text": torch.tensor([False, False])}
-        assert_equal_outcomes(outcome(model, inputs), outcome(build(), inputs))
-        assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_sharded_blocks(backend, one_process_group):
-    inputs = BATCHES["padding"]
-    expected = outcome(build(), inputs)
-    model = build(backend)
-    for layer in model.layers:
-        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    actual = outcome(model, inputs)
-    assert_equal_outcomes(
-        {n: x.full_tensor() if hasattr(x, "full_tensor") else x for n, x in actual.items()},
-        expected,
-    )
 
 
 class NoSync(TorchDispatchMode):

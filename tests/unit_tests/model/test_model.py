@@ -41,7 +41,7 @@ COUNTS = {"800M": 780_973_696, "3B": 3_507_659_904, "8B": 8_238_706_816}
 
 
 def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tensor]:
-    """Two rows with padding in each of frames, text and speaker; no speaker is whole patches."""
+    """Two rows with padding in each of frames, text and speaker; no speaker fills its last patch."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -85,24 +85,13 @@ def test_flavors_build_the_plain_model():
 
 @pytest.mark.long
 @pytest.mark.parametrize("flavor", COUNTS)
-def test_count_is_exact_and_the_closed_form(flavor):
-    spec = get_train_spec("dit_tts")
-    a = spec.model_args[flavor]
+def test_count_is_exact(flavor):
+    args = get_train_spec("dit_tts").model_args[flavor]
     with torch.device("meta"):
-        model = spec.model_cls(a)
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    d, c, r, f = a.dim, a.speaker_dim, a.adaln_rank, a.mlp_dim
-    C, p, E, h = a.latent_channels, a.speaker_patch_size, a.timestep_dim, a.text_dim
-    block = 5 * d**2 + 4 * d * c + 2 * d + 3 * d * f + 2 * (6 * d * r + 3 * d)
-    closed_form = a.n_layers * block
-    closed_form += E * d + 4 * d**2
-    closed_form += C * d + d + d + d * C + C
-    closed_form += C * p * c + c + c
-    closed_form += a.speaker_n_layers * (5 * c**2 + 3 * c * a.speaker_mlp_dim + 4 * c)
-    closed_form += h * c + 2 * c
-    assert count == closed_form == COUNTS[flavor]
-    n_params, _ = a.get_nparams_and_flops(model, 768)
-    assert n_params == count
+        model = DiTTTSModel(args)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == COUNTS[flavor]
+    n_params, _ = args.get_nparams_and_flops(model, 768)
+    assert n_params == COUNTS[flavor]
 
 
 def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[int, int]:
@@ -124,7 +113,7 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
 
 @pytest.mark.long
 @pytest.mark.parametrize("vocabulary, condition_ids", [(0, 0), (0, 3), (259, 0)])
-@pytest.mark.parametrize("lengths", [(1, 1, 1), (3, 2, 4), (13, 7, 5), (8, 16, 31)])
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (13, 7, 5)])
 def test_flops_equal_the_counter(lengths, vocabulary, condition_ids):
     args = replace(SMALL, text_vocab_size=vocabulary, condition_ids=condition_ids)
     forward, training = counted_flops(args, 3, Lengths(*lengths))
@@ -247,7 +236,7 @@ def test_initial_scale():
 # Parts against their formulas
 
 
-@pytest.mark.parametrize("heads", [1, 4, 5, 10])
+@pytest.mark.parametrize("heads", [1, 4, 5])
 def test_decoder_rotates_the_first_half_of_its_heads(heads):
     """Against complex numbers."""
     x = torch.randn(2, 7, heads, 8, generator=torch.Generator().manual_seed(0))

@@ -1,9 +1,7 @@
-"""The command: its options, what it says, and what it needs installed."""
+"""The command: its options, what it prints, and what it needs installed."""
 
-import io
 import json
 import os
-from contextlib import redirect_stdout
 
 import pytest
 import soundfile
@@ -24,10 +22,6 @@ def test_options_on_the_command_line():
     assert parse("in", "out") == Options("in", "out")
     options = parse("in", "out", "--loudness", "off", "--max-silence", "0.5", "--seed", "3")
     assert options == Options("in", "out", audio=AudioSettings(None, 0.5), seed=3)
-    text = io.StringIO()
-    with pytest.raises(SystemExit), redirect_stdout(text):
-        parse("--help")
-    assert all(f"--{name.replace('_', '-')}" in text.getvalue() for name in vars(options.audio))
 
 
 @pytest.mark.parametrize(
@@ -39,17 +33,15 @@ def test_numbers_out_of_range(name, value):
         Options("in", "out", **{name: value}).check()
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -71, 1])
 @pytest.mark.parametrize("name", AudioSettings.__dataclass_fields__)
-def test_numbers_of_the_audio_are_finite(name, value):
-    options = Options("in", "out", audio=AudioSettings(**{name: value}))
-    if value == 1 and name != "loudness":
-        return options.check()
-    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} = "):
-        options.check()
+def test_numbers_of_the_audio_are_finite(name):
+    for value in (float("inf"), float("nan"), -71):
+        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} = "):
+            Options("in", "out", audio=AudioSettings(**{name: value})).check()
+    Options("in", "out", audio=AudioSettings(min_seconds=1, max_silence=0)).check()
 
 
-def test_what_the_command_says(tmp_path, capsys, monkeypatch):
+def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     soundfile.write(tmp_path / "a.wav", tone(1), RATE)
     row = {"audio": "a.wav", "text": "x", "speaker": "ann"}
     (tmp_path / "list.jsonl").write_text(json.dumps(row))

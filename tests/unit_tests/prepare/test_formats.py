@@ -1,5 +1,6 @@
-"""Every format's reader: what it lists, how it is recognised, and what it says about mistakes."""
+"""Every format's reader: what it lists, how it is recognised, and which mistakes it names."""
 
+import datetime
 import hashlib
 import json
 import tarfile
@@ -89,20 +90,10 @@ def test_libritts_r(recordings, tmp_path):
     tone(root / "train-clean-100/slt/7/mute.wav")
     (problem,) = problems_of(root)
     assert "no mute.normalized.txt beside it" in problem.sentence
-    for folder in ("dev-clean/sp", "dev-clean", "other/sp"):
-        tone(tmp_path / "Libri" / folder / "a.wav")
-        (tmp_path / "Libri" / folder / "a.normalized.txt").write_text("hello")
-    problems = problems_of(tmp_path / "Libri")
-    assert len(problems) == 3 and all("SUBSET/SPEAKER/CHAPTER" in one.sentence for one in problems)
-
-
-def test_manifest(recordings, tmp_path):
-    items = items_of(corpora.write_manifest(tmp_path / "m", recordings))
-    assert [item.text for item in items] == [one.text for one in recordings]
-    assert [item.split for item in items] == [one.split for one in recordings]
-    assert items[0].key == f"audio/{recordings[0].key}"
-    assert items[0].speaker == recordings[0].speaker
-    assert items[0].metadata["gender"] == "unknown" and items[0].metadata["language"] == "en"
+    tone(tmp_path / "Libri/dev-clean/sp/a.wav")
+    (tmp_path / "Libri/dev-clean/sp/a.normalized.txt").write_text("hello")
+    (problem,) = problems_of(tmp_path / "Libri")
+    assert "SUBSET/SPEAKER/CHAPTER" in problem.sentence
 
 
 def test_manifest_as_nemo_writes_it(tmp_path):
@@ -131,20 +122,16 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     [
         ("m.jsonl", '["x"]', "m.jsonl line 1: is no JSON object"),
         ("m.jsonl", '{"text": "x", "speaker": "s"}', "names no audio file"),
-        ("m.jsonl", '{"audio": "a.wav", "speaker": "s"}', "a string is needed as text or"),
         ("m.jsonl", '{"audio": "a.wav", "text": 5, "speaker": "s"}', '"text" = 5'),
         ("m.jsonl", '{"audio": "a.wav", "text": "x"}', "no speaker.*--speaker NAME"),
-        ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": [1]}', r'"speaker" = \[1\]'),
         ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "split": "all"}', "'all'"),
         ("m.jsonl", '{"audio": "b.wav", "text": "x", "speaker": "s"}', "b.wav' cannot be read"),
         ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s", "offset": "soon"}', "'soon'"),
         ("m.jsonl", '{"audio": "a.wav", "text": "x", "speaker": "s"}\n' * 2, "more than one rec"),
         ("m.jsonl", '{"audio": "a.wav", "text": "\\ud800", "speaker": "s"}', "utf-8 cannot encode"),
-        ("m.jsonl", '{"file": "\\u0000", "text": "x", "speaker": "s"}', "cannot be read"),
         ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "no JSON object"),
         ("m.csv", "audio,text,speaker\na.wav,x\n", "has not the 3 fields"),
         ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
-        ("m.csv", 'audio,text,speaker\na.wav,"x,s\n', "m.csv line 2: is not CSV"),
         ("m.csv", 'audio,text,speaker\na.wav,"Hi," he said,s\n', "m.csv line 2: is not CSV"),
         ("m.csv", 'audio,text,speaker\na.wav,"x,s\na.wav,y",s\n', "line 2: has a line break"),
     ],
@@ -176,8 +163,6 @@ def test_quotes_in_lists(tmp_path):
     (item,) = usable_items(open_corpus(Options(str(path), "")), str(path), "raise", plan)
     assert item.text == "hello" and "" not in item.metadata
     assert plan.dropped == {"empty_text": 1}
-    path.write_text("audio,text,speaker,said\na.wav,,s,hello\n")
-    assert items_of(path, text_column="said")[0].text == "hello"
 
 
 def test_webdataset(recordings, tmp_path):
@@ -206,12 +191,9 @@ def good_members() -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "members, message",
     [
-        ({"x.json": b"{"}, "KEY.json that is not JSON"),
         ({"x.json": b"[1]"}, "KEY.json that is not JSON, or no object"),
         ({"x.flac": None}, "lacks an audio member"),
-        ({"x.json": None}, "lacks KEY.json"),
         ({"x.WAV": b"RIFF"}, "more than one audio member"),
-        ({"x.json": b'{"text": "one", "speaker": ""}'}, "no speaker"),
         ({"x.flac": None, "x.json": None, "x.png": b""}, "holds no recording"),
     ],
 )
@@ -316,9 +298,7 @@ def test_table_of_latents(recordings, flat, tmp_path):
     [
         ([], "has no frame"),
         (None, "is null"),
-        ([1.0] * 127, "no multiple"),
         ([float("nan")] * 128, "not finite"),
-        ([1e9] * 128, "not finite"),
         ([None] * 128, "nulls"),
     ],
 )
@@ -341,10 +321,9 @@ def test_bad_tables(tmp_path):
     parquet.write_table(pyarrow.table(columns), path)
     with pytest.raises(InputError, match="t.parquet: cannot be read as a table"):
         items_of(path)
-    for name in ("t.parquet", "t.arrow"):
-        (tmp_path / name).write_bytes(b"PAR1 no table at all")
-        with pytest.raises(InputError, match=f"{name}: cannot be read as a table"):
-            items_of(tmp_path / name)
+    (tmp_path / "t.arrow").write_bytes(b"PAR1 no table at all")
+    with pytest.raises(InputError, match="t.arrow: cannot be read as a table"):
+        items_of(tmp_path / "t.arrow")
 
 
 def test_layouts_are_recognised_or_named(tmp_path):
@@ -361,10 +340,7 @@ def test_layouts_are_recognised_or_named(tmp_path):
         ("nowhere", "auto", "does not exist"),
         ("", "mp3", "known are auto, ljspeech"),
         ("", "ljspeech", "no metadata.csv"),
-        ("", "libritts_r", "no UTT.normalized.txt"),
         ("", "table", "holds no .parquet"),
-        ("a.wav", "manifest", "is no manifest"),
-        ("*.taz", "webdataset", "holds no .tar"),
         ("{c,d}.tar", "auto", "d.tar does not exist"),
     ):
         with pytest.raises(InputError, match=message):
@@ -372,26 +348,13 @@ def test_layouts_are_recognised_or_named(tmp_path):
 
 
 def test_keys_splits_and_values():
-    for name, key in (
-        ("./a/b.c.d", "a/b_c_d"),
-        ("/abs/x", "abs/x"),
-        ("../../up/x", "up/x"),
-        ("v1.2/x", "v1_2/x"),
-        ("naïve", "naïve"),
-        ("/", "_"),
-        ("bad\udcff", "bad\\udcff"),
-    ):
-        assert sample_key(name) == key
+    names = ("./a/b.c.d", "/abs/x", "../../v1.2/x", "naïve", "/", "bad\udcff")
+    keys = ["a/b_c_d", "abs/x", "v1_2/x", "naïve", "_", "bad\\udcff"]
+    assert [sample_key(name) for name in names] == keys
     names = "train train-clean-360 Training dev-other test validation heldout x".split()
     assert [split_of(name) for name in names] == ["train"] * 3 + ["heldout"] * 4 + [None]
-    import datetime
-
     value = {"a": float("inf"), 1: (b"x", datetime.date(2024, 5, 1)), "c": np.float64(2.5)}
     assert plain(value) == {"a": None, "1": [None, "2024-05-01"], "c": 2.5}
-    deep: list = []
-    for _ in range(5000):
-        deep = [deep]
-    assert "nested too deep" in item_of({"text": "x", "speaker": "s", "deep": deep}).sentence
 
 
 def test_columns_become_an_item():

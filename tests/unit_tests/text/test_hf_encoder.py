@@ -40,24 +40,16 @@ def changed(path, folder, change):
 @pytest.mark.parametrize("name", WRITERS)
 def test_one_missing_weight_is_an_error_that_names_it(checkpoints, tmp_path, name):
     def remove_one(weights):
+        other = ("decoder", "vision", "multi_modal", "cls")
         key = next(
-            k
-            for k in sorted(weights)
-            if "decoder" not in k
-            and "norm" in k.lower()
-            and "vision" not in k
-            and "multi_modal" not in k
-            and "cls" not in k
+            k for k in sorted(weights) if "norm" in k.lower() and not any(o in k for o in other)
         )
         remove_one.key = key.rsplit(".", 2)[-2]
         del weights[key]
 
     path = changed(checkpoints[name], tmp_path / "model", remove_one)
-    with pytest.raises(
-        InputError, match="1 of the encoder's weights are not in the checkpoint"
-    ) as e:
+    with pytest.raises(InputError, match=f"1 of the encoder's weights .*{remove_one.key}"):
         load(path)
-    assert remove_one.key in str(e.value)
 
 
 def test_weights_of_another_shape_are_an_error(checkpoints, tmp_path):
@@ -98,13 +90,6 @@ def test_what_cannot_be_found_or_loaded_is_an_input_error(checkpoints, tmp_path)
     (tmp_path / "t5/model.safetensors").unlink()
     with pytest.raises(InputError, match="cannot be loaded"):
         load(tmp_path / "t5")
-    shutil.copytree(checkpoints["t5gemma2"], tmp_path / "contradicts-itself")
-    config_file = tmp_path / "contradicts-itself/config.json"
-    config = json.loads(config_file.read_text())
-    config["decoder"]["hidden_size"] = 96
-    config_file.write_text(json.dumps(config))
-    with pytest.raises(InputError, match="cannot be found"):
-        find_source(str(config_file.parent))
 
 
 @pytest.mark.parametrize(

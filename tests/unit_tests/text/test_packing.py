@@ -31,21 +31,6 @@ def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
     assert (rows.origin[~valid] == group.token.numel()).all()
 
 
-def test_a_text_sees_itself_only_and_counts_from_its_start():
-    [group] = pack_rows(mask_of([400, 200, 100, 100])).groups
-    assert group.token.shape == (2, 400)
-    for row in range(2):
-        segment, position = group.segment[row].tolist(), group.position[row].tolist()
-        for a in range(0, 400, 20):
-            for b in range(0, 400, 25):
-                assert group.same_segment[row, 0, a, b] == (segment[a] == segment[b])
-        for a in range(400):
-            if a and segment[a] == segment[a - 1] and segment[a]:
-                assert position[a] == position[a - 1] + 1
-            elif segment[a]:
-                assert position[a] == 0
-
-
 def test_unpacked_rows_are_as_many_groups_on_every_rank():
     for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0]):
         rows = pack_rows(mask_of(lengths), packed=False)

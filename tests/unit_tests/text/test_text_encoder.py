@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from tests.helpers.pretrained_checkpoints import WRITERS
+from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, WRITERS
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -42,7 +42,7 @@ def texts(lengths=LENGTHS):
 
 
 def full_models_encoder(path):
-    """The encoder inside the whole model, loaded in transformers' usual way."""
+    """The encoder inside the full model, loaded in transformers' usual way."""
     model = AutoModel.from_pretrained(path).eval()
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
@@ -66,14 +66,6 @@ def test_features_are_the_full_models_in_any_batch(checkpoints, name):
                 torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
 
 
-def test_bfloat16_is_near_float32(checkpoints):
-    exact, rough = (
-        load(checkpoints["t5gemma2"], dtype).encode(texts()) for dtype in ("float32", "bfloat16")
-    )
-    error = torch.cat(rough).float() - torch.cat(exact)
-    assert 1e-4 < error.square().mean().sqrt() < 0.1
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_padding_on_either_side_and_its_ids_change_nothing(checkpoints, name):
     encoder = load(checkpoints[name])
@@ -82,7 +74,7 @@ def test_padding_on_either_side_and_its_ids_change_nothing(checkpoints, name):
     for row, (first, last) in enumerate([(0, 12), (8, 20), (5, 6), (7, 7)]):
         mask[row, first:last] = True
     once = encoder(ids, mask)
-    again = encoder(torch.where(mask, ids, 7), mask)
+    again = encoder(torch.where(mask, ids, VOCAB_SIZE + 3), mask)  # a conditioning token
     assert torch.equal(once, again)
     assert (once[~mask] == 0).all()
     reference = full_models_encoder(checkpoints[name])
@@ -98,24 +90,6 @@ def test_a_frozen_encoder_is_frozen_and_stays_in_evaluation_mode(checkpoints):
     assert not any(module.training for module in encoder.modules())
     first, second = (encoder.encode(texts())[1] for _ in range(2))
     assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_ids_that_the_encoder_does_not_have_stand_before_the_text(checkpoints, name):
-    """Conditioning tokens: at the start of every row, and nowhere the encoder looks, also where a
-    packed row has padding."""
-    encoder = load(checkpoints[name])
-    lengths = np.random.default_rng(1).integers(1, 60, size=40)
-    mask = (np.arange(64) >= 2) & (np.arange(64) < 2 + lengths[:, None])
-    ids = np.full((40, 64), 515)
-    ids[mask] = np.random.default_rng(2).integers(3, 300, size=lengths.sum())
-    rows = encoder.rows(mask)
-    assert any((group.segment == 0).any() for group in rows.groups)
-    assert not encoder.packs or rows.groups[0].token.shape[0] > 1
-    features = encoder(torch.from_numpy(ids), torch.from_numpy(mask), rows)
-    for row in (0, 17, 39):
-        [alone_] = encoder.encode([ids[row][mask[row]].tolist()])
-        torch.testing.assert_close(features[row][mask[row]], alone_, rtol=0, atol=ROUNDING)
 
 
 def test_a_text_beyond_the_positions_is_one_sentence(checkpoints):

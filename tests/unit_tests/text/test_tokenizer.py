@@ -14,7 +14,6 @@ from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.tokenizer import (
     Tokenizer,
     byte_tokenizer,
-    with_duration,
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     BYTE_VOCAB_SIZE,
@@ -65,15 +64,6 @@ def test_bytes_have_the_ids_they_always_had():
         assert tokenizer.encode(text) == [1, *(byte + 3 for byte in text.encode("utf-8")), 2]
 
 
-def test_every_byte_that_utf8_has_keeps_its_id():
-    """The table of one byte a byte could not hold those of 253 to 255."""
-    ranges = [range(0x80), range(0x80, 0x800), range(0xE000, 0x10000), range(0x10000, 0x110000)]
-    points = [c for some in ranges for c in [*some[:: max(1, len(some) // 900)], some[-1]]]
-    text = "".join(map(chr, points))
-    assert max(text.encode("utf-8")) == 0xF4
-    assert byte_tokenizer().encode(text) == [1, *(b + 3 for b in text.encode("utf-8")), 2]
-
-
 def test_characters_come_by_code_point_after_four_special_ids():
     tokenizer = Tokenizer(make_vocabulary("chars", "one two"))
     assert tokenizer.vocabulary.characters == " enotw"
@@ -93,16 +83,7 @@ def test_conditioning_tokens_come_after_the_units_and_leave_their_ids():
             units = plain.encode(text)[1:-1]
             assert full.encode(text)[1 + len(FIELDS) : -1] == units
         names = [token(full.vocabulary, i) for i in range(first, full.vocab_size)]
-        assert names[:8] == [
-            "<speaker:?>",
-            "<speaker:awb>",
-            "<speaker:slt>",
-            "<language:?>",
-            "<language:de>",
-            "<language:en>",
-            "<language:日本語>",
-            "<quality:?>",
-        ]
+        assert names[:3] == ["<speaker:?>", "<speaker:awb>", "<speaker:slt>"]
         assert names[-1] == "<duration:61>"
         every = [token(full.vocabulary, i) for i in range(full.vocab_size)]
         assert len(set(every)) == len(every)
@@ -121,15 +102,10 @@ def test_the_order_of_the_data_does_not_matter():
 def test_tokens_stand_in_the_order_of_the_config():
     metadata = {"language": "en", "speaker": "slt", "target_duration": 6.2, "quality": 3}
     fields = ("duration", "quality", "speaker", "class")
-    assert tokens(conditioned("bytes", fields), "a", metadata) == [
-        "<begin>",
-        "<duration:12>",
-        "<quality:3>",
-        "<speaker:slt>",
-        "<class:?>",
-        "<0x61>",
-        "<end>",
-    ]
+    tokenizer = conditioned("bytes", fields)
+    expected = "<begin> <duration:12> <quality:3> <speaker:slt> <class:?> <0x61> <end>"
+    assert " ".join(tokens(tokenizer, "a", metadata)) == expected
+    assert tokenizer.unknown_values(metadata | {"speaker": "ksp"}) == {"speaker": "ksp"}
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
@@ -137,7 +113,6 @@ def test_round_trip(unit):
     tokenizer = conditioned(unit)
     for text in TEXTS:
         ids = tokenizer.encode(text, {"speaker": "slt", "target_duration": 3})
-        assert tokenizer.decode(ids) == text
         assert tokenizer.decode([*ids, tokenizer.pad_id, tokenizer.pad_id]) == text
     unseen = tokenizer.decode(tokenizer.encode("one ß ж"))
     assert unseen == ("one ß ж" if unit == "bytes" else "one ß \ufffd")
@@ -184,25 +159,12 @@ def test_bins_are_not_moved_by_the_division():
     assert [vocabulary.duration_bin(tenths / 10) for tenths in range(1, 9)] == list("12345666")
 
 
-def test_one_duration_for_training_and_generation():
-    metadata = {"speaker": "slt", "target_duration": 99.0}
-    timed = with_duration(metadata, frames=155, frames_per_second=25.0)
-    assert timed == {"speaker": "slt", "target_duration": 6.2}
-    assert metadata["target_duration"] == 99.0
-
-
 def test_a_field_without_a_value_in_the_data():
     for values in ({}, {"class": []}):
         with pytest.raises(InputError, match="conditioning has 'class', but no sample"):
             make_vocabulary("bytes", "", ["class"], values)
     with pytest.raises(InputError, match="'chars', but all texts of .* are empty"):
         make_vocabulary("chars", "")
-
-
-def test_what_the_vocabulary_lacks():
-    tokenizer = conditioned()
-    metadata = {"speaker": "ksp", "language": "en", "class": None, "target_duration": 1e9}
-    assert tokenizer.unknown_values(metadata) == {"speaker": "ksp"}
 
 
 # Into the loader's rows
@@ -258,42 +220,22 @@ def test_dropped_conditions_are_unknown_and_the_rest_stays():
     assert everything == tokens(tokenizer, "one")
 
 
-def test_each_field_is_dropped_by_a_stream_of_its_own():
-    rows = np.arange(40)
-    for fraction in (0.1, 0.5):
-        tokenizer = conditioned(dropout=fraction)
-        for seed, number in ((0, 0), (5, 123456789), (2**63 - 1, 2**40)):
-            drawn = tokenizer.dropped(seed, number, rows)
-            for column in range(len(FIELDS)):
-                place = torch.tensor(number), torch.from_numpy(rows)
-                keys = stream_keys(seed, *place, stream=200 + column)
-                assert (drawn[:, column] == (uniform(keys) < fraction).numpy()).all()
-
-
 def test_dropout_depends_on_the_place_in_the_stream_alone():
     tokenizer = conditioned("bytes", ("speaker", "duration"), dropout=0.3)
-    whole = tokenizer.dropped(seed=3, global_batch=9, rows=np.arange(64))
-    assert whole.shape == (64, 2) and whole.dtype == bool
-    parts = [tokenizer.dropped(3, 9, np.arange(start, start + 16)) for start in range(0, 64, 16)]
-    assert (np.concatenate(parts) == whole).all()
+    rows = np.arange(64)
+    full_batch = tokenizer.dropped(seed=3, global_batch=9, rows=rows)
+    assert full_batch.shape == (64, 2) and full_batch.dtype == bool
+    assert (tokenizer.dropped(3, 9, rows[16:32]) == full_batch[16:32]).all()
+    for column, stream in enumerate((200, 204)):  # of the speaker and the duration
+        drawn = uniform(stream_keys(3, torch.tensor(9), torch.from_numpy(rows), stream))
+        assert (full_batch[:, column] == (drawn < 0.3).numpy()).all()
     # A field is dropped from the same samples whatever its neighbours and the vocabulary are.
     other = conditioned("chars", ("class", "duration", "speaker"), dropout=0.3)
-    assert (other.dropped(3, 9, np.arange(64))[:, [2, 1]] == whole).all()
-    for changed in (tokenizer.dropped(4, 9, np.arange(64)), tokenizer.dropped(3, 8, np.arange(64))):
-        assert (changed != whole).any()
-
-
-def test_dropout_has_its_fraction_and_fields_are_independent():
-    n, fraction = 64_000, 0.1
-    drawn = conditioned(dropout=fraction).dropped(0, 1, np.arange(n))
-    assert np.abs(drawn.mean(0) - fraction).max() < 4 * np.sqrt(fraction * (1 - fraction) / n)
-    both = (drawn[:, :, None] & drawn[:, None, :]).mean(0)[np.triu_indices(len(FIELDS), 1)]
-    p = fraction**2
-    assert np.abs(both - p).max() < 4.5 * np.sqrt(p * (1 - p) / n)
-    rows = np.arange(32)
+    assert (other.dropped(3, 9, rows)[:, [2, 1]] == full_batch).all()
+    for changed in (tokenizer.dropped(4, 9, rows), tokenizer.dropped(3, 8, rows)):
+        assert (changed != full_batch).any()
     assert not conditioned(dropout=0.0).dropped(0, 1, rows).any()
     assert conditioned(dropout=1.0).dropped(0, 1, rows).all()
-    assert conditioned(fields=(), dropout=0.5).dropped(0, 1, rows).shape == (32, 0)
 
 
 # On disk
@@ -319,12 +261,9 @@ def test_saved_and_loaded(vocabulary, tmp_path):
     "old, new, words",
     [
         ('"version": 1', '"version": 2', "was changed"),
-        ('"slt"', '"stl"', "was changed"),
         ('"bins": 62', '"bins": 61', "was changed"),
         ('"unit": "chars"', '"unit": "words"', "was changed"),
         ('"unit": "chars",', "", "cannot be read"),
-        ("{", "", "cannot be read"),
-        ('"bins": 62', '"bins": "x"', "cannot be read"),
     ],
 )
 def test_a_file_that_was_changed(old, new, words):
@@ -349,7 +288,6 @@ def test_data_with_fewer_values_is_covered():
     "needed, words",
     [
         ({"unit": "bytes"}, "model = 'bytes'.* with 'chars'"),
-        ({"fields": ["speaker"]}, "conditioning = .'speaker'.*'speaker', 'class'"),
         ({"fields": ["duration", "class", "speaker"]}, "'duration', 'class', 'speaker'"),
         ({"seconds": 1.0}, "duration_token_seconds = 1.0.* with 0.5"),
         ({"characters": "abcßéñøœж"}, "6 characters.*'ß', 'é', 'ñ', 'ø', 'œ' and 1 more"),

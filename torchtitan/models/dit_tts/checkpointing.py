@@ -62,7 +62,7 @@ class RunCheckpointer:
             raise InputError(
                 f"[optimizer] name = {self.config.optimizer.name!r}, but the checkpoint was written "
                 f"with another optimizer, whose state this one cannot take; set name as it was, or "
-                f"start anew from its weights by [checkpoint] initial_load_path"
+                f"start a new run from its weights by [checkpoint] initial_load_path"
             ) from error
         if isinstance(self.manager.states[MODEL], _WithoutTextEncoder):
             self.manager.states[MODEL] = self.manager.states[MODEL].model

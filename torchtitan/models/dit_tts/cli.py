@@ -116,10 +116,9 @@ def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
             )
         elif args is None or args[:1] == [name]:
             options = _load(target).Options
+            # A dataclass without a docstring gets its signature as one.
             if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
-                summary = inspect.cleandoc(
-                    options.__doc__ or summary
-                )  # a dataclass without one gets its signature
+                summary = inspect.cleandoc(options.__doc__ or summary)
         command = tyro.conf.subcommand(name, constructor=options, description=summary)
         alternatives.append(Annotated[Any, command])
     return Union[tuple(alternatives)]  # noqa: UP007

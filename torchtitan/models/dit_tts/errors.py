@@ -36,7 +36,7 @@ def require_modules(*names: str) -> None:
     """Checks that optional packages are installed, before hours of work that end in an import.
 
     Raises:
-        InputError: one is missing; says which extra has it.
+        InputError: one is missing; the message names its extra.
     """
     for name in names:
         if find_spec(name) is None:
@@ -85,24 +85,24 @@ def failure_state(error: BaseException) -> str:
     """The state in which an error leaves a run: oom, timeout or failed."""
     import torch
 
-    said = str(error).lower()
+    message = str(error).lower()
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "oom"
     # What torch's allocator did not ask for: "CUDA error: out of memory", "Triton Error [CUDA]: out of
     # memory", CUBLAS_STATUS_ALLOC_FAILED; and its allocator on a CPU.
-    if isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY):
+    if isinstance(error, RuntimeError) and any(words in message for words in _NO_MEMORY):
         return "oom"
-    # gloo says "Timed out", NCCL "timeout"; both raise kinds of RuntimeError.
-    if isinstance(error, RuntimeError) and ("timed out" in said or "timeout" in said):
+    # "Timed out" is gloo's, "timeout" NCCL's; both raise kinds of RuntimeError.
+    if isinstance(error, RuntimeError) and ("timed out" in message or "timeout" in message):
         return "timeout"
     return "failed"
 
 
 def quiet_known_warnings() -> None:
-    """Hides warnings of torch that say nothing about this family's runs."""
+    """Hides warnings of torch that do not concern this family's runs."""
     for message in (
         "FSDP2-wrapped module .* returned a view tensor",  # nobody writes to the output in place
-        "DTensor random operators may not have complete support",  # weights are drawn whole
+        "DTensor random operators may not have complete support",  # full weights are drawn
         r"DTensor manual_seed\(\) may not have complete support",
         "In CPU autocast, but the target dtype is not supported",  # float32: no autocast is meant
     ):

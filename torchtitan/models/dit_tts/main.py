@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 from types import FrameType
 
 from torchtitan.models.dit_tts.errors import quiet_known_warnings, report_input_errors
@@ -40,6 +41,18 @@ def raise_terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt("terminated by SIGTERM")
 
 
+def set_single_process_defaults() -> None:
+    """Lets `python train.py` run without torchrun, as the only process of its group."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+
+
 @report_input_errors
 def train(args: list[str]) -> int:
     """Trains as the command line says, or prints a plan with --dry-run. Returns the exit status.
@@ -54,23 +67,23 @@ def train(args: list[str]) -> int:
     dry_run = take_options(args)
     if dry_run is not None:
         return run_dry(dry_run)
-    # torch and torchtitan take seconds to import, and a process needs its group's address first.
-    from torchtitan.models.dit_tts.trainer import DiTTTSTrainer, set_single_process_defaults
+    # Before what takes seconds to import: most mistakes are in the config.
+    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
 
+    config = load_config(args)
     set_single_process_defaults()
 
     import torch
 
     from torchtitan.models.dit_tts.codec.record import check_kind
     from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
-    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
+    from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module
 
-    config = load_config(args)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     validate_config(config, world_size, list(model_flavors()))
     validate_machine(config)

@@ -241,9 +241,3 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.data_loading_times.clear()
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()
-
-
-def build_tts_metrics_processor(
-    job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
-) -> TTSMetricsProcessor:
-    return TTSMetricsProcessor(job_config, parallel_dims, model_args)

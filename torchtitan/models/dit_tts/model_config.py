@@ -1,4 +1,4 @@
-"""The model sizes: the flavors, and what a job config says of them."""
+"""The model sizes: the flavors, and what a job config changes in them."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,7 +57,11 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
             self.text_dim = encoder.dim or self.text_dim
             self.text_n_layers = encoder.n_layers
             self.text_n_heads = encoder.n_heads
-        self._check_heads()
+            require(
+                self.text_dim > 0 < encoder.n_heads and self.text_dim % (2 * encoder.n_heads) == 0,
+                f"[encoder] n_heads = {encoder.n_heads} for a width of {self.text_dim}, but the width "
+                f"of a head must be an even number; change n_heads or dim",
+            )
 
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
@@ -82,20 +86,6 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
             )
         self.condition_base = source.vocab_size
         self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
-
-    def _check_heads(self) -> None:
-        parts = [
-            ("model", self.dim, self.n_heads),
-            ("speaker encoder", self.speaker_dim, self.speaker_n_heads),
-        ]
-        if self.text_vocab_size:
-            parts.append(("text encoder", self.text_dim, self.text_n_heads))
-        for name, width, heads in parts:
-            require(
-                heads >= 1 and width >= 1 and width % heads == 0 and width // heads % 2 == 0,
-                f"the {name} has width {width} and {heads} heads, but the width of a head must be a "
-                f"whole even number; change the width or the number of heads",
-            )
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """Parameters, and training FLOPs per frame at `seq_len` latent frames without conditions.

@@ -51,22 +51,16 @@ def gpus_per_node() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
 
 
-def _driver() -> str | None:
-    """First line of the NVIDIA kernel module's version file."""
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().split("\n")[0]
-    except OSError:
-        return None
-
-
 def _cuda() -> dict[str, str | None]:
     """Versions of the libraries torch was built with, and of the driver; None: not here."""
-    nccl = cudnn = None
+    nccl = cudnn = driver = None
+    if Path("/proc/driver/nvidia/version").is_file():
+        driver = Path("/proc/driver/nvidia/version").read_text().split("\n")[0]
     if torch.cuda.is_available():
         cudnn = str(torch.backends.cudnn.version())
         if torch.distributed.is_nccl_available():
             nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"cuda": torch.version.cuda, "cudnn": cudnn, "nccl": nccl, "driver": _driver()}
+    return {"cuda": torch.version.cuda, "cudnn": cudnn, "nccl": nccl, "driver": driver}
 
 
 def environment() -> dict[str, Any]:
@@ -150,8 +144,9 @@ class RunFolder:
 
     def fail(self, error: BaseException) -> None:
         """Any rank writes why the run ended. The first rank to fail since this start wins: the others
-        fail because of it. A new folder of a run that a wrong input kept from starting is removed."""
-        if self.is_new and isinstance(error, InputError):
+        fail because of it. A new folder is removed where a wrong input or a signal ended the run
+        before it could train."""
+        if self.is_new and isinstance(error, (InputError, KeyboardInterrupt)):
             if self.rank == 0:
                 shutil.rmtree(self.path, ignore_errors=True)
             return

@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_optimizers,
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.metrics import build_tts_metrics_processor
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
@@ -69,5 +69,5 @@ def get_train_spec() -> TrainSpec:
         build_dataloader_fn=_build_dataloader,
         build_tokenizer_fn=_build_tokenizer,
         build_loss_fn=build_flow_loss,
-        build_metrics_processor_fn=build_tts_metrics_processor,
+        build_metrics_processor_fn=TTSMetricsProcessor,
     )

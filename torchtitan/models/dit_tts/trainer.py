@@ -1,7 +1,6 @@
 """The trainer: upstream's, with the flow-matching step, EMA, audit and the run folder."""
 
 import os
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -61,8 +60,14 @@ class DiTTTSTrainer(Trainer):
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.run_folder = run_folder
-        self.benchmark = self._build_benchmark() if config.benchmark.enable else None
-        if self.benchmark is not None:
+        self.benchmark: BenchmarkRecorder | None = None
+        if config.benchmark.enable:
+            parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+            assert isinstance(self.dataloader.order, WarmUpFirst)
+            warm_up = len(self.dataloader.order.warm_up)
+            self.benchmark = BenchmarkRecorder(
+                self.config, self.model_args, parameters, warm_up, self.metrics_processor.peak
+            )
             self.text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
         else:
             self.text_encoder = build_frozen_encoder(
@@ -101,17 +106,6 @@ class DiTTTSTrainer(Trainer):
         )
         self.run_folder.set_state("running", self.step)
 
-    def _build_benchmark(self) -> BenchmarkRecorder:
-        parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
-        assert isinstance(self.dataloader.order, WarmUpFirst)
-        return BenchmarkRecorder(
-            self.config,
-            self.model_args,
-            parameters,
-            len(self.dataloader.order.warm_up),
-            self.metrics_processor.peak,
-        )
-
     def _build_objective(self) -> None:
         config = self.job_config
         self.add_noise = build_objective(config).add_noise
@@ -123,8 +117,8 @@ class DiTTTSTrainer(Trainer):
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """Upstream's, with micro-batches that are on their way to the device. Takes note of each while
-        it is still on the CPU: `valid_frames` is how many frames its loss is a sum over."""
+        """Upstream's, with asynchronous copies to the device. Metrics are taken of each micro-batch
+        while it is on the CPU; `valid_frames` is the number of frames its loss is a sum over."""
         on_padding = self.job_config.objective.loss_on_padding
         batches: Iterator[Any] = super().batch_generator(data_iterable)
         for batch, labels in batches:
@@ -167,7 +161,7 @@ class DiTTTSTrainer(Trainer):
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
-        by the number of valid frames in the whole global batch."""
+        by the number of valid frames in the global batch."""
         self.micro_batch += 1
         reduce_gradients(
             self.model_parts[0],
@@ -248,7 +242,9 @@ class DiTTTSTrainer(Trainer):
             self.optimizers.step()
             self.lr_schedulers.step()
             if should_log:
-                self._log(torch.stack(losses).sum(), grad_norm, lr)
+                mesh = self.parallel_dims.get_optional_mesh("loss")
+                loss = dist_utils.dist_sum(torch.stack(losses).sum(), mesh)
+                self.metrics_processor.log_step(self.step, loss, grad_norm.item(), lr)
             if self.ema is not None:
                 self.ema.update()
         if self.job_config.data.audit:
@@ -267,27 +263,3 @@ class DiTTTSTrainer(Trainer):
             group = self.parallel_dims.get_mesh("batch").get_group()
             torch.distributed.all_reduce(frames, group=group)
         return frames
-
-    def _log(
-        self,
-        loss: torch.Tensor,
-        grad_norm: torch.Tensor,
-        lr: float | torch.Tensor,
-    ) -> None:
-        """Logs a step, for which the host waits. `loss` is this rank's part of it."""
-        mesh = self.parallel_dims.get_optional_mesh("loss")
-        self.metrics_processor.log_step(
-            self.step, dist_utils.dist_sum(loss, mesh), grad_norm.item(), lr
-        )
-
-
-def set_single_process_defaults() -> None:
-    """Lets `python train.py` run without torchrun, as the only process of its group."""
-    if "RANK" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )

@@ -134,7 +134,7 @@ def build_synthetic_dataloader(
     )
     if dp_rank == 0:
         everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)
-        for line in describe(dataset, everything, loader, data.frames_per_second):
+        for line in describe(dataset, everything, loader):
             logger.info(line)
         logger.info(
             f"benchmark: synthetic data; {len(order.warm_up)} steps of warm-up, "

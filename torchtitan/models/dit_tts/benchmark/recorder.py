@@ -108,7 +108,7 @@ class BenchmarkRecorder:
 
     Args:
         model_args: the model's sizes.
-        parameters: number of trained parameters of the whole model.
+        parameters: number of trained parameters of the model, over all ranks.
         peak: dense bf16 peak of a device in FLOP/s, or None.
     """
 

@@ -1,15 +1,8 @@
 """Codecs: waveform <-> latent frames. The rest of the system sees the `Codec` protocol only."""
 
 from torchtitan.models.dit_tts.codec.interface import Codec, codec_kind
-from torchtitan.models.dit_tts.errors import InputError
 
 __all__ = ["Codec", "build_codec", "codec_kind"]
-
-KNOWN_CODECS = (
-    "mel_dct",
-    "a DAC-VAE's weights (the path of a weights.pth or .safetensors file, or of the folder of one)",
-    "a hub name such as facebook/dacvae-watermarked",
-)
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
@@ -27,7 +20,4 @@ def build_codec(name: str, device: str = "cpu") -> Codec:
         return MelDctCodec()
     from torchtitan.models.dit_tts.codec.dac_vae import load_dac_vae
 
-    codec = load_dac_vae(name, device)
-    if codec is None:
-        raise InputError(f"codec '{name}' is not known; known are: {', '.join(KNOWN_CODECS)}")
-    return codec
+    return load_dac_vae(name, device)

@@ -20,11 +20,7 @@ from torchtitan.models.dit_tts.codec.dac_vae_weights import (
     read_weights,
 )
 from torchtitan.models.dit_tts.codec.interface import check_latents, check_waveforms
-from torchtitan.models.dit_tts.codec.tiling import (
-    decoder_context,
-    encoder_context,
-    portions,
-)
+from torchtitan.models.dit_tts.codec.tiling import decoder_context, encoder_context, portions
 
 # Audio in the network at once. Measured at the released widths, a second takes about 70 MiB to encode
 # and 110 MiB to decode. On a CPU more than two seconds are slower: the outputs of their layers exceed
@@ -141,16 +137,11 @@ def _full_float32(device: torch.device) -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def load_dac_vae(
-    name: str, device: str = "cpu", chunk_seconds: float | None = None
-) -> DacVaeCodec | None:
-    """The codec of a path or hub name; None where `name` is neither.
+def load_dac_vae(name: str, device: str = "cpu", chunk_seconds: float | None = None) -> DacVaeCodec:
+    """The codec of a path or hub name.
 
     Raises:
-        InputError: weights that do not exist or are not a DAC-VAE's.
+        InputError: neither, or weights that do not exist or are not a DAC-VAE's.
     """
-    found = find_weights(name)
-    if found is None:
-        return None
-    file, full_name = found
+    file, full_name = find_weights(name)
     return DacVaeCodec(read_weights(file), full_name, device, chunk_seconds)

@@ -67,33 +67,34 @@ class DacVaeWeights:
         return digest.hexdigest()[:16]
 
 
-def find_weights(name: str) -> tuple[Path, str] | None:
-    """(file, name of the codec that works in any folder) of a path or hub name; None for neither.
+def find_weights(name: str) -> tuple[Path, str]:
+    """(file, name of the codec that works in any folder) of a path or hub name.
 
     Raises:
-        InputError: a path without weights, or a hub name that cannot be downloaded.
+        InputError: neither, a path without weights, or a hub name that cannot be downloaded.
     """
     path = Path(os.path.abspath(Path(name).expanduser()))
     if path.is_dir():
-        path = _only_file(path)
-        return path, str(path)
+        found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
+        if len(found) != 1:
+            has = _listed([one.name for one in found]) or "none"
+            raise InputError(
+                f"{path} has {len(found)} files of codec weights ({has}), but must have one; give a file"
+            )
+        return found[0], str(found[0])
     if path.suffix in SUFFIXES:
         if not path.is_file():
             raise InputError(f"codec = {name}, but there is no file {path}")
         return path, str(path)
     if path.exists():
         raise InputError(f"codec = {name}, but DAC-VAE weights end in {' or '.join(SUFFIXES)}")
-    return (_download(name), name) if HUB_NAME.fullmatch(name) else None
-
-
-def _only_file(folder: Path) -> Path:
-    found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
-    if len(found) != 1:
-        has = _listed([path.name for path in found]) or "none"
+    if not HUB_NAME.fullmatch(name):
         raise InputError(
-            f"{folder} has {len(found)} files of codec weights ({has}), but must have one; give a file"
+            f"codec = {name}, but that is no path and no hub name; known are: mel_dct (without weights), "
+            "a weights.pth or .safetensors of a DAC-VAE, the folder of one, or a hub name such as "
+            "facebook/dacvae-watermarked"
         )
-    return found[0]
+    return _download(name), name
 
 
 def _download(name: str) -> Path:
@@ -140,31 +141,25 @@ def match_names(
     """
     names = released_names(len(sizes.strides))
     found: dict[str, tuple[str, ...]] = {}
-    missing, misshapen = [], []
+    faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": []}
     for parameter, wanted in build_network(sizes).named_parameters():
         layer, _, kind = parameter.rpartition(".")
         name, shape = f"{names[layer]}.{kind}", tuple(wanted.shape)
         found[parameter] = sources = _sources(stored, name)
         shapes = [(shape[0], *[1] * (len(shape) - 1)), shape][-len(sources) :] if sources else []
-        missing += [] if sources else [name]
-        misshapen += [
+        faults["missing"] += [] if sources else [name]
+        faults["of another shape"] += [
             f"{source} {tuple(stored[source].shape)}, not {needed}"
             for source, needed in zip(sources, shapes, strict=True)
             if tuple(stored[source].shape) != needed
         ]
     taken = {source for sources in found.values() for source in sources}
-    unexpected = [name for name in stored if name not in taken and not _IGNORED.match(name)]
-    faults = [
-        f"{kind} {_listed(keys)}"
-        for kind, keys in (
-            ("missing:", missing),
-            ("unexpected:", unexpected),
-            ("of another shape:", misshapen),
-        )
-        if keys
+    faults["unexpected"] = [
+        name for name in stored if name not in taken and not _IGNORED.match(name)
     ]
-    if faults:
-        raise InputError(f"{path} is no DAC-VAE of {sizes}; keys {'; '.join(faults)}")
+    kinds = [f"{kind}: {_listed(keys)}" for kind, keys in faults.items() if keys]
+    if kinds:
+        raise InputError(f"{path} is no DAC-VAE of {sizes}; keys {'; '.join(kinds)}")
     return found
 
 
@@ -223,55 +218,53 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]) -> DacVaeSizes:
     """The sizes by the shapes, checked against the metadata, which alone has the rate."""
-    absent: list[str] = []
 
     def shape(layer: str) -> tuple[int, ...]:
         sources = _sources(stored, f"{layer}.weight")
-        if not sources:
-            absent.append(f"{layer}.weight")
-        elif stored[sources[-1]].ndim == 3:
-            return tuple(stored[sources[-1]].shape)
-        return (0, 0, 0)
+        if not sources or stored[sources[-1]].ndim != 3:
+            raise InputError(
+                f"{path} is no DAC-VAE: it lacks {layer}.weight (or its weight_g and weight_v); give the "
+                f"{RELEASED_FILE} of facebook/dacvae-watermarked or an export of it"
+            )
+        return tuple(stored[sources[-1]].shape)
 
-    strides: list[int] = []
+    strides = [shape("encoder.block.1.block.4")[2] // 2]
     while _sources(stored, f"encoder.block.{len(strides) + 1}.block.4.weight"):
         strides.append(shape(f"encoder.block.{len(strides) + 1}.block.4")[2] // 2)
-    sizes: dict[str, Any] = {
-        "encoder_dim": shape("encoder.block.0")[0],
-        "encoder_rates": strides,
-        "latent_dim": shape("quantizer.in_proj")[1],
-        "decoder_dim": shape("decoder.model.0")[0],
-        "decoder_rates": strides[::-1],
-        "codebook_dim": shape("quantizer.out_proj")[1],
-    }
-    if not strides:
-        absent.append("encoder.block.1.block.4.weight")
-    if absent:
-        raise InputError(
-            f"{path} is no DAC-VAE: it lacks {_listed(absent)} (or its weight_g and weight_v); give the "
-            f"{RELEASED_FILE} of facebook/dacvae-watermarked or an export of it"
-        )
     if not all(stride > 0 and stride % 2 == 0 for stride in strides):
         raise InputError(f"{path} has strides {strides}, but those of a DAC-VAE are even")
-    for name, found in sizes.items():
-        stated = kwargs.get(name)
-        stated = list(stated) if isinstance(stated, tuple) else stated
-        if stated not in (None, found):
-            raise InputError(
-                f"{path}: its metadata has {name} = {stated}, but its weights {found}; copy it again"
-            )
     released = math.prod(strides) == _RELEASED_HOP
     rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
     if not isinstance(rate, int) or rate <= 0:
         raise InputError(f"{path}: its metadata has sample_rate = {rate!r}, but it must be in Hz")
-    return DacVaeSizes(
-        sizes["encoder_dim"],
-        tuple(strides),
-        sizes["latent_dim"],
-        sizes["decoder_dim"],
-        sizes["codebook_dim"],
-        rate,
+    sizes = DacVaeSizes(
+        encoder_dim=shape("encoder.block.0")[0],
+        strides=tuple(strides),
+        feature_dim=shape("quantizer.in_proj")[1],
+        decoder_dim=shape("decoder.model.0")[0],
+        latent_channels=shape("quantizer.out_proj")[1],
+        sample_rate=rate,
     )
+    for name, found in _kwargs(sizes).items():
+        given = kwargs.get(name)
+        if (list(given) if isinstance(given, tuple) else given) not in (None, found):
+            raise InputError(
+                f"{path}: its metadata has {name} = {given}, but its weights {found}; copy it again"
+            )
+    return sizes
+
+
+def _kwargs(sizes: DacVaeSizes) -> dict[str, Any]:
+    """The sizes under the names that the released metadata has."""
+    return {
+        "encoder_dim": sizes.encoder_dim,
+        "encoder_rates": list(sizes.strides),
+        "latent_dim": sizes.feature_dim,
+        "decoder_dim": sizes.decoder_dim,
+        "decoder_rates": list(sizes.strides[::-1]),
+        "codebook_dim": sizes.latent_channels,
+        "sample_rate": sizes.sample_rate,
+    }
 
 
 def _listed(names: list[str]) -> str:
@@ -289,13 +282,5 @@ def write_safetensors(network: DacVae, path: str | Path) -> None:
     for parameter, tensor in network.state_dict().items():
         layer, _, kind = parameter.rpartition(".")
         tensors[f"{names[layer]}.{kind}"] = tensor.cpu().contiguous()
-    kwargs = {
-        "encoder_dim": sizes.encoder_dim,
-        "encoder_rates": sizes.strides,
-        "latent_dim": sizes.feature_dim,
-        "decoder_dim": sizes.decoder_dim,
-        "decoder_rates": sizes.strides[::-1],
-        "codebook_dim": sizes.latent_channels,
-        "sample_rate": sizes.sample_rate,
-    }
-    write_atomic(path, save(tensors, {"format": "pt", "kwargs": json.dumps(kwargs)}))
+    header = {"format": "pt", "kwargs": json.dumps(_kwargs(sizes))}
+    write_atomic(path, save(tensors, header))

@@ -29,8 +29,6 @@ def run(options: Options) -> int:
         raise InputError(f"output = {output}, but its name must end in .safetensors")
     check_writable(output, "output")
     codec = load_dac_vae(options.weights)
-    if codec is None:
-        raise InputError(f"weights = {options.weights}, but that is no path and no hub name")
     write_safetensors(codec.network, output)
     print(f"{output}: codec {codec.fingerprint}, {output.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -3,7 +3,7 @@
 An output frame of a stack of convolutions depends on a bounded part of its input, its context. A
 portion is computed from its frames and their context, and the outputs of the context are dropped: at
 a cut the layers pad with zeros where there is audio, and those zeros reach only what is dropped. At
-the audio's own ends the portion ends too, and is padded as the whole would be.
+the audio's own ends the portion ends too, and is padded as it would be in one piece.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Portion:
 
 
 def encoder_context(encoder: nn.Module, hop_length: int) -> Context:
-    """Of layers from samples to frames: what frame 0 needs, in whole frames."""
+    """Of layers from samples to frames: what frame 0 needs, rounded outwards to frames."""
     first, last = _needed(encoder, 0, 0)
     return Context(-(first // hop_length), last // hop_length)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from torchtitan.models.dit_tts.config.job_config import (
@@ -47,6 +48,17 @@ _FRACTIONS = {
     "ema": "decay",
     "sampling": "min_t",
     "activation_checkpoint": "memory_budget",
+}
+# Upstream's switches that this family would ignore or break on.
+_UNSUPPORTED = {
+    "optimizer": "early_step_in_backward",
+    "metrics": "save_for_all_ranks",
+    "checkpoint": "last_save_in_hf initial_load_in_hf",
+    "validation": "enable",
+    "fault_tolerance": "enable",
+    # Weights are gathered in mixed_precision_param.
+    "quantize.linear.float8": "enable_fsdp_float8_all_gather "
+    "precompute_float8_dynamic_scale_for_fsdp",
 }
 
 
@@ -150,16 +162,14 @@ def validate_config(
     _check_text(config)
     _check_attention(config, accelerator or device_type)
     _check_benchmark(config)
-    _check_unsupported(config, dp_degree)
     _check_checkpoint(config, world_size)
     _check_compile(config, dp_degree, steps)
-    _check_optimizer(config)
+    _check_optimizer(config, dp_degree)
     _check_float8(config)
 
 
 def validate_machine(config: JobConfig) -> None:
-    """Raises InputError where this machine cannot train what the config says. A plan may be made on
-    another machine."""
+    """Raises InputError where this machine cannot train with the config. A plan does not call it."""
     require(
         device_type != "cpu" or not config.training.enable_cpu_offload,
         "[training] enable_cpu_offload = true needs an accelerator to offload from; set it to false",
@@ -175,7 +185,7 @@ def _check_ranges(config: JobConfig) -> None:
     def settings(names: dict[str, str]) -> Iterator[tuple[str, Any]]:
         for section, keys in names.items():
             for key in keys.split():
-                yield f"[{section}] {key}", getattr(getattr(config, section), key)
+                yield f"[{section}] {key}", attrgetter(f"{section}.{key}")(config)
 
     for name, value in settings(_POSITIVE):
         require(value > 0, f"{name} = {value}, but it must be greater than 0")
@@ -185,10 +195,12 @@ def _check_ranges(config: JobConfig) -> None:
         require(0 <= value <= 1, f"{name} = {value}, but it must be from 0 to 1")
     for name, value in settings({"data": "max_frames max_speaker_frames epochs cache_gib"}):
         require(value <= 10**6, f"{name} = {value}, but it must not be greater than 10^6")
+    for name, value in settings(_UNSUPPORTED):
+        require(not value, f"{name} = true is not supported by this model family; set it to false")
 
 
 def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:
-    """What is wrong with `[data]` whatever the data are, before minutes go into opening them."""
+    """Mistakes in `[data]` that show without opening the data."""
     blocks = dp_degree * accumulation
     require(
         data.batch_multiple % blocks == 0,
@@ -302,39 +314,6 @@ def _check_benchmark(config: JobConfig) -> None:
     )
 
 
-def _check_unsupported(config: JobConfig, dp_degree: int) -> None:
-    """Settings of upstream's that this family would ignore or break on."""
-    sharded = dp_degree > config.parallelism.data_parallel_replicate_degree
-    float8 = config.quantize.linear.float8
-    for key, wrong, allowed in (
-        ("[optimizer] early_step_in_backward", config.optimizer.early_step_in_backward, "false"),
-        ("[metrics] save_for_all_ranks", config.metrics.save_for_all_ranks, "false"),
-        ("[checkpoint] last_save_in_hf", config.checkpoint.last_save_in_hf, "false"),
-        ("[checkpoint] initial_load_in_hf", config.checkpoint.initial_load_in_hf, "false"),
-        ("[validation] enable", config.validation.enable, "false"),
-        ("[fault_tolerance] enable", config.fault_tolerance.enable, "false"),
-        # Weights travel in mixed_precision_param.
-        (
-            "[quantize.linear.float8] enable_fsdp_float8_all_gather",
-            float8.enable_fsdp_float8_all_gather,
-            "false",
-        ),
-        (
-            "[quantize.linear.float8] precompute_float8_dynamic_scale_for_fsdp",
-            float8.precompute_float8_dynamic_scale_for_fsdp,
-            "false",
-        ),
-        (
-            "[training] enable_cpu_offload",
-            config.training.enable_cpu_offload and not sharded,
-            "false unless weights are sharded over several GPUs (data_parallel_shard_degree)",
-        ),
-    ):
-        require(
-            not wrong, f"{key} = true is not supported by this model family; set it to {allowed}"
-        )
-
-
 def _check_checkpoint(config: JobConfig, world_size: int) -> None:
     checkpoint = config.checkpoint
     require(
@@ -398,7 +377,7 @@ def _check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None
     )
 
 
-def _check_optimizer(config: JobConfig) -> None:
+def _check_optimizer(config: JobConfig, dp_degree: int) -> None:
     o, checkpoint = config.optimizer, config.checkpoint
     require(
         o.name in ("Adam", "AdamW", "Muon"),
@@ -418,6 +397,12 @@ def _check_optimizer(config: JobConfig) -> None:
         o.state_dtype != "bfloat16" or o.beta2 <= MAX_BETA2_BFLOAT16,
         f"[optimizer] beta2 = {o.beta2} with state_dtype = 'bfloat16' would let rounding hold the "
         f"second moments up; at most {MAX_BETA2_BFLOAT16} is allowed",
+    )
+    require(
+        not config.training.enable_cpu_offload
+        or dp_degree > config.parallelism.data_parallel_replicate_degree,
+        "[training] enable_cpu_offload = true is not supported unless weights are sharded over several "
+        "GPUs (data_parallel_shard_degree); set it to false",
     )
     require(
         not config.training.enable_cpu_offload or (o.name != "Muon" and o.state_dtype != "8bit"),

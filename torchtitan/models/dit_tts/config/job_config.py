@@ -1,4 +1,4 @@
-"""The sections of our TOML beside upstream's, with the constants that checks and users share."""
+"""The sections of our TOML beside upstream's, and the constants that checks use too."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -32,7 +32,7 @@ def _of_type(value: Any, kind: Any) -> bool:
 
 
 def _section(cls: Any, values: dict[str, Any], where: str, name: str = "") -> Any:
-    """A section (or, without a name, the whole config) from a dictionary; `where` is its file.
+    """A section (or, without a name, the complete config) from a dictionary; `where` is its file.
 
     Raises:
         InputError: an unknown key, a value of the wrong type.

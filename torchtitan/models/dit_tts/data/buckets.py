@@ -52,7 +52,6 @@ class BatchPolicy:
         sample_counts: samples of the dataset that fall in the bucket; may be 0 where the
             edges were given.
         useful_fraction: valid latent frames over all latent frames, expected over an epoch.
-        batch_multiple: M, which divides every batch size.
     """
 
     edges: tuple[int, ...]
@@ -60,7 +59,6 @@ class BatchPolicy:
     batch_sizes: tuple[int, ...]
     sample_counts: tuple[int, ...]
     useful_fraction: float
-    batch_multiple: int
 
     def bucket_of(self, frames: np.ndarray) -> np.ndarray:
         """Bucket number of samples of these lengths, each the shortest that holds it."""
@@ -84,10 +82,7 @@ def select_samples(
         on_too_long: "crop", "drop" or "error"; too much text is dropped under "crop".
         sample_name: sample number -> its id, for the message.
     """
-    if on_too_long not in ("crop", "drop", "error"):
-        raise InputError(
-            f"data.on_too_long is '{on_too_long}'; it must be 'crop', 'drop' or 'error'."
-        )
+    assert on_too_long in ("crop", "drop", "error")
     too_long = frames > max_frames
     fits_frames = ~too_long if on_too_long != "crop" else np.ones(len(frames), bool)
     fits_text = text_tokens <= max_text_tokens
@@ -143,11 +138,13 @@ def make_batch_policy(
         speaker_patch_size: reference frames the speaker encoder takes at once.
         draws: (n,) how often each sample is drawn, in any unit; None: all alike.
     """
-    if len(bucket_frames):
-        edges = _checked_edges(bucket_frames, frames)
-    else:
-        edges = choose_edges(frames, num_buckets, max_frames, draws)
+    edges = list(bucket_frames) or choose_edges(frames, num_buckets, max_frames, draws)
     longest = edges[-1]
+    if frames.max() > longest:
+        raise InputError(
+            f"[data] bucket_frames ends at {longest} frames but a sample within max_frames has "
+            f"{frames.max()}; add a longer bucket or set max_frames to {longest}"
+        )
     bucket = np.searchsorted(edges, frames)
     reference_multiple = ALIGNMENT * speaker_patch_size  # the keys are counted in patches
     shapes, batch_sizes, counts = [], [], []
@@ -156,13 +153,9 @@ def make_batch_policy(
         # An empty bucket still has a shape, as if it held one short sample.
         max_text = int(text_tokens[inside].max(initial=1))
         max_reference = int(reference_frames[inside].max(initial=1))
-        shapes.append(
-            (
-                edge,
-                min(max_text_tokens, _round_up(max_text, ALIGNMENT)),
-                min(max_speaker_frames, _round_up(max_reference, reference_multiple)),
-            )
-        )
+        L = min(max_text_tokens, _round_up(max_text, ALIGNMENT))
+        R = min(max_speaker_frames, _round_up(max_reference, reference_multiple))
+        shapes.append((edge, L, R))
         multiples = global_batch_size * longest // (edge * batch_multiple)
         batch_sizes.append(max(1, multiples) * batch_multiple)
         counts.append(int(inside.sum()))
@@ -174,7 +167,6 @@ def make_batch_policy(
         batch_sizes=tuple(batch_sizes),
         sample_counts=tuple(counts),
         useful_fraction=float((frames * often).sum()) / padded,
-        batch_multiple=batch_multiple,
     )
 
 
@@ -219,14 +211,3 @@ def choose_edges(
 
 def _round_up(value, multiple: int):
     return -(-value // multiple) * multiple
-
-
-def _checked_edges(bucket_frames: Sequence[int], frames: np.ndarray) -> list[int]:
-    longest = int(frames.max())
-    if longest > bucket_frames[-1]:
-        raise InputError(
-            f"[data] bucket_frames ends at {bucket_frames[-1]} frames but a sample within "
-            f"max_frames has {longest}; add a longer bucket or set max_frames to "
-            f"{bucket_frames[-1]}"
-        )
-    return [int(edge) for edge in bucket_frames]

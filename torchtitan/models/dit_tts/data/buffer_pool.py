@@ -11,10 +11,9 @@ import torch
 class BufferPool:
     """Lends tensors out of blocks of one size.
 
-    A batch is tens of MiB. Given back to the system and asked for anew, each of its pages is
-    zeroed by the kernel at the first touch, which costs as much as filling the batch. A block
-    comes back when the last tensor over it is gone, whoever held it; so there are as many blocks
-    as batches were alive at once. Thread-safe.
+    A batch is tens of MiB. In newly allocated memory the kernel zeroes each page at the first touch,
+    which costs as much as filling the batch. A block comes back when the last tensor over it is gone,
+    so there are as many blocks as batches were alive at once. Thread-safe.
 
     Args:
         largest: maximum number of elements of a tensor.

@@ -52,8 +52,16 @@ def build_dataloader(
         on_too_long=data.on_too_long,
         sample_name=dataset.sample_id,
     )
-    _check_dropped(data, selection, len(dataset))
-    samples = selection.samples
+    samples, total = selection.samples, len(dataset)
+    dropped = 1 - len(samples) / total
+    if dropped > data.max_dropped_fraction:
+        raise InputError(
+            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
+            f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
+            f"{selection.too_much_text / total:.1%}; raise these limits, or accept the loss with "
+            f"[data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
+            f"{data.max_dropped_fraction:g})"
+        )
     draws = _draws(data, dataset, selection)
     policy = batch_policy(
         data,
@@ -95,22 +103,9 @@ def build_dataloader(
         features=features,
     )
     if dp_rank == 0:
-        for line in describe(dataset, selection, loader, data.frames_per_second):
+        for line in describe(dataset, selection, loader):
             logger.info(line)
     return loader
-
-
-def _check_dropped(data, selection: Selection, total: int) -> None:
-    """Raises InputError where the limits of `[data]` leave out more of the data than it allows."""
-    dropped = 1 - len(selection.samples) / total
-    if dropped > data.max_dropped_fraction:
-        raise InputError(
-            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
-            f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
-            f"{selection.too_much_text / total:.1%}; raise these limits, or accept the loss with "
-            f"[data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
-            f"{data.max_dropped_fraction:g})"
-        )
 
 
 def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
@@ -175,24 +170,23 @@ def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     )
 
 
-def describe(
-    dataset: Dataset, selection: Selection, loader: LatentDataLoader, frames_per_second: float
-) -> list[str]:
+def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -> list[str]:
     """The arithmetic of a run's data, as lines for the log."""
-    policy: BatchPolicy = loader.policy
+    policy = loader.policy
     blocks = loader.dp_world_size * loader.accumulation_steps
-    hours = int(selection.frames.sum()) / frames_per_second / 3600
+    hours = int(selection.frames.sum()) / loader.frames_per_second / 3600
     low, high = min(policy.batch_sizes), max(policy.batch_sizes)
-    summary = (
+    lines = [
         f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} "
         f"shards; left out: {selection.too_long} too long, {selection.too_much_text} with too "
         f"much text; cropped: {selection.cropped}; problems skipped: {len(dataset.problems)}"
-    )
-    lines = [
-        summary,
-        *_corrupt_files(dataset),
-        "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
     ]
+    counts = Counter(tar_path for tar_path, _ in dataset.problems)
+    first = {tar_path: problem.sentence for tar_path, problem in reversed(dataset.problems)}
+    for tar_path, count in counts.items():
+        name = plain_name(tar_path)
+        lines.append(f"data: {name}: {count} problems left out, the first: {first[tar_path]}")
+    lines.append("data: bucket  frames  text  speaker  samples  global batch  micro-batch")
     for number, (T, L, R) in enumerate(policy.shapes):
         size = policy.batch_sizes[number]
         lines.append(
@@ -206,13 +200,3 @@ def describe(
         "latent frames are useful"
     )
     return lines
-
-
-def _corrupt_files(dataset: Dataset) -> list[str]:
-    """One line per shard of which something is left out."""
-    counts = Counter(tar_path for tar_path, _ in dataset.problems)
-    first = {tar_path: problem for tar_path, problem in reversed(dataset.problems)}
-    return [
-        f"data: {plain_name(tar_path)}: {count} problems left out, the first: {first[tar_path].sentence}"
-        for tar_path, count in counts.items()
-    ]

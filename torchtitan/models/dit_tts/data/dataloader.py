@@ -73,13 +73,13 @@ class Tokenizer(Protocol):
 
 
 class Features(Protocol):
-    """Features of every sample's text, made before the run by a text encoder.
+    """A text encoder's features of every sample's text, stored before the run.
 
     Attributes:
         width: h, of a token's feature.
         torch_dtype: of the features.
         tokens: (n,) tokens of each sample's text without its conditioning tokens.
-        encoder_fingerprint: of what made them.
+        encoder_fingerprint: of the encoder.
     """
 
     width: int
@@ -185,12 +185,12 @@ class LatentDataLoader(BaseDataLoader):
         self.consumed = 0
         blocks = dp_world_size * accumulation_steps
         sizes = [size // blocks for size in policy.batch_sizes]
-        most_frames = max(size * max(T, R) for size, (T, _, R) in zip(sizes, policy.shapes))
+        max_frames = max(size * max(T, R) for size, (T, _, R) in zip(sizes, policy.shapes))
         widest = max(member.width or dataset.latent_channels for member in members.ARRAYS)
-        self._memory = BufferPool(most_frames * widest)
+        self._memory = BufferPool(max_frames * widest)
         if features is not None:
-            most_tokens = max(size * L for size, (_, L, _) in zip(sizes, policy.shapes))
-            self._features_memory = BufferPool(most_tokens * features.width, features.torch_dtype)
+            max_tokens = max(size * L for size, (_, L, _) in zip(sizes, policy.shapes))
+            self._features_memory = BufferPool(max_tokens * features.width, features.torch_dtype)
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._closed = False
         self._order_lock = threading.Lock()
@@ -205,7 +205,13 @@ class LatentDataLoader(BaseDataLoader):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Continues at the loader's position at each `next`, also after a later `load_state_dict`."""
-        return _MicroBatches(self)
+        batches = ThreadPrefetcher(self.micro_batch, self.num_workers, self.prefetch_batches)
+        while True:
+            # Read each time: a state may have been loaded, another iterator taken batches.
+            position = self.consumed
+            batch = batches.take(position)
+            self.consumed = position + 1
+            yield batch
 
     def close(self) -> None:
         """Stop prefetching, so that the process can end at once."""
@@ -234,7 +240,7 @@ class LatentDataLoader(BaseDataLoader):
             raise InputError(
                 f"the checkpoint was trained on another order of the data: its {name} is "
                 f"{saved.get(name)} and this run's {self._order_parts[name]}; restore "
-                f"{_SET_BY[name]}, or start the data anew with "
+                f"{_SET_BY[name]}, or start the data from its beginning with "
                 '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
         self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
@@ -309,14 +315,10 @@ class LatentDataLoader(BaseDataLoader):
     def _replace(
         self, batch: GlobalBatch, row: int, sample: int, error: CorruptSampleError, into: Row
     ) -> tuple[int, tuple[int, int, int]]:
-        """Fill a row with the replacement of a corrupt sample; see `_load_row`.
-
-        Args:
-            row: row in the global batch.
-            error: what is wrong with `sample`.
+        """Fill `row` of the global batch with the replacement of a corrupt sample.
 
         Returns:
-            The sample that was taken, and what `_load_row` returns of it.
+            The sample that was taken, and what `_load_row` returns for it.
         """
         for attempt in range(_MAX_REPLACEMENTS):
             if self.corrupt_samples.on_error == "raise":
@@ -335,13 +337,10 @@ class LatentDataLoader(BaseDataLoader):
     def _load_row(
         self, sample: int, fetched: dict[int, bytearray], into: Row
     ) -> tuple[int, int, int]:
-        """Fill a row with `sample`.
+        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid.
 
         Args:
             fetched: bytes of remote samples, from `Dataset.fetch`.
-
-        Returns:
-            How many frames, speaker frames and tokens are valid.
         """
         arrays, text_ids, features, drop = into
         try:
@@ -368,13 +367,12 @@ class LatentDataLoader(BaseDataLoader):
             raise InputError(
                 f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
                 f"tokens where its stored features are for {stored}; delete the folder of the "
-                "features, and they are made anew"
+                "features, and they are made again"
             )
         return frames, speaker_frames, tokens
 
     def _load_features(self, sample: int, features: np.ndarray) -> int:
-        """Fill features (L, h); the number of tokens that it is for, those of conditioning among
-        them."""
+        """Fill features (L, h) and return their number of tokens, with those of conditioning."""
         assert self.features is not None
         first = self.tokenizer.n_conditions
         end = first + self.features.read(sample, features[first:])
@@ -400,23 +398,3 @@ class LatentDataLoader(BaseDataLoader):
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.pin_memory else tensor
-
-
-class _MicroBatches:
-    """An iterator over a loader's micro-batches from the loader's own position on."""
-
-    def __init__(self, loader: LatentDataLoader):
-        self._loader = loader
-        self._batches = ThreadPrefetcher(
-            loader.micro_batch, loader.num_workers, loader.prefetch_batches
-        )
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        return self
-
-    def __next__(self) -> MicroBatch:
-        # Read anew each time: a state may have been loaded, another iterator taken batches.
-        position = self._loader.consumed
-        batch = self._batches.take(position)
-        self._loader.consumed = position + 1
-        return batch

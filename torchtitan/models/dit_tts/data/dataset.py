@@ -12,6 +12,7 @@ resident size grows with all it ever touched), and a check of every byte against
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -82,16 +83,18 @@ def open_dataset(
     Raises:
         InputError: nothing there, a corrupt shard, or arrays of another width.
     """
-    entries = [path] if isinstance(path, str) else list(path)
-    if not entries:
-        entries = [""]  # find_shards refuses it
-    tar_paths: list[str] = []
-    sources: list[int] = []
-    for number, entry in enumerate(entries):
-        found = find_shards(entry)
-        tar_paths += found
-        sources += [number] * len(found)
-    _refuse_twice(tar_paths)
+    entries = [path] if isinstance(path, str) else list(path) or [""]
+    found = [
+        (number, shard) for number, entry in enumerate(entries) for shard in find_shards(entry)
+    ]
+    sources = [number for number, _ in found]
+    tar_paths = [shard for _, shard in found]
+    name, count = Counter(map(plain_name, tar_paths)).most_common(1)[0]
+    if count > 1:
+        raise InputError(
+            f"[data] path names {name} twice; give each shard once, and set [data] weights to draw one "
+            "dataset more often"
+        )
     indexes = _load_indexes(tar_paths, part)
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
@@ -127,17 +130,6 @@ def _load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardInde
     return indexes[len(indexes) - first :] + indexes[: len(indexes) - first]
 
 
-def _refuse_twice(tar_paths: list[str]) -> None:
-    seen: set[str] = set()
-    for tar_path in tar_paths:
-        if plain_name(tar_path) in seen:
-            raise InputError(
-                f"[data] path names {plain_name(tar_path)} twice; give each shard once, and set "
-                "[data] weights to draw one dataset more often"
-            )
-        seen.add(plain_name(tar_path))
-
-
 def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: float) -> None:
     assert on_error in ("raise", "skip", "report")
     if not dataset.problems or on_error == "report":
@@ -161,16 +153,16 @@ class Dataset:
     """All samples of some shards, numbered from 0 in order of shards and of members.
 
     Columns, numpy arrays of one row per sample: `shard` (number of its shard), `source`
-    (number of the entry of `[data] path` that it came from), `frames` and
-    `reference_frames` (25 a second by default), `text_bytes` and `text_chars` (length of
-    the text in utf-8 and in code points).
+    (number of its entry of `[data] path`), `frames` and `reference_frames`, `text_bytes` and
+    `text_chars` (length of the text in utf-8 and in code points), `latents_hash` (XXH3), and
+    `latents_item_bytes` (2 for float16, 4 for float32).
 
     Attributes:
         indexes: of each shard.
         characters: the distinct characters of all texts, in ascending order.
         problems: (tar path, problem) of all that the indexes leave out.
-        corrupt_samples: how many samples that are. Of a tar that is itself corrupt nobody knows
-            how many it had: it is taken to have had as many as the others have, by their median.
+        corrupt_samples: how many samples that are. A tar that is itself corrupt is taken to have had
+            as many samples as the others, by their median.
         shard_names: of each shard as `sample_id` has it.
         fingerprint: of names and contents, of no times and no folders: a copied dataset is the
             same dataset.
@@ -205,7 +197,7 @@ class Dataset:
         self.text_bytes = columns["text_bytes"]
         self.text_chars = columns["text_chars"]
         self.latents_hash = columns["latents_hash"]
-        self.latents_item_bytes = columns["latents_item_bytes"]  # 2 for float16, 4 for float32
+        self.latents_item_bytes = columns["latents_item_bytes"]
         self.tar_bytes = [index.tar_bytes for index in indexes]
         self._reader = reader
         self._files = LocalFiles(self.tar_paths, self.tar_bytes)
@@ -291,10 +283,8 @@ class Dataset:
         fetched = self._fetch([each for each in wanted if self.is_remote(each[0])])
         objects = []
         for sample, extents in wanted:
-            if sample in fetched:
-                data = memoryview(fetched[sample])
-            else:
-                data = self._read(sample, extents)
+            is_here = sample in fetched
+            data = memoryview(fetched[sample]) if is_here else self._read(sample, extents)
             (stored,) = self._checked(sample, extents, data)
             objects.append(json.loads(str(stored, "utf-8")))
         return objects
@@ -400,13 +390,10 @@ def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray
 def _corrupt_samples(indexes: Sequence[ShardIndex]) -> int:
     """See `Dataset.corrupt_samples`."""
     torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
-    complete = [
-        len(index) + len(index.problems)
-        for index, is_torn in zip(indexes, torn, strict=True)
-        if not is_torn
-    ]
+    pairs = list(zip(indexes, torn, strict=True))
+    complete = [len(index) + len(index.problems) for index, is_torn in pairs if not is_torn]
     usual = int(np.median(complete)) if complete else max(map(len, indexes))
     return sum(
         max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
-        for index, is_torn in zip(indexes, torn, strict=True)
+        for index, is_torn in pairs
     )

@@ -1,12 +1,11 @@
-"""The index of one tar: where every sample's members lie, made once, kept beside the tar.
+"""The index of one tar: where every sample's members lie, made once and stored beside the tar.
 
-Parsing tar headers, npy headers and JSON is what makes reading a tar slow; the index does it once and
-leaves offsets. It also leaves a hash of every member, against which each later read is checked, and
-what a run wants to know of all samples without reading them: lengths, speakers, characters. It is
-stored as `<tar>.idx`, or in `$XDG_CACHE_HOME/titan-tts/index` where the tar's folder cannot be written,
-records the tar's size and modification time, and is made again when these differ or the file cannot be
-read. Processes that start together may each make it: all write the same bytes under a temporary name
-and rename, so no lock is needed.
+Reading a tar is slow because of its tar headers, npy headers and JSON; the index parses them once and
+has the offsets, a hash of every member, against which each later read is checked, and the lengths,
+speakers and characters of all samples. It is stored as `<tar>.idx`, or in
+`$XDG_CACHE_HOME/titan-tts/index` where the tar's folder cannot be written, with the tar's size and
+modification time, and is made again when these differ or the file cannot be read. Processes that start
+together may each make it: all rename the same bytes to it, so no lock is needed.
 
 Corrupt samples are left out and listed in `problems`; what to do about them is the caller's choice.
 """
@@ -24,9 +23,14 @@ import xxhash
 
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.members import LABELS
-from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
-from torchtitan.models.dit_tts.data.shard import Problem, ShardContents, read_shard
-from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name, sidecar_path
+from torchtitan.models.dit_tts.data.shard import Problem, read_shard
+from torchtitan.models.dit_tts.data.storage import (
+    RemoteSource,
+    ShardFile,
+    open_source,
+    plain_name,
+    sidecar_path,
+)
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, write_atomic
 
@@ -70,18 +74,15 @@ class ShardIndex:
         return self.keys[int(ends[row - 1]) if row else 0 : int(ends[row])].decode("utf-8")
 
     @property
-    def extras(self) -> bytes:
-        parts = {
+    def payload(self) -> bytes:
+        """What is stored: everything that the tar's bytes determine, in a fixed order."""
+        extras = {
             "labels": self.labels,
             "characters": self.characters,
             "problems": [list(problem) for problem in self.problems],
         }
-        return json.dumps(parts, sort_keys=True).encode("ascii")
-
-    @property
-    def payload(self) -> bytes:
-        """What is stored: everything that the tar's bytes determine, in a fixed order."""
-        return self.columns.tobytes() + self.keys + self.extras
+        extras_json = json.dumps(extras, sort_keys=True).encode("ascii")
+        return self.columns.tobytes() + self.keys + extras_json
 
     @cached_property
     def digest(self) -> bytes:
@@ -98,11 +99,9 @@ class ShardIndex:
 def load_index(tar_path: str) -> ShardIndex:
     """The index of a tar: from its sidecar if that is fresh, else made and stored.
 
-    A remote tar's own sidecar (`<url>.idx`) is taken when it was made from as many bytes and one
-    of its samples is where and what it says: its time says nothing there.
-
     Args:
-        tar_path: a local path or a URL.
+        tar_path: a local path or a URL. Beside a remote tar, `<url>.idx` is used if it was made from as
+            many bytes and one sample matches its hash: a time means nothing there.
 
     Raises:
         InputError: the tar cannot be read at all. Corrupt parts of it are in `problems`.
@@ -114,7 +113,7 @@ def load_index(tar_path: str) -> ShardIndex:
             index = _read_local(place)
             if index and (index.tar_bytes, index.tar_version) == (source.size, source.version):
                 return index
-        index = _remote_sidecar(source) if is_remote(tar_path) else None
+        index = _remote_sidecar(source) if isinstance(source, RemoteSource) else None
         if index is None:
             index = build_index(source)
         _write_first(places, _sidecar_bytes(index))
@@ -161,7 +160,7 @@ def _column_key(index: ShardIndex, data: bytes) -> bytes:
 
 
 def build_index(source: ShardFile) -> ShardIndex:
-    """Read the whole tar once, from its start to its end.
+    """Read the tar once, from its start to its end.
 
     Raises:
         InputError: the tar changed meanwhile.
@@ -174,10 +173,6 @@ def build_index(source: ShardFile) -> ShardIndex:
                 f"{source.path}: changed while it was being indexed; start again when it is "
                 "complete"
             )
-    return _index_of(contents, source)
-
-
-def _index_of(contents: ShardContents, source: ShardFile) -> ShardIndex:
     samples = contents.samples
     keys = [sample.key.encode("utf-8") for sample in samples]
     columns = np.zeros(len(samples), members.index_dtype())
@@ -212,23 +207,16 @@ def _index_of(contents: ShardContents, source: ShardFile) -> ShardIndex:
     )
 
 
-def _cache_path(tar_path: str) -> str:
-    real = plain_name(tar_path) if is_remote(tar_path) else os.path.realpath(tar_path)
-    name = (
-        f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:20]}-{os.path.basename(real)[:100]}.idx"
-    )
-    return os.path.join(user_cache_folder("index"), name)
-
-
 def _sidecar_places(tar_path: str) -> list[str]:
     """Where the sidecar of a tar may be, in order of preference."""
-    cached = _cache_path(tar_path)
+    real = plain_name(tar_path) if is_remote(tar_path) else os.path.realpath(tar_path)
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:20]
+    cached = f"{user_cache_folder('index')}/{digest}-{os.path.basename(real)[:100]}.idx"
     return [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
 
 
 def _write_first(places: list[str], content: bytes) -> None:
-    """Write to the first place that takes it. It is no error if none does: the content is made again
-    at the next start."""
+    """Write to the first place that takes it; where none does, the next start makes it again."""
     for place in places:
         try:
             return write_atomic(place, content)
@@ -262,12 +250,12 @@ def _read_local(path: str) -> ShardIndex | None:
         return None
 
 
-def _remote_sidecar(source: ShardFile) -> ShardIndex | None:
-    """The index beside a remote tar, if the last sample's JSON is where and what it says."""
+def _remote_sidecar(source: RemoteSource) -> ShardIndex | None:
+    """The index beside a remote tar, if the last sample's JSON matches its hash."""
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
-        return None  # most tars have none, and servers differ in how they refuse
+        return None  # many tars have none, and servers differ in how they refuse
     try:
         if sidecar.pread(len(_MAGIC), 0) != _MAGIC:
             return None  # some servers send the tar itself for any name
@@ -278,9 +266,7 @@ def _remote_sidecar(source: ShardFile) -> ShardIndex | None:
         return None
     last = index.columns[-1]
     start = int(last["metadata_offset"])
-    stop = start + int(last["metadata_bytes"])
-    extent = Extent(source.path, source.size, source.version, start, stop)
-    (data,) = RangeReader(None, 0, max_in_flight=1).fetch([extent])
+    data = source.fetch(start, start + int(last["metadata_bytes"]))
     if xxhash.xxh3_64_intdigest(data) != int(last["metadata_hash"]):
         return None
     return replace(index, tar_version=source.version)

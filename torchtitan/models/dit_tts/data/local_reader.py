@@ -2,7 +2,6 @@
 
 import os
 import threading
-import weakref
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.storage import LocalSource
 from torchtitan.models.dit_tts.errors import InputError
 
 # Below the usual limit of 1024 open files a process, with room for everything else.
@@ -94,37 +94,14 @@ class ExtentTable:
         return SampleExtents(spans, parts, row[hashes_at:item_bytes_at], row[item_bytes_at:])
 
 
-class _OpenFile:
-    """A file descriptor that closes itself when its last reader lets go of it."""
-
-    def __init__(self, tar_path: str, expected_bytes: int):
-        try:
-            self.descriptor = os.open(tar_path, os.O_RDONLY)
-        except OSError as error:
-            raise InputError(
-                f"{tar_path}: cannot be opened any more ({error.strerror}); restore it and start "
-                "again"
-            ) from None
-        # Not __del__: at the interpreter's exit it would find no os any more.
-        weakref.finalize(self, os.close, self.descriptor)
-        if hasattr(os, "posix_fadvise"):
-            # Samples are read in random order: what the kernel would read ahead is not wanted.
-            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        found = os.fstat(self.descriptor).st_size
-        if found != expected_bytes:
-            raise InputError(
-                f"{tar_path}: has {found} bytes where its index was made from {expected_bytes}; "
-                "shards must not change during a run, so start again"
-            )
-
-
 class LocalFiles:
     """Reads spans of tars from any thread, with a bounded number of open files."""
 
     def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
         self._tar_paths = tar_paths
         self._tar_bytes = tar_bytes
-        self._files: OrderedDict[int, _OpenFile] = OrderedDict()
+        # A file closes itself when its last reader lets go of it.
+        self._files: OrderedDict[int, LocalSource] = OrderedDict()
         self._lock = threading.Lock()
         self._buffers = threading.local()
 
@@ -159,20 +136,31 @@ class LocalFiles:
                 )
             target, offset = target[count:], offset + count
 
-    def _file(self, shard: int) -> _OpenFile:
+    def _file(self, shard: int) -> LocalSource:
         file = self._files.get(shard)
         if file is not None and len(self._tar_paths) <= MAX_OPEN_SHARDS:
             return file  # none is ever closed, so their order is of no interest
         with self._lock:
             file = self._files.get(shard)
             if file is None:
-                file = _OpenFile(self._tar_paths[shard], self._tar_bytes[shard])
-                self._files[shard] = file
+                file = self._files[shard] = self._open(shard)
                 if len(self._files) > MAX_OPEN_SHARDS:
                     self._files.popitem(last=False)
             else:
                 self._files.move_to_end(shard)
             return file
+
+    def _open(self, shard: int) -> LocalSource:
+        file, expected = LocalSource(self._tar_paths[shard]), self._tar_bytes[shard]
+        if file.size != expected:
+            raise InputError(
+                f"{file.path}: has {file.size} bytes where its index was made from {expected}; shards "
+                "must not change during a run, so start again"
+            )
+        if hasattr(os, "posix_fadvise"):
+            # Samples are read in random order, so reading ahead would be wasted.
+            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return file
 
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Load numbered items ahead of their use, by threads, in order.
 
 Not `torchdata.nodes` (Prefetcher over ParallelMapper): its nodes count what they have loaded and must
-save that count, while here the position of the items handed out is the whole state, kept by the caller,
+save that count, while here the position of the items handed out is the complete state, kept by the caller,
 and may be moved while items are under way.
 """
 
@@ -47,7 +47,7 @@ class ThreadPrefetcher(Generic[T]):
         try:
             return future.result()
         except BaseException:
-            self._drop_ahead()  # so that another try loads the same item again
+            self._drop_ahead()  # what is loaded for nobody would hold up the end of the process
             raise
 
     def _drop_ahead(self) -> None:

@@ -3,7 +3,7 @@
 >>> reader = RangeReader("/scratch/cache", cache_bytes=16 << 30)
 >>> header, = reader.fetch([Extent("s3://corpus/000000.tar", size, version, start=0, stop=512)])
 
-The processes of a machine may share the cache folder; see `remote_cache`.
+The processes of a machine may use one cache folder; see `remote_cache`.
 """
 
 from collections.abc import Sequence

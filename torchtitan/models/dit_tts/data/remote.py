@@ -3,7 +3,7 @@
 Every request runs on fsspec's own event loop, so that hundreds may wait for a server while no thread of
 ours does. A failure that may pass (a timeout, a broken connection, status 429 or 5xx) is tried again
 after a growing wait; what cannot pass (not found, no rights, a server without range requests) ends at
-once. Both end as an `InputError`: that a store cannot be reached says nothing about the samples in it.
+once. Both end as an `InputError`: a store that cannot be reached does not make its samples corrupt.
 """
 
 import asyncio
@@ -49,11 +49,8 @@ _Result = TypeVar("_Result")
 
 
 class Stat(NamedTuple):
-    """What a store says of an object: its bytes, and a number that changes with its content.
-
-    version: xxh3_64 of its ETag or, where it has none, of its modification time, below 2**63;
-    0 where the store gives neither.
-    """
+    """An object's bytes, and a number that changes with its content: below 2**63, a hash of its ETag or
+    else of its modification time; 0 where the store gives neither."""
 
     size: int
     version: int
@@ -78,7 +75,7 @@ def shown(url: str) -> str:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of `url` and the path in it; made once for all URLs of a store.
+    """The fsspec filesystem of `url`, the same for all URLs of a store, and the path in it.
 
     Options and credentials come from where each store's own tools take them (for S3
     AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws ...; for http(s) ~/.netrc and HTTP_PROXY) and from
@@ -98,11 +95,8 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"{shown(url)}: the package that reads '{protocol}://' is not installed "
             f'({_one_line(error)}); for s3 and http install it by pip install "titan-tts[remote]"'
         ) from None
-    except Exception as error:
-        raise InputError(
-            f"{shown(url)}: the store cannot be used ({_one_line(error)}); check the URL and the "
-            "settings of its package"
-        ) from None
+    except ValueError as error:
+        raise InputError(f"{shown(url)} is no URL of a store ({_one_line(error)})") from None
     if protocol in ("s3", "s3a"):
         store.retries = 1  # retries are made here, once, and not by each layer below as well
     return store, path
@@ -260,7 +254,7 @@ class RangeClient:
 
 
 async def _http_range(wanted: Extent, store: Any, url: str) -> bytes:
-    """fsspec's own request would read the whole tar from a server that ignores Range."""
+    """fsspec's own request would read all of the tar from a server that ignores Range."""
     session = await store.set_session()
     headers = {
         **store.kwargs.get("headers", {}),
@@ -342,9 +336,8 @@ def _explain(error: BaseException) -> tuple[str, str, bool]:
         return _one_line(cause), "check the URL's host and the network, then start again", True
     if "FileNotFoundError" in kinds:
         return "not found", "check the URL", False
-    is_path = isinstance(error, NotADirectoryError | IsADirectoryError)
-    may_pass = isinstance(error, OSError) and not is_path
-    return _one_line(cause), "check the URL and its store, then start again", may_pass
+    advice = "check the URL and its store, then start again"
+    return _one_line(cause), advice, isinstance(error, OSError)
 
 
 def status_of(error: BaseException) -> int | None:

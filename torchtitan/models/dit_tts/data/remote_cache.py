@@ -2,17 +2,16 @@
 
 For each tar the folder holds two files, named by a digest of the tar's URL, size and version:
 
-    DIGEST.data   as long as the tar, sparse: cached bytes stand where they stand in the tar
+    DIGEST.data   as long as the tar, sparse: cached bytes are at the same offsets as in the tar
     DIGEST.log    one record of 24 bytes per extent: start, stop, xxh3_64 of the bytes
 
 and `titan-tts-cache.usage`, the number of bytes that the folder takes, beside the lock of all writing.
-Other files there are left alone. Readers take no lock and need none: an extent whose bytes do not match
-their hash is not there. So it does no harm when bytes are written and their record is not, when a record
-is torn, when another process removes the files during a read, or when the disk flips a bit.
+Other files there are left alone. Readers take no lock: an extent whose bytes do not match their hash
+counts as absent, whatever a kill, another process or the disk did.
 
-The usage is raised before bytes are written and set right afterwards, so a kill leaves it too high; it
-is counted anew from the files when a process first writes and whenever space is needed. Then whole tars
-go, the longest unused first.
+The usage is raised before bytes are written and corrected afterwards, so a kill leaves it too high; it
+is recounted from the files when a process first writes and whenever space is needed. Then the tars that
+were not used for longest are removed.
 """
 
 import logging
@@ -56,7 +55,7 @@ class DiskCache:
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self.limit_bytes = limit_bytes
         self._tars: OrderedDict[str, _CachedTar] = OrderedDict()
-        # Two descriptors each: a quarter of what the process may have, 128 tars by most defaults.
+        # Two descriptors each: a quarter of what the process may have, 128 tars by the usual default.
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_open_tars = min(max(descriptors, 0) // 8, 1024) or 1024
         self._tars_lock = threading.Lock()
@@ -303,11 +302,11 @@ class _CachedTar:
 
 
 class _Records:
-    """Hash of each extent: 24 bytes a record, sorted, and a dictionary for the latest."""
+    """Hash of each extent: 32 bytes per record, sorted by start, and a dictionary for the latest."""
 
     def __init__(self):
-        # Columns of their own: a search in a strided array would copy it.
-        self._start, self._stop, self._hash = (np.empty(0, np.uint64) for _ in range(3))
+        self._sorted = np.empty(0, RECORD)
+        self._start = np.empty(0, np.uint64)  # a search in a column of records would copy it
         self._latest: dict[tuple[int, int], int] = {}
 
     def get(self, start: int, stop: int) -> int:
@@ -315,11 +314,11 @@ class _Records:
         latest = self._latest.get((start, stop))
         if latest is not None:
             return latest
-        row = int(np.searchsorted(self._start, np.uint64(start)))
-        while row < len(self._start) and self._start[row] == start:
-            if self._stop[row] == stop:
-                return int(self._hash[row])
-            row += 1
+        row = int(np.searchsorted(self._start, np.uint64(start), side="right")) - 1
+        while row >= 0 and self._start[row] == start:  # of equal extents the newest comes last
+            if self._sorted["stop"][row] == stop:
+                return int(self._sorted["hash"][row])
+            row -= 1
         return 0
 
     def drop(self, start: int, stop: int) -> None:
@@ -328,20 +327,12 @@ class _Records:
     def add(self, records: np.ndarray) -> None:
         """Take in records of dtype `RECORD`, which replace all before them."""
         if len(self._latest) + len(records) < max(_MERGE_RECORDS, len(self._start) // 8):
-            self._latest.update(
-                ((start, stop), content_hash) for start, stop, content_hash in records.tolist()
-            )
+            self._latest |= {tuple(extent): digest for *extent, digest in records.tolist()}
             return
-        latest = [(*extent, content_hash) for extent, content_hash in self._latest.items()]
-        newer = np.concatenate([np.array(latest, RECORD), records])
-        start = np.concatenate([self._start, newer["start"]])
-        stop = np.concatenate([self._stop, newer["stop"]])
-        order = np.lexsort((stop, start))  # stable: of equal extents the newest comes last
-        start, stop = start[order], stop[order]
-        last = np.ones(len(start), bool)
-        last[:-1] = (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
-        self._start, self._stop = start[last], stop[last]
-        self._hash = np.concatenate([self._hash, newer["hash"]])[order][last]
+        latest = [(*extent, digest) for extent, digest in self._latest.items()]
+        rows = np.concatenate([self._sorted, np.array(latest, RECORD), records])
+        self._sorted = rows[np.argsort(rows["start"], kind="stable")]
+        self._start = self._sorted["start"].copy()
         self._latest = {}
 
 

@@ -6,8 +6,8 @@ Within a dataset sample i, of class y with n_y samples and of duration d_i, is d
 
 The first factor is one over the effective number of samples of the class (Cui et al., "Class-Balanced
 Loss Based on Effective Number of Samples", CVPR 2019), which they put on the loss; here it is on the
-draw. The datasets then share the draws of an epoch as their weights say, and an epoch has as many draws
-as there are samples.
+draw. The draws of an epoch, as many as there are samples, are then divided among the datasets by their
+weights.
 """
 
 from collections.abc import Sequence

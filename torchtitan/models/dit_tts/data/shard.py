@@ -129,29 +129,28 @@ def read_shard(source: ShardFile) -> ShardContents:
         except _Unusable as unusable:
             contents.problems.append(Problem(unusable.kind, key, str(unusable)))
             broken.add(key)
-    _take_complete(contents, {key: found for key, found in groups.items() if key not in broken})
+    characters: set[str] = set()
+    for key, found in groups.items():
+        if key in broken:
+            continue
+        try:
+            sample = _complete(key, found, contents.channels)
+        except _Unusable as unusable:
+            contents.problems.append(Problem(unusable.kind, key, str(unusable)))
+            continue
+        contents.channels = sample.arrays["latents"].width
+        contents.samples.append(sample)
+        characters.update(sample.metadata.text)
+    contents.characters = "".join(sorted(characters))
     if not contents.samples and not contents.problems:
         needed = ", ".join(f"KEY.{suffix}" for suffix in suffixes)
         report(f"none of its members belongs to a sample; each sample needs {needed}")
     return contents
 
 
-def _take_complete(contents: ShardContents, groups: dict[str, dict[str, Any]]) -> None:
-    """The samples whose members are there and fit each other; the others become problems."""
-    characters: set[str] = set()
-    for key, found in groups.items():
-        try:
-            sample = _complete(key, found)
-            contents.channels = contents.channels or sample.arrays["latents"].width
-            _check_sample(sample, contents.channels)
-            contents.samples.append(sample)
-            characters.update(sample.metadata.text)
-        except _Unusable as unusable:
-            contents.problems.append(Problem(unusable.kind, key, str(unusable)))
-    contents.characters = "".join(sorted(characters))
-
-
-def _complete(key: str, found: dict[str, Any]) -> StoredSample:
+def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
+    """The sample of some members, which must all be there and fit each other and, unless it is 0,
+    `channels`."""
     missing = [f".{suffix}" for suffix in members.suffixes() if suffix not in found]
     if missing:
         raise _Unusable(
@@ -159,32 +158,31 @@ def _complete(key: str, found: dict[str, Any]) -> StoredSample:
             "incomplete",
         )
     arrays = {array.name: found[array.suffix] for array in members.ARRAYS}
-    return StoredSample(key, arrays, found[METADATA_SUFFIX])
-
-
-def _check_sample(sample: StoredSample, channels: int) -> None:
-    frames = sample.arrays["latents"].rows
+    metadata: StoredMetadata = found[METADATA_SUFFIX]
+    frames = arrays["latents"].rows
     if frames == 0:
-        raise _Unusable(f"sample '{sample.key}' has no latent frame; leave empty utterances out")
+        raise _Unusable(f"sample '{key}' has no latent frame; leave empty utterances out")
     for member in members.ARRAYS:
-        array = sample.arrays[member.name]
-        where = f"the .{member.suffix} of sample '{sample.key}'"
-        if array.width != (member.width or channels):
+        array = arrays[member.name]
+        where = f"the .{member.suffix} of sample '{key}'"
+        width = member.width or channels or arrays["latents"].width
+        if array.width != width:
             raise _Unusable(
-                f"{where} is {array.width} wide where {member.width or channels} is needed; all "
-                "samples of a dataset must have the same width"
+                f"{where} is {array.width} wide where {width} is needed; all samples of a dataset must "
+                "have the same width"
             )
         if member.length == "frames" and array.rows != frames:
             raise _Unusable(
                 f"{where} has {array.rows} rows for {frames} latent frames; write it again"
             )
-        written = sample.metadata.written_hashes.get(member.suffix)
+        written = metadata.written_hashes.get(member.suffix)
         if written is not None and written != f"{array.hash:016x}":
             raise _Unusable(
                 f"{where} is not the one that was written (its {HASHES_KEY} in the JSON is {written}, "
                 f"found {array.hash:016x}), so it is corrupt; copy or write the tar again",
                 "changed",
             )
+    return StoredSample(key, arrays, metadata)
 
 
 def _read_array(source: ShardFile, member: Member) -> StoredArray:
@@ -243,8 +241,8 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
 
 
 def _read(source: ShardFile, member: Member, size: int) -> bytes:
-    """The first bytes of a member. What the disk cannot give is one member's problem; a server that
-    cannot be reached says nothing about the data."""
+    """The first bytes of a member. What the disk cannot read is one member's problem; a server that
+    cannot be reached is an error."""
     try:
         return source.pread(min(size, member.size), member.offset)
     except InputError as error:

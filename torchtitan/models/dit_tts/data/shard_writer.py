@@ -1,6 +1,6 @@
 """Write one shard: a tar of samples that any tar tool can read.
 
-`members` says what a sample consists of. To each JSON the writer adds "xxh3_64", hashes of the arrays
+`members` defines what a sample consists of. To each JSON the writer adds "xxh3_64", hashes of the arrays
 and of the JSON itself, by which the index knows a sample that was corrupted or changed on its way.
 
 Names follow webdataset: the key is the member's name up to the first dot of its basename. Two writes

@@ -5,14 +5,12 @@
 >>> source = open_source("/data/train/shard-000000.tar")
 >>> header = source.pread(512, 0)
 
-A remote source is made for reading a tar from front to back, once, as an index is built: it reads ahead
-in large requests. Samples in any order are the work of `range_cache`.
+A remote source is for reading a tar once from front to back, as an index is built; `range_cache` reads
+samples in any order.
 """
 
 import glob
-import itertools
 import os
-import re
 import weakref
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -23,7 +21,6 @@ from torchtitan.models.dit_tts.files import is_remote, local_path
 
 READ_AHEAD_BYTES = 4 << 20
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _KINDS = "a folder of .tar shards, one .tar file, a glob, a pattern with braces or a URL"
 
 
@@ -71,7 +68,7 @@ def open_source(path: str) -> ShardFile:
 
 
 class LocalSource:
-    """A tar on a mounted filesystem; reads go straight to the descriptor and share no state."""
+    """A tar on a mounted filesystem; reads go straight to the descriptor, without a position."""
 
     def __init__(self, path: str):
         self.path = path
@@ -120,7 +117,7 @@ class RemoteSource:
         self._client = remote.RangeClient(max_in_flight=4)
         # Its blocks are fetched by our client: fsspec's own does not try again, and takes a tar
         # that changes or a server that ignores ranges for data.
-        self._cache = BackgroundBlockCache(read_ahead_bytes, self._fetch, self.size, maxblocks=3)
+        self._cache = BackgroundBlockCache(read_ahead_bytes, self.fetch, self.size, maxblocks=3)
 
     def pread(self, size: int, offset: int) -> bytes:
         return self._cache._fetch(offset, offset + size)
@@ -128,18 +125,11 @@ class RemoteSource:
     def close(self) -> None:
         self._client.close()
 
-    def _fetch(self, start: int, stop: int) -> bytes:
+    def fetch(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) by a request of their own, as far as the tar has them."""
         stop = min(stop, self.size)
         extent = remote.Extent(self.path, self.size, self.version, start, stop)
         return self._client.fetch([extent])[0]
-
-
-def check_url(path: str) -> None:
-    """Raises InputError where a path with a scheme cannot be taken apart."""
-    try:
-        urlsplit(path if _SCHEME.match(path) else "")
-    except ValueError as error:
-        raise InputError(f"[data] path '{path}' is no URL ({error}); correct it") from None
 
 
 def find_shards(path: str) -> list[str]:
@@ -151,14 +141,13 @@ def find_shards(path: str) -> list[str]:
             can list (S3, a web server with an index page).
 
     Returns:
-        Absolute paths or URLs, sorted by (file name, whole path).
+        Absolute paths or URLs, sorted by (file name, complete path).
 
     Raises:
-        InputError: nothing there, a file missing of those that a pattern names, one named twice.
+        InputError: nothing there, or a file missing of those that a pattern names.
     """
     if not path:
         raise InputError(f"[data] path is empty; set it to {_KINDS}")
-    check_url(path)
     found = []
     for piece in _expand_braces(path):
         shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)
@@ -168,11 +157,7 @@ def find_shards(path: str) -> list[str]:
                 f"[data] path '{piece}'{origin} names no .tar file that is there; set it to {_KINDS}"
             )
         found += shards
-    found.sort(key=lambda shard: (os.path.basename(shard), shard))
-    for first, second in itertools.pairwise(found):
-        if first == second:
-            raise InputError(f"[data] path '{path}' names {first} twice; name each shard once")
-    return found
+    return sorted(found, key=lambda shard: (os.path.basename(shard), shard))
 
 
 def _expand_braces(path: str) -> list[str]:
@@ -193,53 +178,31 @@ def _expand_braces(path: str) -> list[str]:
 def _find_local(piece: str) -> list[str]:
     path = local_path(piece)
     if os.path.isdir(path):
-        try:
-            names = os.listdir(path)
-        except OSError as error:
-            raise InputError(
-                f"[data] path '{piece}' cannot be listed ({error.strerror}); check its rights"
-            ) from None
-        return [os.path.join(path, name) for name in names if _is_shard_name(name)]
+        return [os.path.join(path, name) for name in os.listdir(path) if _is_shard_name(name)]
     matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
     return [match for match in matches if match.endswith(".tar") and os.path.isfile(match)]
 
 
 def _find_remote(piece: str) -> list[str]:
-    if _url_path(piece).endswith(".tar") and not _has_remote_magic(piece):
+    is_http = piece.startswith(("http://", "https://"))
+    # A query of http (a signature, a version) belongs to no file name.
+    url_path = urlsplit(piece).path if is_http else piece.split("://", 1)[1]
+    is_pattern = glob.has_magic(url_path)
+    if url_path.endswith(".tar") and not is_pattern:
         return [piece]  # it is asked for when it is opened
     store, path = remote.filesystem(piece)
     store.invalidate_cache()  # a listing from an earlier call may be out of date
-    if _has_remote_magic(piece):
+    if is_pattern:
         names = remote.call(piece, "listed", lambda: store.glob(path))
-        found = [name for name in names if _is_shard_name(name.rpartition("/")[2])]
     else:
         entries = remote.call(piece, "listed", lambda: store.ls(path, detail=True))
-        found = [entry["name"] for entry in entries if _is_shard_of(path, entry)]
-    return [store.unstrip_protocol(name) for name in found]
-
-
-def _is_shard_of(folder: str, entry: dict) -> bool:
-    """Web pages also link to what lies elsewhere."""
-    parent, _, name = entry["name"].rpartition("/")
-    return (
-        entry["type"] != "directory"
-        and _is_shard_name(name)
-        and parent.strip("/") == folder.strip("/")
-    )
+        names = [entry["name"] for entry in entries if entry["type"] != "directory"]
+        # Web pages also link to what lies elsewhere.
+        names = [name for name in names if name.rpartition("/")[0].strip("/") == path.strip("/")]
+    shards = [name for name in names if _is_shard_name(name.rpartition("/")[2])]
+    return [store.unstrip_protocol(name) for name in shards]
 
 
 def _is_shard_name(name: str) -> bool:
     """A hidden file is somebody's unfinished or foreign one."""
     return name.endswith(".tar") and not name.startswith(".")
-
-
-def _url_path(url: str) -> str:
-    """The URL's path; a query (a signature, a version) belongs to no file name."""
-    return urlsplit(url).path if url.startswith(("http://", "https://")) else url
-
-
-def _has_remote_magic(url: str) -> bool:
-    if url.startswith(("http://", "https://")):
-        # "?" begins a query there, and "[" an address before the path.
-        return any(character in _url_path(url) for character in "*[")
-    return glob.has_magic(url.split("://", 1)[1])

@@ -1,12 +1,12 @@
 """Walk the members of a tar strictly: corruption is an error, never a short list.
 
 Python's `tarfile` (and what is built on it) takes a header that fails its checksum for the end of the
-archive and stops silently, so one flipped bit can lose most of a shard. Here it raises at every such
+archive and stops silently, so one flipped bit can lose all of a shard behind it. Here it raises at every such
 header, the end-of-archive marker (two zero blocks) must be there, and only zeros may follow it. Reads
 what `tarfile` reads: ustar, GNU and PAX archives, and old headers without a magic.
 
-A walk with `on_problem` reports each problem and goes on at the next valid header, so that the rest of a
-corrupt archive can still be used.
+A walk reports each problem and goes on at the next valid header, so that the rest of a corrupt archive
+can still be used.
 """
 
 import io
@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
 from torchtitan.models.dit_tts.data.storage import ShardFile
-from torchtitan.models.dit_tts.errors import InputError
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
-# Of an extended header; `tarfile` reads it whole.
+# Of an extended header; `tarfile` reads all of it at once.
 _MAX_RECORD_BYTES = 1 << 20
 _EXTENDED = (
     tarfile.XHDTYPE,
@@ -51,24 +50,19 @@ class Member(NamedTuple):
 
 
 class _CorruptTar(Exception):
-    """What is wrong with the archive, and from where a valid header may be looked for."""
+    """What is wrong with the archive, and from where to look for a valid header; None: nowhere."""
 
-    def __init__(self, sentence: str, search_from: int | None):
+    def __init__(self, sentence: str, search_from: int | None = None):
         super().__init__(sentence)
         self.search_from = search_from
 
 
-def walk_members(
-    source: ShardFile, on_problem: Callable[[str], None] | None = None
-) -> Iterator[Member]:
+def walk_members(source: ShardFile, on_problem: Callable[[str], None]) -> Iterator[Member]:
     """Yield the regular files and links of a tar, in order.
 
     Args:
-        on_problem: gets each problem in a sentence without the tar's name.
-
-    Raises:
-        InputError: corrupt, truncated, compressed or sparse archive, with its place, where no
-            `on_problem` is given.
+        on_problem: gets each problem (corrupt, truncated, compressed or sparse archive) with its
+            place, in a sentence without the tar's name.
     """
     position: int | None = 0
     while position is not None:
@@ -76,12 +70,8 @@ def walk_members(
             yield from _walk_from(source, position)
             return
         except _CorruptTar as problem:
-            if on_problem is None:
-                raise InputError(f"{source.path}: {problem}") from None
             on_problem(str(problem))
-            position = problem.search_from
-            if position is not None:
-                position = _next_header(source, position)
+            position = _next_header(source, problem.search_from)
 
 
 def _walk_from(source: ShardFile, position: int) -> Iterator[Member]:
@@ -94,8 +84,7 @@ def _walk_from(source: ShardFile, position: int) -> Iterator[Member]:
         if tar.offset > source.size:
             raise _CorruptTar(
                 f"the data of member '{member.name}' should end before byte {tar.offset} but the tar "
-                f"has {source.size} bytes, so it is truncated; copy or write it again",
-                None,
+                f"has {source.size} bytes, so it is truncated; copy or write it again"
             )
         if member.issparse() or member.type == _GNU_CONTINUED:
             raise _CorruptTar(
@@ -152,8 +141,7 @@ class _StrictHeader(tarfile.TarInfo):
             if len(block) < _BLOCK_BYTES:
                 raise _CorruptTar(
                     f"the tar ends at byte {file.source.size} without an end-of-archive marker, so it "
-                    "is truncated; copy or write it again",
-                    None,
+                    "is truncated; copy or write it again"
                 ) from None
             if not any(block):
                 _check_end(file.source, position)
@@ -171,8 +159,7 @@ def _check_end(source: ShardFile, position: int) -> None:
     if source.size - position < 2 * _BLOCK_BYTES:
         raise _CorruptTar(
             f"only part of the end-of-archive marker is there (from byte {position}), so the tar "
-            "is truncated; copy or write it again",
-            None,
+            "is truncated; copy or write it again"
         )
     while chunk := source.pread(_SEARCH_BYTES, position):
         if chunk.count(0) != len(chunk):
@@ -184,19 +171,16 @@ def _check_end(source: ShardFile, position: int) -> None:
         position += len(chunk)
 
 
-def _next_header(source: ShardFile, position: int) -> int | None:
+def _next_header(source: ShardFile, position: int | None) -> int | None:
     """The first block at or after `position` (a multiple of 512) that is a valid header."""
-    while block := source.pread(_SEARCH_BYTES, position):
-        found = block.find(_MAGIC)
-        while found >= 0:
-            start = found - _MAGIC_OFFSET
-            if start >= 0 and start % _BLOCK_BYTES == 0:
+    while position is not None and (chunk := source.pread(_SEARCH_BYTES, position)):
+        for start in range(0, len(chunk), _BLOCK_BYTES):
+            if chunk.startswith(_MAGIC, start + _MAGIC_OFFSET):
                 try:
-                    header = block[start : start + _BLOCK_BYTES]
+                    header = chunk[start : start + _BLOCK_BYTES]
                     _StrictHeader.frombuf(header, _ENCODING, _ERRORS)
                     return position + start
                 except (tarfile.TarError, ValueError, OverflowError):
                     pass
-            found = block.find(_MAGIC, found + 1)
-        position += len(block)
+        position += len(chunk)
     return None

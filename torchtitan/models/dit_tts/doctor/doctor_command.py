@@ -1,4 +1,4 @@
-"""`titan-tts data doctor`: reads a whole dataset, lists what is wrong with it and suggests batches."""
+"""`titan-tts data doctor`: reads a dataset, lists what is wrong with it and suggests batches."""
 
 import os
 import re
@@ -20,7 +20,7 @@ EXIT_ERRORS_FOUND = 1
 
 @dataclass
 class Options:
-    """Read a whole dataset, list what is wrong with it and suggest batches."""
+    """Read every sample of a dataset, list what is wrong with it and suggest batches."""
 
     path: Paths
     """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.html_report import check_output, draw_plots, render
     from torchtitan.models.dit_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
-    from torchtitan.models.dit_tts.doctor.text_report import show, show_json
+    from torchtitan.models.dit_tts.doctor.text_report import report_lines, show, show_json
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
@@ -76,7 +76,7 @@ def run(options: Options) -> int:
     if options.json:
         show_json(result)
     else:
-        show("\n".join(_lines(result)))
+        show("\n".join(report_lines(result)))
     return EXIT_ERRORS_FOUND if result["status"] == "errors" else 0
 
 
@@ -133,18 +133,3 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
         "shards": shard_table(dataset, limits.frames_per_second),
     }
     return result, found
-
-
-def _lines(result: dict[str, Any]) -> list[str]:
-    from torchtitan.models.dit_tts.doctor.text_report import (
-        finding_lines,
-        suggestion_lines,
-        summary_lines,
-    )
-
-    lines = summary_lines(result["summary"])
-    lines += ["", f"{result['status']}: {result['read']['scope']}"]
-    lines += finding_lines(result["findings"])
-    if result["suggestion"]:
-        lines += ["", "Suggestion", *suggestion_lines(result["suggestion"])]
-    return [*lines, "", f"page: {result['page']}"]

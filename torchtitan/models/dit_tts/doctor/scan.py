@@ -178,12 +178,12 @@ def _constancy(array: np.ndarray) -> int:
     return CONSTANT if array.any() else ALL_ZERO
 
 
-def _is_crop(part: np.ndarray, whole: np.ndarray) -> bool:
-    """Whether the frames of `part` (R, C) stand in `whole` (T, C) one after another."""
-    if not 0 < len(part) <= len(whole):
+def _is_crop(part: np.ndarray, latents: np.ndarray) -> bool:
+    """Whether `part` (R, C) is a run of frames of `latents` (T, C)."""
+    if not 0 < len(part) <= len(latents):
         return False
-    starts = np.flatnonzero(whole[: len(whole) - len(part) + 1, 0] == part[0, 0])
-    return any(bool((whole[start : start + len(part)] == part).all()) for start in starts)
+    starts = np.flatnonzero(latents[: len(latents) - len(part) + 1, 0] == part[0, 0])
+    return any(bool((latents[start : start + len(part)] == part).all()) for start in starts)
 
 
 def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:

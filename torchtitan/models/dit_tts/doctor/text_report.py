@@ -36,11 +36,11 @@ def thousands(value: float | None) -> str:
 
 
 def short_number(value: float | None) -> str:
-    """Whole numbers in full, others with four significant digits; None -> a dash."""
+    """Integers in full, others with four significant digits; None -> a dash."""
     if value is None:
         return "-"
-    whole = float(value).is_integer() or abs(value) >= 1000
-    return f"{value:,.0f}" if whole else f"{value:.4g}"
+    in_full = float(value).is_integer() or abs(value) >= 1000
+    return f"{value:,.0f}" if in_full else f"{value:.4g}"
 
 
 def size_text(count: float) -> str:
@@ -136,20 +136,24 @@ def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
     return ["", *table([header, *rows(label["most"]), *more, *rows(label["least"][::-1])])]
 
 
-def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
-    """A line per finding and a few examples below it."""
-    lines = [] if findings else ["  no findings: every check passed"]
-    for finding in findings:
+def report_lines(result: dict[str, Any]) -> list[str]:
+    """The doctor's result: summary, findings with a few examples each, and the suggestion."""
+    lines = summary_lines(result["summary"])
+    lines += ["", f"{result['status']}: {result['read']['scope']}"]
+    lines += [] if result["findings"] else ["  no findings: every check passed"]
+    for finding in result["findings"]:
         count = thousands(finding["count"])
         lines.append(f"  {finding['severity']:8}{count:>9}  {finding['title']}")
         lines += [
             f"{'':21}{example['where']}: {example['detail']}"
             for example in finding["examples"][:_EXAMPLES]
         ]
-    return lines
+    if result["suggestion"]:
+        lines += ["", "Suggestion", *_suggestion_lines(result["suggestion"])]
+    return [*lines, "", f"page: {result['page']}"]
 
 
-def suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
+def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
     """Padding by number of buckets, and the config to use."""
     rows = [["buckets", "padding"]]
     for one in suggestion["choices"]:

@@ -73,17 +73,16 @@ def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
     for index, name in enumerate(names):
         loaded = dataset.load(index, fetched=fetched.get(index))
         latents, reference, metadata = loaded.latents, loaded.reference, loaded.metadata
-        items.append(
-            HeldOut(
-                key=dataset.key(index),
-                file_name=name,
-                text=metadata["text"],
-                speaker=str(metadata.get("speaker", "")),
-                latents=torch.from_numpy(latents),
-                reference=torch.from_numpy(reference[:max_speaker_frames]),
-                metadata=metadata,
-            )
+        item = HeldOut(
+            key=dataset.key(index),
+            file_name=name,
+            text=metadata["text"],
+            speaker=str(metadata.get("speaker", "")),
+            latents=torch.from_numpy(latents),
+            reference=torch.from_numpy(reference[:max_speaker_frames]),
+            metadata=metadata,
         )
+        items.append(item)
     return items
 
 
@@ -93,15 +92,14 @@ def _file_name(name: str) -> str:
 
 
 def untrained_tokens(items: list[HeldOut], tokenizer: ConditionedTokenizer) -> list[str]:
-    """What of the items the run was never trained on, one sentence per kind."""
+    """Characters and label values of the items that the run was not trained with, one line per kind."""
     characters = {c for item in items for c in tokenizer.unknown_characters(item.text)}
-    kinds: dict[str, set[str]] = {"characters": characters} if characters else {}
+    kinds = {"characters": characters} if characters else {}
     for item in items:
         for name, value in tokenizer.unknown_values(item.metadata).items():
             kinds.setdefault(f"values of {name!r}", set()).add(value)
     return [
-        f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)}) "
-        f"are given as unknown"
+        f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"
         for kind, values in kinds.items()
     ]
 

@@ -58,8 +58,8 @@ def run(options: Options) -> int:
     durations = fit_durations(open_training_data(replace(data, path=options.data or data.path)))
     heldout = open_training_data(replace(data, path=options.heldout))
     items = read_heldout(heldout, data.max_speaker_frames)
-    for sentence in untrained_tokens(items, loaded.tokenizer):
-        print(f"warning: {options.heldout} has {sentence}", file=sys.stderr)
+    for found in untrained_tokens(items, loaded.tokenizer):
+        print(f"warning: {options.heldout} has {found}, given as unknown", file=sys.stderr)
 
     audio: dict[str, list[Sound]] = {}
     if options.recordings:

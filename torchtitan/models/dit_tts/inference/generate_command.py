@@ -24,7 +24,7 @@ _SHOWN = 20
 
 @dataclass
 class SamplingOptions:
-    """What `generate` and `evaluate` share; what is left out is as the run's [sampling] has it."""
+    """Options of both `generate` and `evaluate`; the run's [sampling] has the defaults."""
 
     run: tyro.conf.Positional[str]
     """The run's folder, outputs/NAME."""
@@ -199,10 +199,9 @@ def requested_conditions(options: Options, tokenizer: "ConditionedTokenizer") ->
     for condition in options.condition:
         name, equals, value = condition.partition("=")
         if not equals or name not in known:
-            ways = "; --duration sets the length" if name == "duration" else ""
             raise InputError(
                 f"--condition = {condition}, but it must be FIELD=VALUE with a conditioning token of "
-                f"the run: {', '.join(known) or 'it has none'}{ways}"
+                f"the run: {', '.join(known) or 'it has none'} (the length is --duration)"
             )
         if value not in known[name]:
             raise InputError(
@@ -234,7 +233,7 @@ def check_text(text: str, tokenizer: "ConditionedTokenizer") -> None:
 
 
 def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: "ConditionedTokenizer") -> None:
-    """Says on stderr which unknown tokens are used though training may never have shown them."""
+    """Warns on stderr of unknown tokens that training may never have used."""
     left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
     if left_out and tokenizer.conditioning_dropout == 0:
         print(

@@ -28,7 +28,6 @@ class LoadedRun:
     folder: Path
     config: JobConfig
     model: DiTTTSModel
-
     text_encoder: PretrainedTextEncoder | None
     """frozen, outside the model"""
 

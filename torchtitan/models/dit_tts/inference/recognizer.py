@@ -28,20 +28,17 @@ class KeywordRecognizer:
     def __init__(self, vocabulary: Sequence[str]) -> None:
         from pocketsphinx import Decoder
 
-        self.vocabulary = tuple(dict.fromkeys(vocabulary))
-        if not self.vocabulary:
-            raise InputError("the recogniser's vocabulary is empty; give at least one word")
         # No language model: the grammar takes its place. The log would go to standard error.
         self.decoder = Decoder(
             samprate=MODEL_SAMPLE_RATE, lm=None, loglevel="FATAL", wip=WORD_INSERTION_PENALTY
         )
-        unknown = [word for word in self.vocabulary if self.decoder.lookup_word(word) is None]
+        unknown = [word for word in vocabulary if self.decoder.lookup_word(word) is None]
         if unknown:
             raise InputError(
                 f"vocabulary word '{unknown[0]}' is not in PocketSphinx's English dictionary; take words "
                 "in lower case that it knows"
             )
-        grammar = f"#JSGF V1.0; grammar words; public <text> = ({' | '.join(self.vocabulary)})+;"
+        grammar = f"#JSGF V1.0; grammar words; public <text> = ({' | '.join(vocabulary)})+;"
         self.decoder.add_jsgf_string("words", grammar)
         self.decoder.activate_search("words")
         # Its running estimate of the channel, put back before every call.
@@ -53,10 +50,6 @@ class KeywordRecognizer:
         Args:
             sample_rate: Hz, of the waveform; others than the model's 16 kHz are resampled.
         """
-        if waveform.ndim != 1 or not torch.isfinite(waveform).all():
-            raise ValueError(
-                f"waveform {tuple(waveform.shape)} is not (samples,) of finite samples"
-            )
         edge = int(EDGE_SILENCE_SECONDS * MODEL_SAMPLE_RATE)
         samples = waveform.detach().to("cpu", torch.float32)
         samples = torch.from_numpy(resample(samples.numpy(), sample_rate, MODEL_SAMPLE_RATE))
@@ -71,7 +64,7 @@ class KeywordRecognizer:
 
 
 def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
-    """Fewest substitutions, insertions and deletions that turn one into the other (Levenshtein)."""
+    """Levenshtein distance: substitutions, insertions and deletions from one to the other."""
     previous = list(range(len(hypothesis) + 1))
     for row, wanted in enumerate(reference, start=1):
         current = [row]

@@ -5,7 +5,7 @@ the data, over those of a machine where each has its own disk. The encoder is in
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -75,12 +75,6 @@ def ready_text_features(
         if any(missing):
             _make_all(maker, missing, group)
     features = open_text_features(dataset, maker.kind)
-    if features.width != source.width:
-        raise InputError(
-            f"[encoder] model = {encoder.model!r}: its config.json says that features are "
-            f"{source.width} wide, and the stored ones are {features.width}; restore the config.json "
-            f"of the encoder that made them"
-        )
     max_tokens = job_config.data.max_text_tokens
     _check_all_encoded(dataset, features.tokens, longest_text(source), max_tokens)
     return features
@@ -101,33 +95,25 @@ def split_missing(missing: Sequence[Sequence[int]]) -> list[list[int]]:
     return parts
 
 
+@dataclass
 class _Maker:
     """This rank's part of the work, with the encoder from its first use on."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        tokenizer: SubwordTokenizer,
-        job_config: JobConfig,
-        source: HFEncoderSpec,
-        kind: FeatureKind,
-    ):
-        self.dataset = dataset
-        self.tokenizer = tokenizer
-        self.config = job_config
-        self.source = source
-        self.kind = kind
-        self._encoder: PretrainedTextEncoder | None = None
+    dataset: Dataset
+    tokenizer: SubwordTokenizer
+    config: JobConfig
+    source: HFEncoderSpec
+    kind: FeatureKind
+    encoder: PretrainedTextEncoder | None = None
 
     def make(self, shards: list[int], progress: bool) -> None:
         if not shards:
             return
-        if self._encoder is None:
-            self._encoder = self._load()
+        self.encoder = self.encoder or self._load()
         make_text_features(
             self.dataset,
             shards,
-            self._encoder,
+            self.encoder,
             self.tokenizer,
             self.kind,
             on_error=self.config.data.on_error,
@@ -171,7 +157,7 @@ def _make_all(maker: _Maker, missing: list[list[int]], group: dist.ProcessGroup 
         missing = maker.look_on_all_ranks(group, SETTLE_SECONDS)
         for part, left in zip(parts, missing, strict=True):
             assert not set(left) & set(part), "files that were made are not found"
-    maker._encoder = None
+    maker.encoder = None
     device_module.empty_cache()
 
 

@@ -116,7 +116,7 @@ def _in_one_buffer(moments: list[torch.Tensor]) -> tuple[torch.Tensor, list[torc
 
 
 def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Groups of neighbours with at most `_CHUNK` elements on this rank; a larger one is alone."""
+    """Groups of neighbours with a maximum of `_CHUNK` elements on this rank; a larger one is alone."""
     chunk: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:

@@ -201,8 +201,8 @@ def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
     keys = valid.shape[1]
     counts = F.pad(valid, (0, -keys % size)).unflatten(1, (-1, size))
     # As in `create_block_mask`, a block that ends behind the last frame is not a full one.
-    whole = torch.arange(size, frames + size, size, device=valid.device) <= frames
-    full = counts.all(dim=2)[:, None] & whole[:, None]  # (B, blocks of frames, blocks of keys)
+    complete = torch.arange(size, frames + size, size, device=valid.device) <= frames
+    full = counts.all(dim=2)[:, None] & complete[:, None]  # (B, blocks of frames, blocks of keys)
     partial = counts.any(dim=2)[:, None] & ~full
 
     def listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

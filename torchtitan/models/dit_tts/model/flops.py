@@ -5,10 +5,8 @@ A multiply and an add are two operations; only matmuls and attention count. Atte
 in full, as the counter does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
@@ -41,34 +39,6 @@ class MicroBatch:
     """(rows, tokens) of each pass through a pretrained text encoder"""
 
 
-@dataclass(frozen=True)
-class FlopsByPart:
-    """FLOPs of the model, without a pretrained text encoder."""
-
-    linear: int
-    """matmuls on latent frames: projections, MLP, input and output of the decoder"""
-
-    attention: int
-    """attention of the decoder over self, text and speaker keys"""
-
-    modulation: int
-    """low-rank AdaLN, once per sample and block"""
-
-    conditioning: int
-    """timestep, speaker encoder, text projection, learned text encoder, and K and V of text and speaker"""
-
-    @property
-    def total(self) -> int:
-        return self.linear + self.attention + self.modulation + self.conditioning
-
-    def __add__(self, other: FlopsByPart) -> FlopsByPart:
-        parts = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return FlopsByPart(*(mine + others for mine, others in parts))
-
-    def __mul__(self, times: int) -> FlopsByPart:
-        return FlopsByPart(*(times * getattr(self, f.name) for f in fields(self)))
-
-
 def _encoder_blocks(n_layers: int, length: int, dim: int, mlp_dim: int) -> int:
     return n_layers * (10 * length * dim**2 + 4 * length**2 * dim + 6 * length * dim * mlp_dim)
 
@@ -78,52 +48,39 @@ def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return -(-lengths.speaker_frames // args.speaker_patch_size)
 
 
-def forward_by_part(args: DiTTTSModelArgs, lengths: Lengths) -> FlopsByPart:
-    """FLOPs of one sample's forward pass."""
+def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of one sample's forward pass, without a pretrained text encoder."""
     T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
     D, c = args.dim, args.speaker_dim
-    conditioning = args.n_layers * 4 * D * c * (text + speaker)  # K and V
-    conditioning += 2 * args.timestep_dim * D + 8 * D**2
-    conditioning += 2 * text * args.text_dim * c
-    conditioning += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
-    conditioning += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
+    block = 10 * T * D**2 + 6 * T * D * args.mlp_dim  # projections and MLP
+    block += 4 * T * (T + text + speaker) * D  # attention
+    block += 24 * D * args.adaln_rank
+    block += 4 * D * c * (text + speaker)  # K and V of the conditions
+    flops = args.n_layers * block
+    flops += 4 * T * args.latent_channels * D  # input and output
+    flops += 2 * args.timestep_dim * D + 8 * D**2
+    flops += 2 * text * args.text_dim * c
+    flops += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
+    flops += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
     if args.text_vocab_size:
         width = args.text_dim
-        conditioning += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
-    return FlopsByPart(
-        linear=args.n_layers * (10 * T * D**2 + 6 * T * D * args.mlp_dim)
-        + 4 * T * args.latent_channels * D,  # input and output
-        attention=args.n_layers * 4 * T * (T + text + speaker) * D,
-        modulation=args.n_layers * 24 * D * args.adaln_rank,
-        conditioning=conditioning,
-    )
+        flops += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
+    return flops
 
 
-def training_by_part(args: DiTTTSModelArgs, lengths: Lengths) -> FlopsByPart:
-    """FLOPs of one sample's forward and backward pass, without recomputation.
+def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of one sample's forward and backward pass, without recomputation and without a pretrained
+    text encoder.
 
     The backward pass costs twice the forward, less the gradients of inputs that need none: latents,
     timestep embedding, reference latents and, unless something trained computes them, text features.
     """
-    D, c = args.dim, args.speaker_dim
-    of_latents = 2 * lengths.frames * args.latent_channels * D
-    of_conditions = 2 * args.timestep_dim * D
-    of_conditions += (
-        2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
-    )
+    c = args.speaker_dim
+    saved = 2 * (lengths.frames * args.latent_channels + args.timestep_dim) * args.dim
+    saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
     if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
-        of_conditions += 2 * lengths.text_tokens * args.text_dim * c
-    return forward_by_part(args, lengths) * 3 + FlopsByPart(-of_latents, 0, 0, -of_conditions)
-
-
-def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample's forward pass."""
-    return forward_by_part(args, lengths).total
-
-
-def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample's forward and backward pass; see `training_by_part`."""
-    return training_by_part(args, lengths).total
+        saved += 2 * lengths.text_tokens * args.text_dim * c
+    return 3 * forward_flops(args, lengths) - saved
 
 
 def text_encoder_flops(sizes: TextEncoderSizes, rows: int, tokens: int) -> int:
@@ -147,7 +104,7 @@ def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     """Training FLOPs of a micro-batch's real lengths, with the pretrained text encoder."""
     flops = sum(training_flops(args, Lengths(*lengths)) for lengths in batch.lengths)
     if args.text_encoder_sizes is not None:
-        # Conditioning tokens do not pass through it, but they are too few to be told apart here.
+        # Conditioning tokens do not pass through it, but they are too few to count.
         sizes = args.text_encoder_sizes
         flops += sum(text_encoder_flops(sizes, 1, tokens) for _, tokens, _ in batch.lengths)
     return flops

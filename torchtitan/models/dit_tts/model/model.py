@@ -181,7 +181,7 @@ class DiTTTSModel(ModelProtocol):
         self.layers = nn.ModuleList(TransformerBlock(args) for _ in range(args.n_layers))
         self.norm = RMSNorm(args.dim, args.norm_eps)
         self.output = nn.Linear(args.dim, args.latent_channels)
-        # Who shards the parameters also says how a full initial value reaches one.
+        # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:

@@ -44,13 +44,10 @@ def decode(
                 start = opened.read(12)
         else:
             start = data[:12]
-        if not start:
-            raise InputError("the audio is empty (0 bytes)")
         by_libsndfile = start.startswith(_LIBSNDFILE_STARTS)
         # MP3: a tag, or a frame's eleven set bits and a layer. AAC has the same bits and no layer.
-        if start.startswith(b"ID3") or (
-            start[0] == 0xFF and start[1:2] > b"\xdf" and start[1] & 6 != 0
-        ):
+        is_frame = start[:1] == b"\xff" and start[1:2] > b"\xdf" and start[1] & 6 != 0
+        if is_frame or start.startswith(b"ID3"):
             by_libsndfile = _libsndfile_reads_all(data)
         if by_libsndfile:
             with _open(data) as file:
@@ -65,15 +62,13 @@ def decode(
         raise InputError(f"the audio cannot be decoded ({error.error_string})") from error
     except (av.FFmpegError, OSError) as error:
         raise InputError(f"the audio cannot be decoded ({error.strerror})") from None
-    except MemoryError:
-        raise InputError("the audio is too large to be decoded in memory") from None
     if not np.isfinite(samples).all():
         raise InputError("the audio holds NaN or infinite samples")
     return samples, rate
 
 
 def _open(data: bytes | str) -> "soundfile.SoundFile":
-    """The file, to be read forwards to its end, wherever its header says that this is."""
+    """The file, to be read forwards to its end, wherever its header has that."""
     import soundfile
 
     class Forwards(soundfile.SoundFile):
@@ -113,7 +108,7 @@ def _part(
 def _read_part(
     file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None
 ) -> np.ndarray:
-    """(n, channels). Memory is taken for what is there, not for what a corrupt header says."""
+    """(n, channels). Memory is taken for what is there, not for what a corrupt header states."""
     length = file.frames if file.frames < _UNKNOWN_FRAMES else None
     first, wanted = _part(length, file.samplerate, offset_seconds, seconds)
     if first:

@@ -1,4 +1,4 @@
-"""Fetch one item's audio, or its ready latents, from wherever its place says.
+"""Fetch one item's audio, or its ready latents, from its place.
 
 A place is a small dict of plain values, paths relative to the source's folder:
 

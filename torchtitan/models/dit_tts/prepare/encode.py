@@ -2,7 +2,7 @@
 
     chunks/train/00000012.tar     its training samples, references as far as the source gave any
     chunks/heldout/00000012.tar   its held-out samples
-    chunks/00000012.json          what the chunk came to; written last, so it says that all is there
+    chunks/00000012.json          what the chunk came to; written last: with it the chunk is complete
 
 `encode_chunk` is called by name in processes of every engine, so all arguments are plain values.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.codec import Codec, build_codec
+from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from torchtitan.models.dit_tts.prepare.listing import items_of_chunk, unusable
-from torchtitan.models.dit_tts.prepare.processing import Processed, length_reason, process
+from torchtitan.models.dit_tts.prepare.processing import COUNTED, Processed, length_reason, process
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS, Item
 from torchtitan.models.dit_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
@@ -120,10 +120,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@lru_cache(maxsize=1)
-def _codec(name: str, device: str) -> Codec:
-    """A process's codec: its weights are loaded once, not for each chunk."""
-    return build_codec(name, device)
+# A process's codec: its weights are loaded once, not for each chunk.
+_codec = lru_cache(maxsize=1)(build_codec)
 
 
 @lru_cache(maxsize=1)
@@ -136,8 +134,8 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     """Encode the recordings of a chunk.
 
     Returns:
-        {"items": n, "problems": [[key, sentence]]}, or {"error": sentence} where the user has to
-        mend something.
+        {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence} where the user has to mend
+        something.
     """
     work = Path(folder)
     run = read_run(work)
@@ -157,7 +155,7 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
         return {"error": str(error)}
     except OSError as error:
         return {"error": cannot_write(folder, error)}
-    return {"items": len(items), "problems": chunk.problems}
+    return {"items": len(items), "chunk": asdict(chunk)}
 
 
 def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, list[Triplet]]]:
@@ -182,7 +180,9 @@ def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, 
     for item, outcome, latents in zip(kept, outcomes, _latents(run, outcomes, device), strict=True):
         samples[item.split].append(_triplet(run, item, outcome, latents))
         if isinstance(outcome, Processed):
-            _count(chunk.counts, outcome)
+            for name in COUNTED:
+                if value := getattr(outcome, name):
+                    chunk.counts[name] = chunk.counts.get(name, 0) + value
     chunk.samples = {split: len(triplets) for split, triplets in samples.items() if triplets}
     return chunk, samples
 
@@ -217,18 +217,8 @@ def _triplet(
     return Triplet(item.key, latents, np.zeros((0, run.channels), np.float16), metadata)
 
 
-def _count(counts: dict[str, float], one: Processed) -> None:
-    for name in ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds"):
-        value = getattr(one, name)
-        if value:
-            counts[name] = counts.get(name, 0) + value
-
-
 def _latents(run: Run, outcomes: list[Processed | ReadyLatents], device: str) -> list[np.ndarray]:
-    """Latents (T, channels) of each outcome; waveforms of equal length in frames are encoded together.
-
-    Each are the codec's `encode` of it, also where its end lies between two frames.
-    """
+    """Latents (T, channels) of each outcome; waveforms of equal length in frames are encoded together."""
     out: list[np.ndarray] = [np.empty(0)] * len(outcomes)
     groups: dict[int, list[tuple[int, np.ndarray]]] = {}
     for index, outcome in enumerate(outcomes):

@@ -1,8 +1,9 @@
 """`titan-tts prepare --encode-text`: a text encoder's features beside the shards of an output."""
 
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -72,9 +73,8 @@ def encode_texts(
     files = find_feature_files(dataset, kind)
     missing = missing_shards(files)
     here = sum(len(file.tokens) for file in files if file is not None)
-    jobs = [
-        (tar_paths[shard], source.model, encoder.dtype, encoder.cache_dtype) for shard in missing
-    ]
+    settings = asdict(replace(encoder, model=source.model))
+    jobs = [(tar_paths[shard], settings) for shard in missing]
     devices = codec_devices(device, engine)
     if jobs:
         with (
@@ -106,22 +106,17 @@ def encode_texts(
     }
 
 
-_Dtype = Literal["bfloat16", "float32"]
-_CacheDtype = Literal["", "bfloat16", "float16", "float32"]
+def encode_shard(tar_path: str, settings: dict[str, Any], device: str) -> dict[str, Any]:
+    """Makes one shard's feature file. Called by name in processes of every engine.
 
-
-def encode_shard(
-    tar_path: str, model: str, dtype: _Dtype, cache_dtype: _CacheDtype, device: str
-) -> dict[str, Any]:
-    """Makes one shard's feature file.
-
-    Called by name in processes of every engine.
+    Args:
+        settings: the fields of an `Encoder`.
 
     Returns:
         {"texts": number}; or {"error": sentence}.
     """
     try:
-        encoder, tokenizer, kind = _loaded(model, dtype, cache_dtype, device)
+        encoder, tokenizer, kind = _loaded(tuple(settings.items()), device)
         dataset = open_dataset(tar_path, load_index(tar_path).channels)
         make_text_features(dataset, [0], encoder, tokenizer, kind, progress=False)
     except InputError as error:
@@ -131,10 +126,10 @@ def encode_shard(
 
 @lru_cache(maxsize=1)
 def _loaded(
-    model: str, dtype: _Dtype, cache_dtype: _CacheDtype, device: str
+    settings: tuple[tuple[str, Any], ...], device: str
 ) -> tuple[PretrainedTextEncoder, SubwordTokenizer, FeatureKind]:
     """A process's encoder, loaded once for all its shards."""
-    config = Encoder(model=model, dtype=dtype, cache_dtype=cache_dtype)
+    config = Encoder(**dict(settings))
     encoder = load_text_encoder(config, device)
-    tokenizer = load_subword_tokenizer(model)
+    tokenizer = load_subword_tokenizer(config.model)
     return encoder, tokenizer, feature_kind(config, tokenizer, encoder.source)

@@ -138,7 +138,7 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
                 yield cast(dict, future.result())
         except BrokenProcessPool:
             raise InputError(
-                "a worker process was killed, most likely out of memory; start again with fewer than "
+                "a worker process was killed, probably out of memory; start again with fewer than "
                 f"--workers {workers}, finished work is kept"
             ) from None
 

@@ -129,7 +129,7 @@ def unusable(source: str, key: str, sentence: object) -> InputError:
 
 
 def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
-    """List the corpus into `folder`; plan.json comes last and says that the list is complete."""
+    """List the corpus into `folder`; plan.json comes last: with it the list is complete."""
     from tqdm import tqdm
 
     plan = Plan()

@@ -27,17 +27,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.codec import Codec, build_codec, codec_kind
+from torchtitan.models.dit_tts.codec import build_codec, codec_kind
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare import report, work_folder
-from torchtitan.models.dit_tts.prepare.encode import (
-    Chunk,
-    Run,
-    open_chunks,
-    read_chunk,
-    write_run,
-)
+from torchtitan.models.dit_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
 from torchtitan.models.dit_tts.prepare.executors import (
     Runner,
     codec_devices,
@@ -108,10 +102,11 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
                 )
                 write_run(folder, run)
                 try:
-                    _build(folder, reader, run, codec, state, devices, began)
+                    _build(folder, reader, run, state, devices, began)
                 except InputError:
                     if read_plan(folder) is None:  # not even listed
-                        work_folder.discard(folder)
+                        work_folder.clear(folder)
+                        work_folder.leave(folder)
                     raise
             record = work_folder.read_record(folder)
             work_folder.finish(folder, output, replaces)
@@ -158,29 +153,23 @@ def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str
 
 
 def _build(
-    folder: Path,
-    reader: Reader,
-    run: Run,
-    codec: Codec,
-    state: dict[str, Any],
-    devices: list[str],
-    began: float,
+    folder: Path, reader: Reader, run: Run, state: dict[str, Any], devices: list[str], began: float
 ) -> None:
     """All stages in the work folder, up to prepare.json."""
     options = run.options
     plan = read_plan(folder) or write_plan(reader, options, folder)
-    corrupt = _Corrupt(plan, options)
-    missing = []
+    missing, found = [], Chunk(dropped=dict(plan.dropped), problems=list(plan.problems))
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)
         if chunk is None:
             missing.append(number)
         else:
-            corrupt.add(len(chunk.problems), chunk.problems)
+            found.add(chunk)
+    _check_corrupt(options, plan, found)
     jobs = max(len(missing), -(-plan.items // options.samples_per_shard))
     workers = options.workers or default_workers(jobs, devices)
     with open_engine(options.engine, workers, devices) as runner:
-        encoded = _encode_stage(folder, plan, options, runner, missing, corrupt)
+        encoded = _encode_stage(folder, plan, options, runner, missing, found)
         total = _total(folder, plan)
         if not total.samples.get("train"):
             raise InputError(
@@ -203,7 +192,7 @@ def _build(
         "shards": shards,
         "summary": report.summarise(
             shards,
-            codec.frames_per_second,
+            run.sample_rate / run.hop_length,
             len(chunks.labels("speaker")[1]),
             int((table.without_others() & (chunks.reference_frames == 0)).sum()),
             total,
@@ -221,42 +210,30 @@ def _build(
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 
 
-class _Corrupt:
-    """Counts corrupt recordings and ends the run where they are too many, or none is allowed."""
-
-    def __init__(self, plan: Plan, options: Options):
-        self.options = options
-        self.count = 0
-        self.total = plan.items + plan.dropped.get("undecodable", 0)
-        self.add(plan.dropped.get("undecodable", 0), plan.problems)
-
-    def add(self, count: int, problems: list[list[str]]) -> None:
-        self.count += count
-        if not count:
-            return
-        source, limit = self.options.source, self.options.max_corrupt_fraction
-        key, sentence = problems[-1]
-        if self.options.on_error == "raise":
-            raise InputError(
-                f"{source}: {key}: {sentence}; an earlier run with --on-error skip left it out: go on "
-                "with that, or start over with --overwrite"
-            )
-        if self.count > limit * self.total:
-            raise InputError(
-                f"{source}: {self.count} of {self.total} recordings are corrupt, more than "
-                f"--max-corrupt-fraction = {limit} allows; the last is {key}: {sentence}"
-            )
+def _check_corrupt(options: Options, plan: Plan, found: Chunk) -> None:
+    """Raises InputError where too many of the recordings seen so far are corrupt."""
+    count = found.dropped.get("undecodable", 0)
+    if not count:
+        return
+    key, sentence = found.problems[-1]
+    if options.on_error == "raise":
+        raise InputError(
+            f"{options.source}: {key}: {sentence}; an earlier run with --on-error skip left it out: "
+            "go on with that, or start over with --overwrite"
+        )
+    total = plan.items + plan.dropped.get("undecodable", 0)
+    limit = options.max_corrupt_fraction
+    if count > limit * total:
+        raise InputError(
+            f"{options.source}: {count} of {total} recordings are corrupt, more than "
+            f"--max-corrupt-fraction = {limit} allows; the last is {key}: {sentence}"
+        )
 
 
 def _encode_stage(
-    folder: Path,
-    plan: Plan,
-    options: Options,
-    runner: Runner,
-    missing: list[int],
-    corrupt: _Corrupt,
+    folder: Path, plan: Plan, options: Options, runner: Runner, missing: list[int], found: Chunk
 ) -> int:
-    """Encode the missing chunks; the number of recordings that were in them."""
+    """Encode the missing chunks, and add them to `found`; the number of recordings in them."""
     size = options.chunk_items
     wanted = sum(min(size, plan.items - number * size) for number in missing)
     results = runner("encode:encode_chunk", [(str(folder), number) for number in missing])
@@ -266,13 +243,14 @@ def _encode_stage(
         for result in results:
             if "error" in result:
                 raise InputError(result["error"])
-            corrupt.add(len(result["problems"]), result["problems"])
+            found.add(Chunk(**result["chunk"]))
+            _check_corrupt(options, plan, found)
             bar.update(result["items"])
     return wanted
 
 
 def _total(folder: Path, plan: Plan) -> Chunk:
-    """What list and chunks came to together."""
+    """What list and chunks came to together, in the list's order whatever chunk was encoded first."""
     total = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems))
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)

@@ -40,6 +40,10 @@ NOISY_DB = 20.0
 ABOVE_NOISE_DB = 6.0
 
 
+COUNTED = ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds")
+"""Fields of `Processed` that are summed over a corpus."""
+
+
 @dataclass(frozen=True)
 class Processed:
     """A waveform (samples,) float32 at the codec's rate, and what was done to it."""

@@ -71,8 +71,6 @@ def make_item(
         json.dumps(metadata, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return Unusable(key, "has characters that utf-8 cannot encode (half a surrogate pair)")
-    except RecursionError:
-        return Unusable(key, "has values that are nested too deep")
     text_name, text = _first(metadata, options.text_column, TEXT_NAMES)
     if not isinstance(text, str):
         wanted = options.text_column or " or ".join(TEXT_NAMES)

@@ -3,7 +3,7 @@
 References are other training utterances of the speaker: never the sample itself, and for a held-out
 sample never a held-out one, so that evaluating needs nothing which training has not seen. If the
 speaker has no other training utterance, the reference is a part of the sample itself, half of it at
-most: all of it would let a model copy its target from the reference.
+the maximum: all of it would let a model copy its target from the reference.
 """
 
 import hashlib
@@ -38,9 +38,6 @@ class SpeakerTable:
         counts = np.bincount(speaker[numbers], minlength=int(speaker.max(initial=-1)) + 1)
         self._last = np.cumsum(counts)
         self._first = self._last - counts
-
-    def __len__(self) -> int:
-        return len(self.frames)
 
     def same_speaker(self, sample: int) -> np.ndarray:
         """Numbers of the training samples of a sample's speaker, in order, itself included."""

@@ -3,11 +3,10 @@
 from typing import Any
 
 from torchtitan.models.dit_tts.prepare.encode import Chunk
-from torchtitan.models.dit_tts.prepare.processing import REASONS
+from torchtitan.models.dit_tts.prepare.listing import SHOWN_PROBLEMS
+from torchtitan.models.dit_tts.prepare.processing import COUNTED, REASONS
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.settings import flat
-
-MAX_NAMED_PROBLEMS = 20
 
 
 def summarise(
@@ -33,9 +32,9 @@ def summarise(
         "own_crop_references": own_crops,
         "dropped": dict(sorted(total.dropped.items())),
     }
-    for name in ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds"):
+    for name in COUNTED:
         summary[name] = round(total.counts.get(name, 0), 2)
-    return summary | {"problems": total.problems[:MAX_NAMED_PROBLEMS]}
+    return summary | {"problems": total.problems[:SHOWN_PROBLEMS]}
 
 
 def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[str]:
@@ -86,10 +85,5 @@ def markdown(record: dict[str, Any], source: str) -> str:
         text += [f"- `{key}`: {sentence}" for key, sentence in summary["problems"]]
     text += ["", "## Settings", "", "| | |", "|---|---|"]
     text += [f"| {name} | {value} |" for name, value in flat(record["settings"]).items()]
-    text += ["", "## Shards", "", "| shard | samples | frames | bytes |", "|---|---|---|---|"]
-    text += [
-        f"| {name} | {shard['samples']} | {shard['frames']} | {shard['bytes']} |"
-        for name, shard in record["shards"].items()
-    ]
     # Names of files may hold bytes that are no characters.
     return ("\n".join(text) + "\n").encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 """Options of `titan-tts prepare`, their ranges, and which of them decide the shards' bytes."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
@@ -9,18 +9,12 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from torchtitan.models.dit_tts.errors import InputError
 
-
-def number_or_off(text: str) -> float | None:
-    """An option's value on the command line; None where it is off."""
-    return None if text == "off" else float(text)
-
-
 OrOff = Annotated[
     float | None,
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="FLOAT|off",
-        instance_from_str=lambda words: number_or_off(words[0]),
+        instance_from_str=lambda words: None if words[0] == "off" else float(words[0]),
         is_instance=lambda value: value is None or isinstance(value, (int, float)),
         str_from_instance=lambda value: ["off" if value is None else str(value)],
     ),
@@ -130,31 +124,17 @@ class Options:
 
     def check(self) -> None:
         """Raises InputError where a number is out of its range."""
-        ranges: list[tuple[str, float, float]] = [
-            ("samples_per_shard", 1, math.inf),
-            ("references", 1, math.inf),
-            ("max_reference_frames", 1, math.inf),
-            ("seed", 0, math.inf),
-            ("heldout_fraction", 0, 1),
-            ("workers", 0, math.inf),
-            ("chunk_items", 1, math.inf),
-            ("max_corrupt_fraction", 0, 1),
-        ]
-        values = vars(self) | vars(self.audio)
-        ranges += [(each.name, 0, math.inf) for each in fields(AudioSettings)]
-        for name, low, high in ranges:
-            value = values[name]
-            if value is None or name == "loudness":
+        from_one = ("samples_per_shard", "references", "max_reference_frames", "chunk_items")
+        for name, value in flat(asdict(self)).items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
+            low, high = float(name in from_one), 1.0 if name.endswith("_fraction") else math.inf
+            if name == "loudness":
+                low, high = -70.0, 0.0
             if not low <= value <= high or value == math.inf:
-                limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} = {value}, but it must be {limit} and finite")
-        loudness = self.audio.loudness
-        if loudness is not None and not -70 < loudness <= 0:
-            raise InputError(
-                f"--loudness = {loudness}, but it must be above -70 and at most 0 LUFS, or off"
-            )
 
     def of_shards(self) -> dict[str, Any]:
         """The options that decide the shards' bytes, as prepare.json has them."""

@@ -150,12 +150,6 @@ def keep_shards_of(folder: Path, digest: str) -> None:
     write_atomic(path, digest)
 
 
-def discard(folder: Path) -> None:
-    """Remove a work folder in which nothing is worth keeping."""
-    clear(folder)
-    leave(folder)
-
-
 def leave(folder: Path) -> None:
     """Remove a work folder where nothing but the lock is in it."""
     (folder / _LOCK_NAME).unlink(missing_ok=True)

@@ -158,22 +158,14 @@ def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a trained run. A run without the file is of a version that had only bytes.
-
-    Raises:
-        InputError: the file cannot be read or was changed.
-    """
+    """The vocabulary of a trained run. A run without the file is of a version that had only bytes."""
     if not (folder / FILE_NAME).exists():
         return Vocabulary()
     return from_json(_read(folder / FILE_NAME), str(folder / FILE_NAME))
 
 
 def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
-    """The tokenizer of the pretrained encoder, from the folder of a run.
-
-    Raises:
-        InputError: no file, one that cannot be read, or one that does not belong to `vocabulary`.
-    """
+    """The tokenizer of the pretrained encoder, from the folder of a run that has `vocabulary`."""
     assert vocabulary.subwords is not None
     path = folder / TEXT_FILE_NAME
     contents = _read(path)
@@ -208,8 +200,7 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
         config: the run's resolved config.
 
     Raises:
-        InputError: as `load_vocabulary` and `load_text_tokenizer`, or no file where the config needs
-            one.
+        InputError: a file is missing, cannot be read, was changed, or does not fit the config.
     """
     vocabulary = load_vocabulary(folder)
     wanted = [unit_of(config.encoder.model), *config.data.conditioning]

@@ -1,7 +1,7 @@
 """Makes the feature files of a dataset's texts, one shard at a time.
 
-The features of one shard are in memory while they are made. A file appears when its shard is done, so a
-stopped job goes on with the shards that are missing.
+Features are written batch by batch; one shard's token ids and one batch are in memory. A file appears when
+its shard is done, so a stopped job goes on with the shards that are missing.
 """
 
 import errno
@@ -18,17 +18,21 @@ from torchtitan.models.dit_tts.text.feature_store import (
     FeatureKind,
     feature_paths,
     find_feature_file,
-    write_feature_file,
+    new_feature_file,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, read_texts
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 LONGEST_TEXT = 2048
-"""tokens; a longer text has no features, as one long text in a shard would need all memory"""
+"""tokens; a longer text has no features, as attention over one long text would need all memory"""
 
 _TEXTS_AT_ONCE = 1024
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class _MadeByAnotherJob(Exception):
+    """Another job has finished the same file meanwhile."""
 
 
 def feature_kind(
@@ -99,27 +103,28 @@ def _make_file(
     longest = longest_text(encoder.source)
     tokens = np.array([0 if ids is None else len(ids) for ids in texts], np.int32)
     encoded = {n: ids for n, ids in enumerate(texts) if ids is not None and len(ids) <= longest}
-    has_features = np.isin(np.arange(len(texts)), list(encoded))
-    ends = np.cumsum(np.where(has_features, tokens, 0)).tolist()
-    features = torch.empty(ends[-1] if ends else 0, encoder.width, dtype=kind.torch_dtype)
     samples = list(encoded)
-    for number, hidden in encoder.encode_each(list(encoded.values())):
-        end = ends[samples[number]]
-        features[end - len(hidden) : end] = hidden
-        bar.update()
-    if not torch.isfinite(features).all():
-        raise InputError(
-            f"{dataset.tar_paths[shard]}: features of {kind.model!r} in {kind.encoder_dtype} are not "
-            f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
-        )
+    has_features = np.isin(np.arange(len(texts)), samples)
     digest = dataset.indexes[shard].digest.hex()
-    # Another job may have finished meanwhile. It reads its file, and ours differs in a few bits.
-    if find_feature_file(dataset, shard, kind) is not None:
-        return
     paths = feature_paths(dataset.tar_paths[shard], digest, kind.folder_name)
     for path in paths:
         try:
-            write_feature_file(path, kind, digest, tokens, has_features, features)
+            with new_feature_file(path, kind, digest, tokens, has_features, encoder.width) as write:
+                for number, hidden in encoder.encode_each(list(encoded.values())):
+                    features = hidden.to(kind.torch_dtype)
+                    if not torch.isfinite(features).all():
+                        raise InputError(
+                            f"{dataset.tar_paths[shard]}: features of {kind.model!r} in "
+                            f"{kind.encoder_dtype} are not finite in {kind.stored_dtype}; choose "
+                            f"another [encoder] cache_dtype or dtype"
+                        )
+                    write(samples[number], features)
+                    bar.update()
+                # Another job reads its file by now, and ours differs in a few bits.
+                if find_feature_file(dataset, shard, kind) is not None:
+                    raise _MadeByAnotherJob
+            return
+        except _MadeByAnotherJob:
             return
         except OSError as error:
             if path is paths[-1] or error.errno not in _NOT_WRITABLE:

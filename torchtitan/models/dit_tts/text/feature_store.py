@@ -3,8 +3,8 @@
     train/000000.tar
     train/text_features/t5gemma-2-270m-270m-3f2a0d6c1b5e4789/000000.safetensors
 
-    tokens    (n,) int32    tokens of each sample's text
     hashes    (n,) uint64   XXH3 of the bytes of each sample's features; 0 where it has none
+    tokens    (n,) int32    tokens of each sample's text
     features  (rows, h)     the encoder's last hidden states, text after text
 
 The n samples are in the order of the shard's index. The folder's name ends in a key of all that the
@@ -20,8 +20,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -32,7 +33,7 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, 
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import fingerprint, is_remote, user_cache_folder, write_atomic
+from torchtitan.models.dit_tts.files import atomic_file, fingerprint, is_remote, user_cache_folder
 
 FORMAT_VERSION = 2
 FOLDER_NAME = "text_features"
@@ -45,6 +46,9 @@ SETTLE_SECONDS = 60
 _OPENERS = 8
 _MAX_SLUG = 80
 _METADATA = "titan_tts"
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# A job that is alive writes every few seconds; machines' clocks may differ.
+_STALE_SECONDS = 86400
 # What a read needs of a sample, in one look-up.
 _ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
@@ -106,40 +110,75 @@ class FeatureFile:
         return np.where(self.hashes != 0, self.tokens, 0)
 
 
-def write_feature_file(
+@contextmanager
+def new_feature_file(
     path: str,
     kind: FeatureKind,
     shard_digest: str,
     tokens: np.ndarray,
     has_features: np.ndarray,
-    features: torch.Tensor,
-) -> None:
-    """Writes the features of one shard; the file appears complete or not at all.
+    width: int,
+) -> Iterator[Callable[[int, torch.Tensor], None]]:
+    """Opens a new feature file; it appears under `path` at the end, complete, or not at all.
 
     Args:
         tokens: (n,) int32 tokens of each sample's text.
         has_features: (n,) bool.
-        features: (rows, h) on the CPU in the stored dtype: the rows of every sample that has some.
-    """
-    from safetensors.torch import save
+        width: h.
 
-    data = features.view(torch.uint8).numpy()  # numpy has no bfloat16
+    Yields:
+        A function of a sample's number in the shard and its features (tokens, h) in the stored dtype,
+        on the CPU. It writes them to the file at once, and takes the samples in any order.
+    """
+    n, row_bytes = len(tokens), width * kind.torch_dtype.itemsize
     ends = np.cumsum(np.where(has_features, tokens, 0))
-    assert len(data) == (ends[-1] if len(ends) else 0) and features.dtype == kind.torch_dtype
-    hashes = np.zeros(len(tokens), np.uint64)
-    for sample in np.flatnonzero(has_features):
-        rows = data[ends[sample] - tokens[sample] : ends[sample]]
-        hashes[sample] = xxhash.xxh3_64_intdigest(rows.tobytes())
-    record = {
-        "version": FORMAT_VERSION,
-        "kind": asdict(kind),
-        "shard_digest": shard_digest,
-        "tables_hash": _tables_hash(kind, shard_digest, features.shape[1], tokens, hashes),
-    }
-    tables = {"tokens": torch.from_numpy(tokens), "hashes": torch.from_numpy(hashes)}
-    # One entry, as the library writes several in any order.
-    metadata = {_METADATA: json.dumps(record)}
-    write_atomic(path, save({**tables, "features": features}, metadata))
+    rows = int(ends[-1]) if n else 0
+    hashes = np.zeros(n, np.uint64)
+
+    def header() -> bytes:
+        """Always of the same length."""
+        record = {
+            "version": FORMAT_VERSION,
+            "kind": asdict(kind),
+            "shard_digest": shard_digest,
+            "tables_hash": _tables_hash(kind, shard_digest, width, tokens, hashes),
+        }
+        dtype, end = _DTYPES[kind.stored_dtype], 12 * n + rows * row_bytes
+        entries = {
+            "__metadata__": {_METADATA: json.dumps(record)},
+            "hashes": {"dtype": "U64", "shape": [n], "data_offsets": [0, 8 * n]},
+            "tokens": {"dtype": "I32", "shape": [n], "data_offsets": [8 * n, 12 * n]},
+            "features": {"dtype": dtype, "shape": [rows, width], "data_offsets": [12 * n, end]},
+        }
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _remove_stale_files(os.path.dirname(path))
+    first_row = len(header()) + 12 * n
+    with atomic_file(path) as file:
+
+        def write(sample: int, features: torch.Tensor) -> None:
+            assert features.shape == (tokens[sample], width) and has_features[sample]
+            assert features.dtype == kind.torch_dtype
+            data = features.contiguous().view(torch.uint8).numpy().data  # numpy has no bfloat16
+            hashes[sample] = xxhash.xxh3_64_intdigest(data)
+            file.seek(first_row + int(ends[sample] - tokens[sample]) * row_bytes)
+            file.write(data)
+
+        yield write
+        assert ((hashes != 0) == has_features).all()
+        file.seek(0)
+        file.write(header() + hashes.tobytes() + tokens.tobytes())
+
+
+def _remove_stale_files(folder: str) -> None:
+    """Removes the temporary files of jobs that were killed while they wrote."""
+    for path in glob.glob(os.path.join(glob.escape(folder), ".*.tmp")):
+        with suppress(OSError):  # another job has removed it
+            if time.time() - os.path.getmtime(path) > _STALE_SECONDS:
+                os.unlink(path)
 
 
 def _tables_hash(
@@ -151,11 +190,7 @@ def _tables_hash(
 
 
 def read_feature_file(path: str) -> FeatureFile | None:
-    """The tables of a feature file; None where there is no complete and valid one of this version.
-
-    Raises:
-        InputError: the file is there and cannot be read.
-    """
+    """The tables of a feature file; None where there is no complete and valid one of this version."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -175,11 +210,6 @@ def read_feature_file(path: str) -> FeatureFile | None:
         return FeatureFile(path, os.path.getsize(path), kind, digest, width, offset, tokens, hashes)
     except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
         return None
-    except OSError as error:
-        raise InputError(
-            f"{path}: text features that cannot be read ({error.strerror}); repair that or delete the "
-            f"file, and it is made again"
-        ) from error
 
 
 def feature_paths(tar_path: str, shard_digest: str, folder_name: str) -> list[str]:
@@ -212,7 +242,7 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         for folder, name in _places(tar_path, index.digest.hex()):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
-                # Not the model's whole name, as its folder may have been elsewhere.
+                # Not the model's full path, as its folder may have been elsewhere.
                 if file is not None and (
                     file.kind.slug == kind.slug
                     and replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind
@@ -346,8 +376,8 @@ class TextFeatures:
             )
         if rows > len(out):
             raise InputError(
-                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where at "
-                f"most {len(out)} fit"
+                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where "
+                f"{len(out)} fit"
             )
         assert out.shape[1] * out.itemsize == self._row_bytes
         target = out[:rows].reshape(-1).view(np.uint8).data

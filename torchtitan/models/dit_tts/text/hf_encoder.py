@@ -27,6 +27,7 @@ from torchtitan.models.dit_tts.text.hf_files import (
     quiet,
     weight_files,
 )
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
@@ -139,26 +140,15 @@ class HFEncoderSpec:
                     f"folder with config.json and its safetensors, or download it where there is a "
                     f"network: hf download {self.model}"
                 ) from error
-        self._check_loaded(info)
+        bad = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
+        bad += info.get("error_msgs") or []
+        if bad:
+            raise InputError(
+                f"[encoder] model = {self.model!r}: {len(bad)} of the encoder's weights are not in the "
+                f"checkpoint, or have another shape there ({named(sorted(map(str, bad)), _SHOWN)}); "
+                f"restore the checkpoint, or name the model that it is of"
+            )
         return _core(model)
-
-    def _check_loaded(self, info: dict[str, Any]) -> None:
-        """Raises InputError unless every weight of the encoder came out of the checkpoint."""
-        for names, what in (
-            (info["missing_keys"], "are not in the checkpoint and would be random"),
-            (
-                [entry[0] for entry in info["mismatched_keys"]],
-                "have another shape in the checkpoint",
-            ),
-            (info.get("error_msgs") or [], "were reported as errors"),
-        ):
-            if names:
-                shown = ", ".join(sorted(map(str, names))[:_SHOWN])
-                more = " ..." if len(names) > _SHOWN else ""
-                raise InputError(
-                    f"[encoder] model = {self.model!r}: {len(names)} of the encoder's weights {what} "
-                    f"({shown}{more}); restore the checkpoint, or name the model that it is of"
-                )
 
     def _architecture(self) -> tuple[Any, dict[str, Any], dict[str, str] | None]:
         """(class, options of its construction, renaming of the checkpoint's keys)."""

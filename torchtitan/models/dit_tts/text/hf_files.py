@@ -140,11 +140,6 @@ def fetch_weights(model: str) -> None:
             f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); fetch it where "
             f"there is a network: hf download {model}"
         ) from error
-    if not weight_files(model):
-        raise InputError(
-            f"[encoder] model = {model!r}: the hub has none of {', '.join(WEIGHTS)}; use a model with "
-            f"such weights"
-        )
 
 
 def contents_digest(path: Path) -> bytes:
@@ -176,7 +171,7 @@ def first_line(error: BaseException | None) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hides transformers' progress bars and its table of unexpected keys, which every text-only load
-    of a larger model has; `HFEncoderSpec.load` checks what counts of it."""
+    of a larger model has; `HFEncoderSpec.load` checks what matters."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

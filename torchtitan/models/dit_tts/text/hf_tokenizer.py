@@ -18,16 +18,11 @@ from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import first_line
-from torchtitan.models.dit_tts.text.tokenizer import (
-    ConditionedTokenizer,
-    unicode_bytes,
-)
+from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
     from tokenizers import Encoding, Tokenizer
-
-_NOTHING: Mapping[str, Any] = {}
 
 # Where a model's own files are missing, transformers makes a tokenizer of special tokens alone.
 _MIN_PIECES = 16
@@ -110,14 +105,10 @@ class TextTokenizer:
             return []
         unicode_bytes(text)
         encoding = self._backend.encode(text)
-        found: set[str] = set()
-        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id == self._unknown:
-                characters = set(text[start:stop])
-                # A word that is too long is unknown, too, though its characters are known.
-                alone = {c for c in characters if self._unknown in self._backend.encode(c).ids}
-                found |= alone or characters
-        return sorted(found)
+        offsets = zip(encoding.ids, encoding.offsets, strict=True)
+        # Some models read a word as unknown for one of its characters.
+        seen = {c for i, (start, end) in offsets if i == self._unknown for c in text[start:end]}
+        return sorted(c for c in seen if self._unknown in self._backend.encode(c).ids)
 
     def _has_more_specials(self, encoding: "Encoding") -> bool:
         specials = sum(map(self._special.__contains__, encoding.ids))
@@ -135,11 +126,9 @@ class TextTokenizer:
             if added or content is None or unknown:
                 ids.append(token_id)
             else:
-                ids += [piece for character in content for piece in self._piece_ids(character)]
+                tokenize = self._backend.model.tokenize
+                ids += [piece.id for character in content for piece in tokenize(character)]
         return ids
-
-    def _piece_ids(self, character: str) -> list[int]:
-        return [piece.id for piece in self._backend.model.tokenize(character)]
 
 
 class SubwordTokenizer(ConditionedTokenizer):
@@ -164,18 +153,14 @@ class SubwordTokenizer(ConditionedTokenizer):
             )
 
     def text_ids(self, text: str) -> list[int]:
-        """Ids of a text alone, with the model's special tokens.
-
-        Raises:
-            InputError: the text is not Unicode.
-        """
+        """Ids of a text alone, as `TextTokenizer.ids`."""
         return self.text.ids(text)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
     def encode(
-        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+        self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         return self.condition_ids(metadata, drop) + self.text_ids(text)
 

@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     Vocabulary,
 )
 
-_NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
 
 # Apart from the objective's streams (from 0) and the sampler's (100). By name, so that a field is
 # dropped from the same samples whichever other fields there are.
@@ -92,7 +92,7 @@ class ConditionedTokenizer(BaseTokenizer):
 
     @abstractmethod
     def encode(
-        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+        self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         """Ids of one sample; see `encode_into`."""
 
@@ -100,7 +100,7 @@ class ConditionedTokenizer(BaseTokenizer):
         self,
         row: np.ndarray,
         text: str,
-        metadata: Mapping[str, Any] = _NOTHING,
+        metadata: Mapping[str, Any] = NOTHING,
         drop: Sequence[bool] = (),
     ) -> int:
         """Writes a sample's ids to the start of `row` and leaves the rest as it is.
@@ -199,7 +199,7 @@ class Tokenizer(ConditionedTokenizer):
         return units + np.int32(self.num_special_tokens)
 
     def encode(
-        self, text: str, metadata: Mapping[str, Any] = _NOTHING, drop: Sequence[bool] = ()
+        self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         row = np.empty(len(text) * (4 if self._bytes else 1) + self.num_special_tokens, np.int64)
         return row[: self.encode_into(row, text, metadata, drop)].tolist()
@@ -208,7 +208,7 @@ class Tokenizer(ConditionedTokenizer):
         self,
         row: np.ndarray,
         text: str,
-        metadata: Mapping[str, Any] = _NOTHING,
+        metadata: Mapping[str, Any] = NOTHING,
         drop: Sequence[bool] = (),
     ) -> int:
         data = unicode_bytes(text, "utf-8" if self._bytes else "utf-32-le")

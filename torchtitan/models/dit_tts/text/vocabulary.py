@@ -146,7 +146,7 @@ def make_vocabulary(
         conditioning: names from CONDITIONING_FIELDS, in the order of their tokens.
         values: the values of each field but duration.
         duration_token_seconds: width of a duration bin.
-        max_seconds: the longest duration with a bin of its own; longer ones share the last.
+        max_seconds: the longest duration with a bin of its own; longer ones have the last.
         subwords: for the unit "subwords".
 
     Raises:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.recordings import (
@@ -131,12 +132,8 @@ class LibriTTSR:
         texts = {}
         for suffix in _TEXT_SUFFIXES:
             if stem + suffix in present:
-                with open(
-                    os.path.join(self.root, folder, stem + suffix),
-                    encoding="utf-8",
-                    errors="backslashreplace",
-                ) as file:
-                    texts[suffix] = file.read().strip()
+                path = Path(self.root, folder, stem + suffix)
+                texts[suffix] = path.read_text("utf-8", "backslashreplace").strip()
         if not texts:
             return Unusable(relative, f"has no {stem}{_TEXT_SUFFIXES[0]} beside it")
         original = texts.get(_TEXT_SUFFIXES[1])

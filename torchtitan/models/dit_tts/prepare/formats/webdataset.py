@@ -8,7 +8,6 @@ checked, so that a corrupt tar is never a short list (see `data/tar_reader`).
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
@@ -92,8 +91,11 @@ class AudioWebDataset:
         for kind, found in members.items():
             if len(found) > 1 or found[0].is_link:
                 return Unusable(key, f"has more than one {kind} member, or a link as one")
-        row = _parse(_read(source, members["json"][0]))
-        if row is None:
+        try:
+            row = json.loads(_read(source, members["json"][0]))
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
             return Unusable(key, "has a KEY.json that is not JSON, or no object")
         text = self.options.text_column
         names = (text,) if text else TEXT_NAMES
@@ -106,11 +108,3 @@ class AudioWebDataset:
 
 def _read(source: ShardFile, member: Member) -> bytes:
     return source.pread(member.size, member.offset)
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
