@@ -58,7 +58,7 @@ def stage_of(tmp_path, monkeypatch):
     """Adds stages that are written in the test to those that the check knows."""
 
     def add(**sources: str) -> None:
-        package = tmp_path / "more" / "benchmarks" / "gpu_check"
+        package = tmp_path / "more" / "tools" / "gpu_check"
         package.mkdir(parents=True)
         for name, source in sources.items():
             (package / f"{name}.py").write_text(source)
