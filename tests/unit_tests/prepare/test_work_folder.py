@@ -248,6 +248,10 @@ def test_an_output_of_an_earlier_version_may_be_overwritten(corpus, out):
     (out / "prepare.json").write_text('{"version": 1, "settings": {}, "shards": {}}')
     with pytest.raises(InputError, match="another version; pass --overwrite"):
         prepare(corpus, out, **SMALL)
+    (out / "thesis.tex").write_text("ten years of work")
+    with pytest.raises(InputError, match="holds thesis.tex, which --overwrite would remove"):
+        prepare(corpus, out, **SMALL, overwrite=True)
+    (out / "thesis.tex").unlink()
     prepare(corpus, out, **SMALL, overwrite=True)
     assert sorted(os.listdir(out)) == OUTPUT_NAMES
 

@@ -145,6 +145,11 @@ def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str
             work_folder.tidy(output)
         return record
     if options.overwrite:
+        if foreign := {path.name for path in output.iterdir()} - work_folder.OUTPUT_NAMES:
+            raise InputError(
+                f"{output}: holds {min(foreign)}, which --overwrite would remove with the shards; "
+                "move it away or give another output folder"
+            )
         return None
     raise InputError(
         f"{output}: {why}; pass --overwrite to replace it once the new one is complete, or give "

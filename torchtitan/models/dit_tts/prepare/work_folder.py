@@ -33,6 +33,7 @@ RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
 RECORD_VERSION = 4
 _LOCK_NAME, _REPLACED_NAME, _SHARDS_OF_NAME = "lock", "replaced", "shards_of"
 _SPLIT_NAMES = ("train", "heldout")
+OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _LOCK_NAME, _REPLACED_NAME}
 _SCRATCH = [*("chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json")]
 _SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
 
