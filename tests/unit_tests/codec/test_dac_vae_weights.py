@@ -176,14 +176,14 @@ def test_hub_name(file, codec, tmp_path, monkeypatch):
 def test_unknown_names(name, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(ValueError, match="known are: mel_dct, a DAC-VAE|has 0 files"):
+    with pytest.raises(ValueError, match="known are: mel_dct, a DAC-VAE|but holds none"):
         build_codec(name)
 
 
 def test_paths_without_one_file_of_weights(file, tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for path, sentence in (
-        (tmp_path, "has 0 files of codec weights"),
+        (tmp_path, "must hold one .pth or .safetensors file, but holds none"),
         (tmp_path / "notes.txt", "end in .pth or .safetensors"),
         (tmp_path / "none.pth", "there is no file"),
     ):
@@ -191,7 +191,7 @@ def test_paths_without_one_file_of_weights(file, tmp_path):
             build_codec(str(path))
     for name in ("a.pth", "b.safetensors"):
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match="has 2 files .*a.pth, b.safetensors"):
+    with pytest.raises(ValueError, match="but holds a.pth, b.safetensors"):
         build_codec(str(tmp_path))
 
 

@@ -91,7 +91,7 @@ def _only_file(folder: Path) -> Path:
     if len(found) != 1:
         has = _listed([path.name for path in found]) or "none"
         raise InputError(
-            f"{folder} has {len(found)} files of codec weights ({has}), but must have one; give a file"
+            f"the folder {folder} must hold one .pth or .safetensors file, but holds {has}; give the file"
         )
     return found[0]
 
