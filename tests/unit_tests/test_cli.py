@@ -237,3 +237,9 @@ def test_help_on_the_config_shows_what_is_used_ours_first(capsys):
         assert key in used
     for key in ("c4_test", "--debug.moe", "--parallelism.expert", "--quantize.linear.mx"):
         assert key not in used and key in every
+
+
+def test_a_reader_that_leaves_early_ends_the_output_quietly():
+    command = f"{sys.executable} -m titan_tts train --help-config | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith("usage: ") and "BrokenPipe" not in done.stderr

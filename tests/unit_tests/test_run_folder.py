@@ -113,8 +113,16 @@ def test_the_first_failure_is_kept(tmp_path, config):
 
     # An earlier start's failure is no cause of this one's.
     again = RunFolder(tmp_path, 0)
-    again.fail(InputError("no data"))
-    assert (state_of(tmp_path)["state"], state_of(tmp_path)["error"]) == ("failed", "no data")
+    again.fail(RuntimeError("no data"))
+    failed = state_of(tmp_path)
+    assert (failed["state"], failed["error"]) == ("failed", "no data")
+
+    # A start that was refused changes nothing.
+    refused = RunFolder(tmp_path, 0)
+    refused.start(config)
+    assert state_of(tmp_path)["state"] == "init"
+    refused.fail(InputError("no data"))
+    assert state_of(tmp_path) == failed
 
 
 def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):

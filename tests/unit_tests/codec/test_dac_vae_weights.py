@@ -167,7 +167,7 @@ def test_hub_name(file, codec, tmp_path, monkeypatch):
 def test_names_without_one_file_of_weights(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for name, words in (
-        (tmp_path, "has 0 files of codec weights"),
+        (tmp_path, "must hold one .pth or .safetensors file, but holds none"),
         (tmp_path / "notes.txt", "end in .pth or .safetensors"),
         (tmp_path / "none.pth", "there is no file"),
         ("mp3", "known are: mel_dct"),
@@ -176,7 +176,7 @@ def test_names_without_one_file_of_weights(tmp_path):
         refused(lambda: build_codec(str(name)), words)
     for name in ("a.pth", "b.safetensors"):
         (tmp_path / name).write_bytes(b"x")
-    refused(lambda: build_codec(str(tmp_path)), "has 2 files", "a.pth, b.safetensors")
+    refused(lambda: build_codec(str(tmp_path)), "but holds a.pth, b.safetensors")
 
 
 # ---- corrupt files

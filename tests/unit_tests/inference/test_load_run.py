@@ -96,7 +96,7 @@ def test_which_weights_are_loaded(run, initial):
     assert earlier.step == 2 and above(earlier.model, initial) == 2
     with pytest.raises(InputError, match="no averaged weights"):
         load_run(run, step=2)
-    with pytest.raises(InputError, match="has not checkpoint step-11; it has steps: 2, 10"):
+    with pytest.raises(InputError, match="has no checkpoint step-11; it has steps: 2, 10"):
         load_run(run, step=11)
 
 

@@ -56,3 +56,16 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert f"titan-tts data inspect {tmp_path}/out/train" in first
     assert command.run(options) == 0
     assert "was complete already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "codec, encoder, keys",
+    [
+        ("facebook/dacvae-watermarked", "", ""),
+        ("mel_dct", "", " --encoder.model chars --sampling.codec mel_dct"),
+        ("mel_dct", "some/encoder", " --sampling.codec mel_dct"),
+        ("/weights.pth", "", " --sampling.codec /weights.pth"),
+    ],
+)
+def test_the_suggested_command_has_the_codec_of_the_data(codec, encoder, keys):
+    assert command._differing_keys(Options("in", "out", codec=codec, encode_text=encoder)) == keys

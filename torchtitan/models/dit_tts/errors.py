@@ -55,7 +55,13 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
 
     def wrapped(args: list[str]) -> int:
         try:
-            return function(args) or 0
+            status = function(args) or 0
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:
+            if not _reader_left():
+                raise
+            return 1
         except (InputError, ModuleNotFoundError) as error:
             message = str(error)
             if isinstance(error, ModuleNotFoundError):
@@ -79,6 +85,17 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             return EXIT_INTERRUPTED
 
     return wrapped
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads stdout any more (`| head`); then the rest goes to the null device."""
+    try:
+        sys.stdout.write(" ")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def failure_state(error: BaseException) -> str:

@@ -97,6 +97,8 @@ class RunFolder:
         self.path = path
         self.rank = rank
         self.is_new = not path.exists()
+        self.confirmed = False
+        self.earlier: dict[str, Any] = {}
         self.started = time.time()
         self.step = 0
         self.metrics = JsonLines(path / "metrics.jsonl")
@@ -104,7 +106,8 @@ class RunFolder:
 
     def start(self, config: JobConfig) -> None:
         """Writes the state `init` and, in a new folder, config and environment."""
-        self.step = self._state().get("step", 0)
+        self.earlier = self._state()
+        self.step = self.earlier.get("step", 0)
         if self.rank == 0 and not (self.path / "config.toml").exists():
             self._write_config(config)
         self.set_state("init", self.step)
@@ -112,7 +115,7 @@ class RunFolder:
     def confirm(self, config: JobConfig) -> None:
         """Writes the resolved config and the environment. Called once the checkpoint is loaded, so that
         only a start that works replaces what an earlier one wrote."""
-        self.is_new = False
+        self.confirmed = True
         if self.rank == 0:
             self._write_config(config)
             (self.path / "samples").mkdir(exist_ok=True)
@@ -144,11 +147,13 @@ class RunFolder:
 
     def fail(self, error: BaseException) -> None:
         """Any rank writes why the run ended. The first rank to fail since this start wins: the others
-        fail because of it. A new folder is removed where a wrong input or a signal ended the run
-        before it could train."""
-        if self.is_new and isinstance(error, (InputError, KeyboardInterrupt)):
-            if self.rank == 0:
+        fail because of it. Where a wrong input or a signal ends the start before it can train, a new
+        folder is removed, and another has the state that it had."""
+        if not self.confirmed and isinstance(error, (InputError, KeyboardInterrupt)):
+            if self.rank == 0 and self.is_new:
                 shutil.rmtree(self.path, ignore_errors=True)
+            elif self.rank == 0 and self.earlier:
+                write_atomic(self.path / "state.json", json.dumps(self.earlier) + "\n")
             return
         known = self._state()
         if not known and self.rank != 0:

@@ -79,7 +79,8 @@ def find_weights(name: str) -> tuple[Path, str]:
         if len(found) != 1:
             has = _listed([one.name for one in found]) or "none"
             raise InputError(
-                f"{path} has {len(found)} files of codec weights ({has}), but must have one; give a file"
+                f"the folder {path} must hold one .pth or .safetensors file, but holds {has}; give the "
+                "file"
             )
         return found[0], str(found[0])
     if path.suffix in SUFFIXES:
@@ -90,7 +91,7 @@ def find_weights(name: str) -> tuple[Path, str]:
         raise InputError(f"codec = {name}, but DAC-VAE weights end in {' or '.join(SUFFIXES)}")
     if not HUB_NAME.fullmatch(name):
         raise InputError(
-            f"codec = {name}, but that is no path and no hub name; known are: mel_dct (without weights), "
+            f"codec = {name}, but that is neither a path nor a hub name; known are: mel_dct (without weights), "
             "a weights.pth or .safetensors of a DAC-VAE, the folder of one, or a hub name such as "
             "facebook/dacvae-watermarked"
         )

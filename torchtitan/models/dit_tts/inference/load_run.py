@@ -95,10 +95,11 @@ def load_run(
     config = load_config(["--job.config_file", str(folder / "config.toml")])
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
-    if not steps or (step is not None and step not in steps):
-        found = ", ".join(map(str, steps)) or "none"
-        wanted = "a checkpoint" if step is None else f"checkpoint step-{step}"
-        raise InputError(f"{checkpoints} has not {wanted}; it has steps: {found}")
+    if not steps:
+        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
+    if step is not None and step not in steps:
+        found = ", ".join(map(str, steps))
+        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
     step = steps[-1] if step is None else step
     path = checkpoints / f"step-{step}"
     device = torch.device(device_type)

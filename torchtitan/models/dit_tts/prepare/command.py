@@ -44,5 +44,15 @@ def run(options: Options) -> int:
             )
     train = Path(options.output, "train")
     print(f"inspect it:   titan-tts data inspect {train}")
-    print(f"train on it:  titan-tts train 800m --data.path {train}")
+    print(f"train on it:  titan-tts train 800m --data.path {train}{_differing_keys(options)}")
     return 0
+
+
+def _differing_keys(options: Options) -> str:
+    """The options with which the shipped large configs accept these data."""
+    if options.codec == "facebook/dacvae-watermarked":
+        return ""
+    # The embedded codec is for work without downloads, as is an encoder that is learned.
+    learned = options.codec == "mel_dct" and not options.encode_text
+    encoder = " --encoder.model chars" if learned else ""
+    return f"{encoder} --sampling.codec {options.codec}"

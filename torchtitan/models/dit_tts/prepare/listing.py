@@ -124,7 +124,7 @@ def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iter
 def unusable(source: str, key: str, sentence: object) -> InputError:
     """The error of a recording that cannot be used, where none may be skipped."""
     return InputError(
-        f"{source}: {key}: {sentence}; mend it, or leave such recordings out with --on-error skip"
+        f"{source}: {key}: {sentence}; correct it, or leave such recordings out with --on-error skip"
     )
 
 

@@ -23,7 +23,7 @@ OrOff = Annotated[
 
 @dataclass(frozen=True)
 class AudioSettings:
-    """Steps and filters between a recording and its latents; None switches one off."""
+    """Steps and filters between a recording and its latents; "off" switches one off."""
 
     loudness: OrOff = -16.0
     """Loudness in LUFS (ITU-R BS.1770) that recordings are brought to, or off."""

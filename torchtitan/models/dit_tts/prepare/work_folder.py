@@ -219,7 +219,7 @@ def cannot_write(folder: str | Path, error: OSError) -> str:
     """The sentence about a file system that fails, as a full one does."""
     place = f"{error.filename}: " if error.filename else ""
     return (
-        f"{folder}: cannot be written ({place}{error.strerror or error}); make room or mend it and "
+        f"{folder}: cannot be written ({place}{error.strerror or error}); make room or correct it and "
         "start again, finished work is kept"
     )
 
