@@ -1,9 +1,11 @@
 """The model's sizes from a config."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
+from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model_config import model_flavors
@@ -27,3 +29,13 @@ def test_heads_that_do_not_fit(heads):
     config.encoder.n_heads = heads
     with pytest.raises(InputError, match=f"n_heads = {heads} "):
         model_flavors()["debug"].update_from_config(config)
+
+
+def test_a_trained_encoder_is_built_from_what_can_be_logged(tmp_path):
+    """Upstream's trainer writes the args as JSON."""
+    config = JobConfig()
+    config.encoder.model, config.encoder.frozen = str(write_tiny_t5(tmp_path / "t5")), False
+    args = model_flavors()["debug"]
+    args.update_from_config(config)
+    assert "t5" in json.dumps(asdict(args)["text_encoder"])
+    assert args.text_encoder().width == args.text_dim

@@ -126,6 +126,7 @@ def test_the_first_failure_is_kept(tmp_path, config):
 
 
 def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
+    (tmp_path / "run" / "comm_traces").mkdir(parents=True)  # by a rank that was faster
     ranks = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
     for folder in ranks:
         folder.start(config)
@@ -138,5 +139,6 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     folder.fail(InputError("loss nan"))
     assert state_of(tmp_path / "run")["state"] == "failed"
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("a user's own")
     RunFolder(tmp_path / "mine", 0).fail(InputError("no data"))
     assert (tmp_path / "mine").exists()

@@ -1,7 +1,6 @@
 """The model sizes: the flavors, and what a job config changes in them."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,19 @@ from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
+
+
+@dataclass
+class _PretrainedEncoder:
+    """Builds a pretrained text encoder. Its fields are JSON, since upstream logs the model args so."""
+
+    model: str
+    folder: str
+    download: bool
+
+    def __call__(self) -> nn.Module:
+        source = find_source(self.model, download=self.download, folder=Path(self.folder))
+        return PretrainedTextEncoder(source)
 
 
 @dataclass
@@ -74,7 +86,9 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         )
         self.text_vocab_size = 0
         self.text_dim = source.width
-        self.text_encoder = None if encoder.frozen else partial(PretrainedTextEncoder, source)
+        self.text_encoder = (
+            None if encoder.frozen else _PretrainedEncoder(encoder.model, str(folder), download)
+        )
         resumes = any(folder.glob("*/step-*/.metadata"))
         self.text_encoder_starts = (
             not resumes or not checkpoint.enable or checkpoint.create_seed_checkpoint

@@ -96,7 +96,8 @@ class RunFolder:
     def __init__(self, path: Path, rank: int):
         self.path = path
         self.rank = rank
-        self.is_new = not path.exists()
+        # Another rank's traces of communication may be there already.
+        self.is_new = not path.exists() or {p.name for p in path.iterdir()} <= {"comm_traces"}
         self.confirmed = False
         self.earlier: dict[str, Any] = {}
         self.started = time.time()
