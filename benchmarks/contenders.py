@@ -95,7 +95,7 @@ def make_ours(folder: Path, batch_size: int, workers: int) -> LatentDataLoader:
 
 
 def ours(loader: LatentDataLoader, samples: int) -> Pass:
-    """A pass goes on in the endless order until as many rows were given as there are samples."""
+    """A pass continues in the endless order until as many rows were given as there are samples."""
     batches = iter(loader)
 
     def run() -> Iterator[Batch]:

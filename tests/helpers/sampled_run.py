@@ -1,4 +1,4 @@
-"""A run to sample from, with shards whose samples, voices and lengths can be told apart."""
+"""A run to sample from, with shards whose samples, voices and lengths can be distinguished."""
 
 from dataclasses import dataclass
 from pathlib import Path

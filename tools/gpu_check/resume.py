@@ -1,4 +1,4 @@
-"""Stage: a run that is killed and goes on gives the losses of one that was left alone.
+"""Stage: a run that is killed and resumed gives the losses of one that was not.
 
 The debug flavor in float32 with deterministic kernels, on a few random samples. After the kill the run
 starts anew from its last checkpoint. The bar, 1e-5 of the loss, is for the same numbers by the same

@@ -1,6 +1,6 @@
 """Runs the stages one after another, each in a process of its own and within its time.
 
-A stage that crashes costs the item it crashed at, and goes on behind it in a new process; one that
+A stage that crashes costs the item it crashed at, and continues behind it in a new process; one that
 does not end is killed. What was not reached has a row that says so.
 """
 
@@ -86,13 +86,13 @@ class Supervisor:
         lines = self.settings.folder / f"{stage.name}.jsonl"
         log = self.settings.folder / f"{stage.name}.log"
         deadline = began + budget
-        told = 0
+        reported = 0
         while True:
             process = self._start(stage, lines, log, deadline)
             try:
                 while process.poll() is None and time.time() < deadline + _GRACE_SECONDS:
                     time.sleep(_POLL_SECONDS)
-                    told = self._tell(place, lines, told, began, deadline, result)
+                    reported = self._report(place, lines, reported, began, deadline, result)
                 timed_out = process.poll() is None
             finally:
                 _end(process)
@@ -119,7 +119,7 @@ class Supervisor:
                 why = f"its process ended with status {process.returncode}: {_last_words(log)}"
                 write_row(lines, Row(missing[0], FAILED, why=why))
         result.state = state
-        self._tell(place, lines, told, began, deadline, result)
+        self._report(place, lines, reported, began, deadline, result)
         self.keep(self.results)
 
     def _start(self, stage: Stage, lines: Path, log: Path, deadline: float) -> subprocess.Popen:
@@ -143,19 +143,19 @@ class Supervisor:
                 start_new_session=True,  # killed together with the runs it starts
             )
 
-    def _tell(
+    def _report(
         self,
         place: str,
         lines: Path,
-        told: int,
+        reported: int,
         began: float,
         deadline: float,
         result: StageResult,
     ) -> int:
-        """Says, and keeps, what has come in since `told` rows; returns how many there are now."""
+        """Prints and keeps the rows that came in after the first `reported`; returns how many there are now."""
         names, rows = read_stage(lines)
         result.rows, result.seconds = rows, time.time() - began
-        for number, row in enumerate(rows[told:], start=told + 1):
+        for number, row in enumerate(rows[reported:], start=reported + 1):
             left = max(0.0, deadline - time.time())
             if names:
                 spent = (time.time() - began) / number
@@ -165,7 +165,7 @@ class Supervisor:
                 f"{place} {number}/{len(names or rows)} {row.item}: {describe(row)} "
                 f"({minutes(time.time() - self.began)} gone, at most {minutes(left + later)} to go)"
             )
-        if len(rows) > told:
+        if len(rows) > reported:
             self.keep(self.results)
         return len(rows)
 

@@ -346,7 +346,7 @@ def load(optimizers: TTSOptimizers, folder) -> None:
 
 
 def resume_apart(kind: str, folder, make=lambda: initialized(small_model())) -> float:
-    """How far a run that is saved and loaded after two steps ends from one that goes on."""
+    """How far a run that is saved and loaded after two steps ends from one that continues."""
     model = make()
     optimizers = build(model, kind)
     train(model, optimizers, range(2))

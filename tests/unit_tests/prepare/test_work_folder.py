@@ -1,4 +1,4 @@
-"""Work that is killed goes on to the same bytes, mixes with no other, and replaces only what it may."""
+"""Killed work continues to the same bytes, mixes with no other, and replaces only what it may."""
 
 import errno
 import json

@@ -36,7 +36,7 @@ def settings(folder: Path, seconds: float = 60.0) -> Settings:
 
 
 def run_that(monkeypatch, state: str, then: str) -> list[subprocess.Popen]:
-    """Puts a process in a training run's place, which leaves a state and goes on."""
+    """Puts a process in a training run's place, which leaves a state and continues."""
     started: list[subprocess.Popen] = []
 
     def start(settings, flavor, name, arguments):

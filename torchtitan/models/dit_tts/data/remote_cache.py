@@ -209,7 +209,7 @@ class DiskCache:
         if not self._stopped:
             self._stopped = True
             logger.warning(
-                "%s: cannot be used as a cache (%s); reading goes on, and nothing more is cached",
+                "%s: cannot be used as a cache (%s); reading continues, and nothing more is cached",
                 self.folder,
                 error.strerror or error,
             )

@@ -5,7 +5,7 @@ archive and stops silently, so one flipped bit can lose all of a shard behind it
 header, the end-of-archive marker (two zero blocks) must be there, and only zeros may follow it. Reads
 what `tarfile` reads: ustar, GNU and PAX archives, and old headers without a magic.
 
-A walk reports each problem and goes on at the next valid header, so that the rest of a corrupt archive
+A walk reports each problem and continues at the next valid header, so that the rest of a corrupt archive
 can still be used.
 """
 

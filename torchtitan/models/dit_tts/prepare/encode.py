@@ -45,7 +45,7 @@ class Run:
     sample_rate: int
     hop_length: int
     options: Options
-    token: str  # another one each time that a preparation starts or goes on
+    token: str  # another one each time that a preparation starts or continues
 
 
 @dataclass
@@ -126,7 +126,7 @@ _codec = lru_cache(maxsize=1)(build_codec)
 
 @lru_cache(maxsize=1)
 def _loader(root: str, token: str) -> Loader:
-    """A process's open source: a table's cursor goes on where the last chunk left it."""
+    """A process's open source: a table's cursor continues where the last chunk left it."""
     return Loader(root)
 
 
@@ -134,7 +134,7 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     """Encode the recordings of a chunk.
 
     Returns:
-        {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence} where the user has to mend
+        {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence} where the user has to correct
         something.
     """
     work = Path(folder)

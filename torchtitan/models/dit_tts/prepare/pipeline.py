@@ -12,7 +12,7 @@ makes, all at once at the end:
 
     list (listing.py) -> encode chunks (encode.py) -> choose references, write shards (pack_shards.py)
 
-It can be killed at any moment and goes on where it was (work_folder.py). The shards' bytes depend on
+It can be killed at any moment and continues where it was (work_folder.py). The shards' bytes depend on
 the recordings and the settings, never on the number of workers, the engine or the kills.
 """
 

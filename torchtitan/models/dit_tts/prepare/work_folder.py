@@ -12,7 +12,7 @@
       replaced/                the earlier OUTPUT, while this one takes its place
 
 Every file appears complete or not at all. The last steps are: prepare.json is written, the scratch
-files are removed, the folder is renamed to OUTPUT. A kill between them is mended by the next run.
+files are removed, the folder is renamed to OUTPUT. A kill between them is repaired by the next run.
 """
 
 import fcntl

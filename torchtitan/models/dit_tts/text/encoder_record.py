@@ -75,7 +75,7 @@ def check_mode(
 
     Args:
         folder: of the run that trained the weights.
-        resumes: that run goes on; otherwise a new run starts from its weights.
+        resumes: that run continues; otherwise a new run starts from its weights.
         model_only: only the model is loaded, without optimizer and averaged weights.
 
     Raises:

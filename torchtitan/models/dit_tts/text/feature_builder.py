@@ -1,7 +1,7 @@
 """Makes the feature files of a dataset's texts, one shard at a time.
 
 Features are written batch by batch; one shard's token ids and one batch are in memory. A file appears when
-its shard is done, so a stopped job goes on with the shards that are missing.
+its shard is done, so a stopped job continues with the shards that are missing.
 """
 
 import errno
