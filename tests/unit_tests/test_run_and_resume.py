@@ -279,7 +279,10 @@ def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_pa
     write_tiny_t5gemma2(encoder, seed=1)
     before = folder.metrics()
     assert train("run", *arguments, "--training.steps=4") == 2
-    assert "was trained with its weights" in capsys.readouterr().err and folder.metrics() == before
+    assert (
+        "restore the encoder that the run had" in capsys.readouterr().err
+        and folder.metrics() == before
+    )
 
 
 @pytest.mark.long
