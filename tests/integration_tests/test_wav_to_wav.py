@@ -88,7 +88,7 @@ def test_a_voice_from_a_wav_says_a_text_into_a_wav(parts, trained):
     assert np.isfinite(samples).all() and samples.std() > 1e-4 and np.abs(samples).max() <= 1
 
 
-def test_a_recogniser_reads_recordings_and_speech_at_their_own_rates(parts, trained):
+def test_a_recognizer_reads_recordings_and_speech_at_their_own_rates(parts, trained):
     folder, *_ = parts
     sources = ["--heldout", folder / "data/heldout", "--recordings", CORPUS]
     done = titan_tts("evaluate", trained.folder, *sources, "--sampling-steps=1", "--pictures=1")

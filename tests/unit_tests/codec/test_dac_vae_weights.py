@@ -282,7 +282,7 @@ def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path):
         with_zeros = codec.encode(torch.nn.functional.pad(waveform, (0, missing))).numpy()
         assert (np.abs(stored - with_zeros)[-1].max() > 0.02) == (missing > 0)
 
-    # Weights are recognised in another file, and others are refused.
+    # Weights are recognized in another file, and others are refused.
     write_safetensors(codec.network, tmp_path / "elsewhere.safetensors")
     assert prepare(tmp_path / "elsewhere.safetensors")["reused"]
     with pytest.raises(ValueError, match="codec_fingerprint was"):

@@ -148,13 +148,13 @@ def test_float32_arrays_and_given_buffers(tmp_path, samples):
     dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
     latents = np.full((300, CHANNELS), 7, np.float32)
     reference = np.full((3, CHANNELS), 7, np.float16)
-    loaded = dataset.load(0, {"latents": latents, "reference": reference})
-    read_latents, read_reference = loaded.arrays.values()
+    loaded = dataset.load(0, [latents, reference])
+    read_latents, read_reference = loaded.arrays
     assert np.shares_memory(read_latents, latents) and len(read_latents) == len(sample.latents)
     np.testing.assert_array_equal(read_latents, sample.latents)
     assert (latents[len(sample.latents) :] == 7).all()
     np.testing.assert_array_equal(read_reference, sample.reference[:3])
-    cropped = dataset.load(0, {"latents": np.empty((5, CHANNELS), np.float32)}).latents
+    cropped = dataset.load(0, [np.empty((5, CHANNELS), np.float32), reference]).latents
     np.testing.assert_array_equal(cropped, sample.latents[:5])
 
 
@@ -327,19 +327,21 @@ def test_several_starting_at_once_write_the_same_index(tmp_path):
 
 def test_derived_columns_belong_to_the_contents_of_a_tar(tmp_path):
     tar = str(make_shards(tmp_path, 4, channels=CHANNELS, shards=1) / "000000.tar")
-    made = index.load_index(tar)
+    made = index.load_index(tar).digest
     assert index.load_column(tar, made, "tokens-a") is None
     counts = np.array([3, 1, 4, 1], np.int32)
     index.save_column(tar, made, "tokens-a", counts)
     stored = tmp_path / "000000.tar.idx.tokens-a"
-    np.testing.assert_array_equal(index.load_column(tar, index.load_index(tar), "tokens-a"), counts)
+    np.testing.assert_array_equal(
+        index.load_column(tar, index.load_index(tar).digest, "tokens-a"), counts
+    )
     assert index.load_column(tar, made, "tokens-b") is None
     for bad in (b"", stored.read_bytes()[:-1] + b"?"):
         stored.write_bytes(bad)
         assert index.load_column(tar, made, "tokens-a") is None
     index.save_column(tar, made, "tokens-a", counts)
     write_shard(tar, make_samples(4, seed=5, channels=CHANNELS))
-    assert index.load_column(tar, index.load_index(tar), "tokens-a") is None
+    assert index.load_column(tar, index.load_index(tar).digest, "tokens-a") is None
 
 
 def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):
@@ -356,8 +358,8 @@ def test_read_only_folder_uses_the_cache(tmp_path, monkeypatch):
         monkeypatch.setattr(index, "write_atomic", refuse)
     dataset = open_dataset(str(folder), CHANNELS)
     tar = str(folder / "000000.tar")
-    index.save_column(tar, index.load_index(tar), "tokens-a", np.arange(4))
-    assert index.load_column(tar, index.load_index(tar), "tokens-a").tolist() == [0, 1, 2, 3]
+    index.save_column(tar, index.load_index(tar).digest, "tokens-a", np.arange(4))
+    assert index.load_column(tar, index.load_index(tar).digest, "tokens-a").tolist() == [0, 1, 2, 3]
     assert os.listdir(folder) == ["000000.tar"]
     monkeypatch.setattr(index, "build_index", None)  # must not be needed
     assert open_dataset(str(folder), CHANNELS).fingerprint == dataset.fingerprint

@@ -49,8 +49,8 @@ def test_an_index_of_another_table_is_made_anew(tmp_path, samples, monkeypatch):
     write_shard(tmp_path / "a.tar", samples.values())
     with monkeypatch.context() as patch:
         patch.setattr(members, "ARRAYS", members.ARRAYS[:2])
-        assert "f0" not in open_dataset(str(tmp_path), CHANNELS).load(0).arrays
-    f0 = open_dataset(str(tmp_path), CHANNELS).load(0).arrays["f0"]
+        assert len(open_dataset(str(tmp_path), CHANNELS).load(0).arrays) == 2
+    f0 = open_dataset(str(tmp_path), CHANNELS).load(0).arrays[2]
     np.testing.assert_array_equal(f0, f0_of(samples["a:utt000000"]))
 
 

@@ -73,7 +73,7 @@ def test_each_item_is_said_in_its_voice_for_its_estimated_time(loaded):
 
 
 class WordsInSamples:
-    """A recogniser that reads a word for each sample: the tenth's index among the digits."""
+    """A recognizer that reads a word for each sample: the tenth's index among the digits."""
 
     WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

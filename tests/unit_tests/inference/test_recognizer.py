@@ -1,4 +1,4 @@
-"""The recogniser understands recordings and the codec's sound, and does not flatter."""
+"""The recognizer understands recordings and the codec's sound, and does not flatter."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every format's reader: what it lists, how it is recognised, and which mistakes it names."""
+"""Every format's reader: what it lists, how it is recognized, and which mistakes it names."""
 
 import datetime
 import hashlib
@@ -326,7 +326,7 @@ def test_bad_tables(tmp_path):
         items_of(tmp_path / "t.arrow")
 
 
-def test_layouts_are_recognised_or_named(tmp_path):
+def test_layouts_are_recognized_or_named(tmp_path):
     tone(tmp_path / "a.wav")
     with pytest.raises(InputError, match="has no known layout") as caught:
         items_of(tmp_path)

@@ -7,6 +7,7 @@ field `config_args`, that field gets the command line's keys of a config (--sect
 """
 
 import dataclasses
+import difflib
 import importlib
 import inspect
 from importlib.metadata import PackageNotFoundError, version
@@ -14,9 +15,12 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import report_input_errors
+from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
-_DESCRIPTION = "Train, prepare data, plan, generate and evaluate DiT text-to-speech."
+_DESCRIPTION = (
+    "Train, prepare data, plan, generate and evaluate DiT text-to-speech. "
+    "titan-tts --version prints the versions."
+)
 
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
@@ -58,6 +62,8 @@ def main(args: list[str]) -> int:
         return 0
     completion = any(arg.startswith("--tyro-") for arg in args)
     command = _chosen(args)
+    if command is None and not any(arg.startswith("-") for arg in args):
+        args = [*args, "--help"]  # of all commands or of a group's
     config_args: list[str] = []
     if command is not None and "config_args" in command.Options.__dataclass_fields__:
         args, config_args = _split_config_args(args)
@@ -65,7 +71,7 @@ def main(args: list[str]) -> int:
         _union(_COMMANDS, None if completion else args),
         prog="titan-tts",
         description=_DESCRIPTION,
-        args=args or ["--help"],
+        args=args,
         config=_STYLE,
     )
     if config_args:
@@ -90,11 +96,19 @@ def _load(target: str) -> Any:
 
 
 def _chosen(args: list[str]) -> Any:
-    """The module of the command that the first arguments name; None if they name none."""
+    """The module of the command that the first arguments name; None if they name none or a group.
+
+    Raises:
+        InputError: there is no such command.
+    """
     target: Any = _COMMANDS
     for arg in args:
-        if arg not in target:
+        if arg.startswith("-"):
             return None
+        if arg not in target:
+            close = difflib.get_close_matches(arg, target, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(target)}"
+            raise InputError(f"there is no command {arg!r}: {hint}")
         target = target[arg][0]
         if isinstance(target, str):
             return _load(target)

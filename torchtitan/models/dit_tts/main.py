@@ -25,6 +25,7 @@ _UPSTREAM_LOG = (
     "Checkpointing active",
     "oading the checkpoint",
     "Training starts at step",
+    "Training completed",
     "Sleeping 2 seconds",
     "purge thread",
 )

@@ -6,6 +6,7 @@ counts them, over the device's dense bf16 peak. Goodput MFU counts the real leng
 
 import math
 import re
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -93,8 +94,12 @@ class TTSMetricsProcessor(MetricsProcessor):
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
     ):
-        without_tensorboard = replace(job_config.metrics, enable_tensorboard=False)
-        super().__init__(replace(job_config, metrics=without_tensorboard), parallel_dims)
+        # Ours is opened in `start`, once the step is known; and a log file needs no colors.
+        plain = job_config.metrics.disable_color_printing or not sys.stderr.isatty()
+        metrics = replace(
+            job_config.metrics, enable_tensorboard=False, disable_color_printing=plain
+        )
+        super().__init__(replace(job_config, metrics=metrics), parallel_dims)
         self.job_config = job_config
         self.model_args = model_args
         self.peak = peak_flops(
@@ -113,7 +118,9 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Called once the checkpoint is loaded, on every rank."""
         self.first_step = self.last_logged_step = resumed_step
         self.start_time = self.time_last_log = time.perf_counter()
-        if self.peak is None:
+        if resumed_step >= self.total_steps:
+            pass  # nothing is left to measure
+        elif self.peak is None:
             logger.info(
                 "No MFU: the peak of this device is not known; set [metrics] peak_tflops to get it"
             )

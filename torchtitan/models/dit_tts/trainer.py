@@ -211,6 +211,18 @@ class DiTTTSTrainer(Trainer):
         self.metrics_processor.total_steps = self.step + left
         return left > 0
 
+    def train(self) -> None:
+        super().train()
+        if self.step > self.metrics_processor.first_step:
+            checkpoint = self.config.checkpoint
+            saved = self.run_folder.path / checkpoint.folder / f"step-{self.step}"
+            where = (
+                f"checkpoint: {saved}"
+                if checkpoint.enable
+                else "[checkpoint] enable = false: nothing is saved"
+            )
+            logger.info(f"Trained to step {self.step}; {where}")
+
     def close(self) -> None:
         self.dataloader.close()
         super().close()

@@ -194,6 +194,14 @@ def load_config(args: list[str]) -> JobConfig:
     return resolve(TTSConfigManager().parse_args(args))
 
 
+def load_run_config(folder: Path) -> JobConfig:
+    """The config that a run has written to its folder. Raises InputError where there is none."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise InputError(f"{folder} is no run's folder: it has no config.toml; give outputs/NAME")
+    return load_config(["--job.config_file", str(path)])
+
+
 def resolve(
     config: JobConfig, vocab_size: int | None = None, steps: int | None = None
 ) -> JobConfig:

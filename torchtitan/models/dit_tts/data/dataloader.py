@@ -100,11 +100,11 @@ class Features(Protocol):
 class Row(NamedTuple):
     """What a sample is written to.
 
-    arrays by their names in `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
+    arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
     and which of the conditioning tokens to drop.
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: Sequence[np.ndarray]
     text_ids: np.ndarray
     features: np.ndarray | None
     drop: Sequence[bool]
@@ -259,12 +259,12 @@ class LatentDataLoader(BaseDataLoader):
         padded = {"frames": T, "reference_frames": R}
         channels = self.dataset.latent_channels
         arrays = {
-            member.name: self._empty(
+            member.entry: self._empty(
                 self._memory, rows, padded[member.length], member.width or channels
             )
             for member in members.ARRAYS
         }
-        arrays_rows = {name: array.numpy() for name, array in arrays.items()}
+        arrays_rows = zip(*(array.numpy() for array in arrays.values()))
         features_rows: Sequence[np.ndarray | None] = [None] * rows
         if self.features is not None:
             features = self._empty(self._features_memory, rows, L, self.features.width)
@@ -276,11 +276,10 @@ class LatentDataLoader(BaseDataLoader):
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
         fetched = self.dataset.fetch(samples)
         lengths, used = [], []
-        for row, sample in enumerate(samples.tolist()):
+        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist())
+        for row, (sample, into) in enumerate(zip(samples.tolist(), into_rows)):
             if self._closed:
                 raise RuntimeError("the loader was closed")
-            own = {name: array[row] for name, array in arrays_rows.items()}
-            into = Row(own, text_ids[row], features_rows[row], drop[row].tolist())
             try:
                 lengths.append(self._load_row(sample, fetched, into))
             except CorruptSampleError as error:
@@ -302,7 +301,7 @@ class LatentDataLoader(BaseDataLoader):
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
         input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
-        input_dict |= {member.entry: arrays[member.name] for member in members.ARRAYS}
+        input_dict |= arrays
         input_dict |= {
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
@@ -351,8 +350,8 @@ class LatentDataLoader(BaseDataLoader):
             # Perhaps the cache or the way here corrupted it: once more, from its origin.
             self.dataset.forget(sample)
             loaded = self.dataset.load(sample, arrays, self.dataset.fetch([sample])[sample])
-        for name, array in loaded.arrays.items():
-            arrays[name][len(array) :].fill(0)
+        for array, target in zip(loaded.arrays, arrays):
+            target[len(array) :].fill(0)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second

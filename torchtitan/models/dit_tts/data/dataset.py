@@ -13,9 +13,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,18 +40,18 @@ class CorruptSampleError(InputError):
 
 
 class LoadedSample(NamedTuple):
-    """arrays: (rows, width) by their names in `members.ARRAYS`. metadata: the JSON's object."""
+    """arrays: (rows, width), in the order of `members.ARRAYS`. metadata: the JSON's object."""
 
-    arrays: dict[str, np.ndarray]
+    arrays: list[np.ndarray]
     metadata: dict[str, Any]
 
     @property
     def latents(self) -> np.ndarray:
-        return self.arrays["latents"]
+        return self.arrays[0]
 
     @property
     def reference(self) -> np.ndarray:
-        return self.arrays["reference"]
+        return self.arrays[1]
 
 
 def open_dataset(
@@ -158,7 +157,7 @@ class Dataset:
     `latents_item_bytes` (2 for float16, 4 for float32).
 
     Attributes:
-        indexes: of each shard.
+        digests: of each shard's contents, SHA-256.
         characters: the distinct characters of all texts, in ascending order.
         problems: (tar path, problem) of all that the indexes leave out.
         corrupt_samples: how many samples that are. A tar that is itself corrupt is taken to have had
@@ -185,20 +184,19 @@ class Dataset:
         self._first = [0, *np.cumsum(lengths).tolist()]
         self.shard = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         self.source = np.repeat(np.asarray(sources, dtype=np.int32), lengths)
-        columns = np.concatenate([index.columns for index in indexes])
-        # Views of the joined columns, so that no row is in memory twice.
-        self.indexes = [
-            replace(index, columns=columns[first : first + len(index)])
-            for first, index in zip(self._first, indexes, strict=False)
-        ]
-        self._extents = ExtentTable(columns, latent_channels)
-        self.frames = columns["frames"].copy()
-        self.reference_frames = columns["reference_frames"].copy()
-        self.text_bytes = columns["text_bytes"]
-        self.text_chars = columns["text_chars"]
-        self.latents_hash = columns["latents_hash"]
-        self.latents_item_bytes = columns["latents_item_bytes"]
+
+        def column(name: str) -> np.ndarray:
+            return np.concatenate([index.columns[name] for index in indexes])
+
+        # The indexes themselves are not kept: a million samples are 95 MB in each process.
+        self._extents = ExtentTable(column, latent_channels)
+        self.frames, self.reference_frames = column("frames"), column("reference_frames")
+        self.text_bytes, self.text_chars = column("text_bytes"), column("text_chars")
+        self.latents_hash = self._extents.rows["latents_hash"]
+        self.latents_item_bytes = self._extents.rows["latents_item_bytes"]
+        self._keys, self._key_end = [index.keys for index in indexes], column("key_end")
         self.tar_bytes = [index.tar_bytes for index in indexes]
+        self._tar_versions = [index.tar_version for index in indexes]
         self._reader = reader
         self._files = LocalFiles(self.tar_paths, self.tar_bytes)
         self._remote = [is_remote(tar_path) for tar_path in tar_paths]
@@ -210,10 +208,11 @@ class Dataset:
             for problem in index.problems
         ]
         self.corrupt_samples = _corrupt_samples(indexes)
+        self.digests = [index.digest for index in indexes]
         digest = hashlib.sha256()
-        for tar_path, index in zip(tar_paths, indexes, strict=True):
+        for tar_path, shard_digest in zip(tar_paths, self.digests, strict=True):
             name = shard_name(tar_path).encode("utf-8", "surrogateescape")
-            digest.update(name + b"\0" + index.digest)
+            digest.update(name + b"\0" + shard_digest)
         self.fingerprint: str = digest.hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -230,7 +229,8 @@ class Dataset:
     def key(self, sample: int) -> str:
         """The sample's name within its shard."""
         shard = int(self.shard[sample])
-        return self.indexes[shard].key(int(sample) - self._first[shard])
+        start = int(self._key_end[sample - 1]) if sample > self._first[shard] else 0
+        return self._keys[shard][start : int(self._key_end[sample])].decode("utf-8")
 
     def sample_id(self, sample: int) -> str:
         """`shard:key`, the shard being the tar's file name without `.tar`.
@@ -242,14 +242,14 @@ class Dataset:
     def load(
         self,
         sample: int,
-        out: Mapping[str, np.ndarray] | None = None,
+        out: Sequence[np.ndarray] | None = None,
         fetched: bytearray | None = None,
     ) -> LoadedSample:
         """Read a sample into the first rows of the given buffers.
 
         Args:
-            out: by name of the array, C-contiguous (rows, width) float16 or float32, to whose rows the
-                array is cropped; made as float32 of the full length where there is none.
+            out: for each array, C-contiguous (rows, width) float16 or float32, to whose rows it is
+                cropped; None: float32 of the full length.
             fetched: the sample's bytes from `fetch`.
 
         Raises:
@@ -259,13 +259,13 @@ class Dataset:
         extents = self._extents[sample]
         data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
         stored = self._checked(sample, extents, data)
-        arrays = {}
-        for member, bytes_of, item_bytes in zip(members.ARRAYS, stored, extents.item_bytes):
-            target = out.get(member.name) if out else None
-            if target is None:
-                width = member.width or self.latent_channels
-                target = np.empty((len(bytes_of) // (width * item_bytes), width), np.float32)
-            arrays[member.name] = fill(bytes_of, item_bytes, target)
+        if out is None:
+            widths = [member.width or self.latent_channels for member in members.ARRAYS]
+            out = [
+                np.empty((len(data) // (width * item_bytes), width), np.float32)
+                for data, width, item_bytes in zip(stored, widths, extents.item_bytes)
+            ]
+        arrays = list(map(fill, stored, extents.item_bytes, out))
         return LoadedSample(arrays, json.loads(str(stored[-1], "utf-8")))
 
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -322,11 +322,8 @@ class Dataset:
 
     def _remote_extents(self, sample: int, extents: SampleExtents) -> list[Extent]:
         shard = int(self.shard[sample])
-        index = self.indexes[shard]
-        return [
-            Extent(self.tar_paths[shard], index.tar_bytes, index.tar_version, *span)
-            for span in extents.spans
-        ]
+        tar = self.tar_paths[shard], self.tar_bytes[shard], self._tar_versions[shard]
+        return [Extent(*tar, *span) for span in extents.spans]
 
     def _read(self, sample: int, extents: SampleExtents) -> memoryview:
         """The joined bytes of the spans, valid until this thread's next read."""

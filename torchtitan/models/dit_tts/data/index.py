@@ -16,7 +16,6 @@ import json
 import os
 import struct
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import xxhash
@@ -84,7 +83,7 @@ class ShardIndex:
         extras_json = json.dumps(extras, sort_keys=True).encode("ascii")
         return self.columns.tobytes() + self.keys + extras_json
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
         """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar
         was copied, and whatever this file's format and the problems' words come to be."""
@@ -122,8 +121,12 @@ def load_index(tar_path: str) -> ShardIndex:
         source.close()
 
 
-def load_column(tar_path: str, index: ShardIndex, name: str) -> np.ndarray | None:
+def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
     """A derived column that `save_column` stored: one value per row of the shard.
+
+    Args:
+        digest: of the shard's index.
+        name: of the column.
 
     Returns:
         None where there is none, or it is corrupt, or it belongs to other contents of the tar.
@@ -135,28 +138,24 @@ def load_column(tar_path: str, index: ShardIndex, name: str) -> np.ndarray | Non
         except OSError:
             continue
         key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
-        if key == _column_key(index, data):
+        if key == digest + xxhash.xxh3_64_digest(data):
             return np.load(io.BytesIO(data), allow_pickle=False)
     return None
 
 
-def save_column(tar_path: str, index: ShardIndex, name: str, values: np.ndarray) -> None:
+def save_column(tar_path: str, digest: bytes, name: str, values: np.ndarray) -> None:
     """Store a derived column, such as the token counts of one tokenizer, beside the index.
 
     Args:
+        digest: of the shard's index.
         name: names the file, so it must tell apart whatever the values depend on besides the shard.
-        values: (len(index), ...) one entry per row of the shard.
+        values: (samples, ...) one entry per row of the shard.
     """
-    assert len(values) == len(index)
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     data = buffer.getvalue()
     places = [f"{place}.{name}" for place in _sidecar_places(tar_path)]
-    _write_first(places, _column_key(index, data) + data)
-
-
-def _column_key(index: ShardIndex, data: bytes) -> bytes:
-    return index.digest + xxhash.xxh3_64_digest(data)
+    _write_first(places, digest + xxhash.xxh3_64_digest(data) + data)
 
 
 def build_index(source: ShardFile) -> ShardIndex:

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -45,53 +46,58 @@ class SampleExtents(NamedTuple):
 
 
 class ExtentTable:
-    """The extents of any sample, from the columns of an index.
+    """The extents of any sample; `rows` has them as columns.
 
     Args:
-        columns: (samples,) of `members.index_dtype()`.
+        column: (samples,) the column of `members.index_dtype()` of that name, over all shards.
         channels: width of the latents.
     """
 
-    def __init__(self, columns: np.ndarray, channels: int):
+    def __init__(self, column: Callable[[str], np.ndarray], channels: int):
         arrays = [member.name for member in members.ARRAYS]
         names = [*arrays, "metadata"]
-        offsets = np.stack([columns[f"{name}_offset"] for name in names])
-        sizes = np.empty_like(offsets)
-        for number, member in enumerate(members.ARRAYS):
-            row_bytes = columns[f"{member.name}_item_bytes"] * np.int64(member.width or channels)
-            sizes[number] = columns[member.length] * row_bytes
-        sizes[-1] = columns["metadata_bytes"]
-        first, last = offsets.min(axis=0), (offsets + sizes).max(axis=0)
-        self._scattered = last - first - sizes.sum(axis=0) > _MAX_GAP_BYTES
-        starts = np.where(self._scattered, sizes.cumsum(axis=0) - sizes, offsets - first)
-        self._offsets = columns[[f"{name}_offset" for name in names]]
+        offsets = [column(f"{name}_offset") for name in names]
+        sizes = [
+            column(member.length)
+            * (column(f"{member.name}_item_bytes") * np.int64(member.width or channels))
+            for member in members.ARRAYS
+        ]
+        sizes.append(column("metadata_bytes"))
+        first = np.minimum.reduce(offsets)
+        last = np.maximum.reduce([offset + size for offset, size in zip(offsets, sizes)])
+        scattered = last - first - sum(sizes) > _MAX_GAP_BYTES
         # All that a read needs in one row: one look-up brings it as Python integers.
-        rows: dict[str, np.ndarray] = {"first": first, "last": last}
-        for name, start, size in zip(names, starts, sizes, strict=True):
-            rows |= {f"{name}_start": start, f"{name}_stop": start + size}
-        rows |= {f"{name}_hash": columns[f"{name}_hash"] for name in names}
-        rows |= {f"{name}_item_bytes": columns[f"{name}_item_bytes"] for name in arrays}
-        types = {
-            name: "<u4" if name.endswith(("start", "stop")) else rows[name].dtype for name in rows
-        }
-        self._rows = np.empty(len(columns), list(types.items()))
-        for name, values in rows.items():
-            self._rows[name] = values
-        self._hashes_at = 2 + 2 * len(names)
-        self._item_bytes_at = self._hashes_at + len(names)
+        ends = [f"{name}_{end}" for name in names for end in ("start", "stop")]
+        hashes, item_bytes = [f"{n}_hash" for n in names], [f"{n}_item_bytes" for n in arrays]
+        kinds = {"first": "<i8", "last": "<i8"} | dict.fromkeys(ends, "<u4")
+        kinds |= dict.fromkeys(hashes, "<u8") | dict.fromkeys(item_bytes, "<u1")
+        self.rows = np.empty(len(first), list(kinds.items()))
+        self.rows["first"], self.rows["last"] = first, last
+        position = np.zeros(len(first), np.int64)
+        for name, offset, size in zip(names, offsets, sizes):
+            start = np.where(scattered, position, offset - first)
+            self.rows[f"{name}_start"], self.rows[f"{name}_stop"] = start, start + size
+            position += size
+        for name in (*hashes, *item_bytes):
+            self.rows[name] = column(name)
+        count = len(names)
+        self._starts, self._stops = slice(2, 2 + 2 * count, 2), slice(3, 2 + 2 * count, 2)
+        self._hashes = slice(2 + 2 * count, 2 + 3 * count)
+        self._item_bytes = slice(2 + 3 * count, None)
+        self._scattered = dict.fromkeys(np.flatnonzero(scattered).tolist(), ())
+        for sample in self._scattered:
+            self._scattered[sample] = tuple(int(offset[sample]) for offset in offsets)
 
     def __getitem__(self, sample: int) -> SampleExtents:
-        row = self._rows[sample].item()
-        hashes_at, item_bytes_at = self._hashes_at, self._item_bytes_at
+        row = self.rows[sample].item()
+        parts = list(zip(row[self._starts], row[self._stops]))
         spans = [row[:2]]
-        parts = list(zip(row[2:hashes_at:2], row[3:hashes_at:2], strict=True))
-        if self._scattered[sample]:
-            offsets = self._offsets[sample].item()
+        if sample in self._scattered:
+            offsets = self._scattered[sample]
             spans = [
-                (offset, offset + stop - start)
-                for offset, (start, stop) in zip(offsets, parts, strict=True)
+                (offset, offset + stop - start) for offset, (start, stop) in zip(offsets, parts)
             ]
-        return SampleExtents(spans, parts, row[hashes_at:item_bytes_at], row[item_bytes_at:])
+        return SampleExtents(spans, parts, row[self._hashes], row[self._item_bytes])
 
 
 class LocalFiles:

@@ -28,8 +28,7 @@ class ArrayMember:
     """An array of every sample, stored as float16 or float32 (rows, width).
 
     Attributes:
-        name: of its index columns `NAME_offset`, `NAME_hash`, `NAME_item_bytes`, and in
-            `LoadedSample.arrays`.
+        name: of its index columns `NAME_offset`, `NAME_hash`, `NAME_item_bytes`, and in messages.
         suffix: of its tar member, `KEY.SUFFIX`.
         length: index column with its number of rows. "frames" rows stand for latent frames: they are
             as many as the latents, and cropped and padded with them to T of the batch.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError
 
 Paths = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="PATH [PATH ...]")]
@@ -33,11 +34,12 @@ class Options:
 
 
 def run(options: Options) -> int:
+    check_input(options.path, options.frames_per_second)
+
     from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.summary import summarize
     from torchtitan.models.dit_tts.doctor.text_report import show, show_json, summary_lines
 
-    check_input(options.path, options.frames_per_second)
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     summary = summarize(dataset, options.path, options.frames_per_second, options.top)
     if options.json:
@@ -58,3 +60,4 @@ def check_input(paths: list[str], frames_per_second: float) -> None:
         if below and not glob.glob(os.path.join(glob.escape(path), "*.tar")):
             folders = " or ".join(sorted({os.path.dirname(tar) for tar in below}))
             raise InputError(f"{path} has no .tar, but folders in it do; give {folders}")
+        find_shards(path)  # before seconds of imports

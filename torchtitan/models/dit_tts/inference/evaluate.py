@@ -1,4 +1,4 @@
-"""Held-out texts synthesized by a run, transcribed by a recogniser, and the word error rates."""
+"""Held-out texts synthesized by a run, transcribed by a recognizer, and the word error rates."""
 
 import re
 from collections import Counter
@@ -141,7 +141,7 @@ def synthesize(
 def transcribe(
     recognizer: KeywordRecognizer, items: list[HeldOut], sounds: list[Sound]
 ) -> tuple[WordErrors, list[list[str]]]:
-    """Word errors of the sounds against the items' texts, and the words that were recognised."""
+    """Word errors of the sounds against the items' texts, and the words that were recognized."""
     errors, heard = WordErrors(), []
     for item, (waveform, sample_rate) in zip(items, sounds, strict=True):
         heard.append(recognizer.transcribe(waveform, sample_rate))

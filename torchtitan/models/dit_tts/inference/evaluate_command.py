@@ -1,4 +1,4 @@
-"""`titan-tts evaluate`: synthesizes held-out texts in each voice and counts a recogniser's word errors."""
+"""`titan-tts evaluate`: synthesizes held-out texts in each voice and counts a recognizer's word errors."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ class Options(SamplingOptions):
     """Training shards; the run's [data] path by default."""
 
     vocabulary: str = "zero,one,two,three,four,five,six,seven,eight,nine"
-    """Words that the recogniser may hear, with commas between."""
+    """Words that the recognizer may hear, with commas between."""
 
     pictures: int = 4
     """Spectrograms per voice."""

@@ -85,6 +85,7 @@ class Options(SamplingOptions):
 
 def run(options: Options) -> int:
     check_options(options)
+    loaded, codec, guidance, steps = load_for_sampling(options)
 
     from torchtitan.models.dit_tts.data.build import open_training_data
     from torchtitan.models.dit_tts.inference.duration import fit_durations
@@ -97,7 +98,6 @@ def run(options: Options) -> int:
     )
     from torchtitan.models.dit_tts.text.tokenizer import with_duration
 
-    loaded, codec, guidance, steps = load_for_sampling(options)
     check_text(options.text, loaded.tokenizer)
     conditions = requested_conditions(options, loaded.tokenizer)
     warn_of_untrained_tokens(conditions, loaded.tokenizer)
@@ -160,6 +160,10 @@ def load_for_sampling(
     Raises:
         InputError: one cannot be loaded, or the training shards record another codec.
     """
+    from torchtitan.models.dit_tts.config.manager import load_run_config
+
+    load_run_config(Path(options.run))  # before seconds of imports
+
     from torchtitan.models.dit_tts.codec import build_codec
     from torchtitan.models.dit_tts.codec.record import check_codec
     from torchtitan.models.dit_tts.flow.guidance import Guidance

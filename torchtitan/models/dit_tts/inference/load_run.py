@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -90,9 +90,7 @@ def load_run(
             encoder that is not the run's.
     """
     folder = Path(folder)
-    if not (folder / "config.toml").is_file():
-        raise InputError(f"{folder} is no run's folder: it has no config.toml; give outputs/NAME")
-    config = load_config(["--job.config_file", str(folder / "config.toml")])
+    config = load_run_config(folder)
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
     if not steps:

@@ -1,4 +1,4 @@
-"""A small speech recogniser over a known vocabulary, and word errors.
+"""A small speech recognizer over a known vocabulary, and word errors.
 
 PocketSphinx (PyPI, brings its English model, runs offline) with a grammar that loops over the words
 of a vocabulary: any word may follow any other, any number of times. On the real recordings of the
@@ -23,7 +23,7 @@ WORD_INSERTION_PENALTY = 1e-3
 
 
 class KeywordRecognizer:
-    """Recognises the words of a vocabulary. Each call is independent of the calls before."""
+    """Recognizes the words of a vocabulary. Each call is independent of the calls before."""
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         from pocketsphinx import Decoder

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 from torchtitan.models.dit_tts.errors import require_modules
+from torchtitan.models.dit_tts.prepare.formats import find_format
 from torchtitan.models.dit_tts.prepare.settings import Options
 
 __all__ = ["Options", "run"]
 
 
 def run(options: Options) -> int:
+    find_format(options.source, options.format)  # before seconds of imports
+
     from torchtitan.models.dit_tts.prepare.executors import LIBRARIES
 
     require_modules(*LIBRARIES)

@@ -195,7 +195,7 @@ def _build(
         **state,
         "source_name": Path(options.source).name,
         "shards": shards,
-        "summary": report.summarise(
+        "summary": report.summarize(
             shards,
             run.sample_rate / run.hop_length,
             len(chunks.labels("speaker")[1]),

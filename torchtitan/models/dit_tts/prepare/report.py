@@ -9,7 +9,7 @@ from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.settings import flat
 
 
-def summarise(
+def summarize(
     shards: dict[str, dict[str, Any]],
     frames_per_second: float,
     speakers: int,
@@ -43,10 +43,9 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     for split in SPLITS:
         part = summary[split]
         if part["samples"]:
-            out.append(
-                f"{split}: {part['samples']} samples, {part['hours']:.2f} hours, "
-                f"{part['shards']} shards"
-            )
+            hours = part["hours"]
+            length = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+            out.append(f"{split}: samples {part['samples']}, {length}, shards {part['shards']}")
     out.append(f"speakers: {summary['speakers']}")
     samples = sum(summary[split]["samples"] for split in SPLITS)
     for name, words in (

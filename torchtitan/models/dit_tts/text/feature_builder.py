@@ -105,7 +105,7 @@ def _make_file(
     encoded = {n: ids for n, ids in enumerate(texts) if ids is not None and len(ids) <= longest}
     samples = list(encoded)
     has_features = np.isin(np.arange(len(texts)), samples)
-    digest = dataset.indexes[shard].digest.hex()
+    digest = dataset.digests[shard].hex()
     paths = feature_paths(dataset.tar_paths[shard], digest, kind.folder_name)
     for path in paths:
         try:

@@ -237,9 +237,9 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
     """
     if kind.encoder_fingerprint is not None:
         return kind
-    for tar_path, index in zip(dataset.tar_paths, dataset.indexes, strict=True):
+    for tar_path, digest in zip(dataset.tar_paths, dataset.digests, strict=True):
         found: dict[str | None, str] = {}
-        for folder, name in _places(tar_path, index.digest.hex()):
+        for folder, name in _places(tar_path, digest.hex()):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
                 # Not the model's full path, as its folder may have been elsewhere.
@@ -263,7 +263,7 @@ def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> Featur
     """The features of one shard; None where they are still to be made."""
     if kind.encoder_fingerprint is None:
         return None
-    digest = dataset.indexes[shard].digest.hex()
+    digest = dataset.digests[shard].hex()
     for path in feature_paths(dataset.tar_paths[shard], digest, kind.folder_name):
         found = read_feature_file(path)
         if found is not None and (found.kind.folder_name, found.shard_digest) == (

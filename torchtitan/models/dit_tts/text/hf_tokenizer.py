@@ -194,7 +194,7 @@ def count_text_tokens(
     ) as bar:
         for turn in range(shards):
             shard = (shards * number // parts + turn) % shards
-            place = dataset.tar_paths[shard], dataset.indexes[shard]
+            place = dataset.tar_paths[shard], dataset.digests[shard]
             samples = slice(first[shard], first[shard + 1])
             stored = load_column(*place, column)
             if stored is not None and stored.shape == counts[samples].shape:

@@ -30,7 +30,7 @@ class Reader(Protocol):
     self_contained: bool
 
     @classmethod
-    def recognises(cls, source: str) -> bool:
+    def recognizes(cls, source: str) -> bool:
         """Whether the layout at `source` is this format's."""
         ...
 
@@ -73,7 +73,7 @@ def find_format(source: str, name: str = "auto") -> str:
         raise InputError(f"--format = {name!r}, but known are auto, {kinds}")
     if is_remote(source):
         return "webdataset"  # behind a URL only tars are read
-    found = [known for known in FORMATS if _reader_class(known).recognises(source)]
+    found = [known for known in FORMATS if _reader_class(known).recognizes(source)]
     if len(found) != 1:
         state = f"could be {' or '.join(found)}" if found else "has no known layout"
         raise InputError(f"{source}: {state}; name it with --format ({kinds})")

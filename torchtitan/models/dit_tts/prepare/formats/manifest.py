@@ -45,7 +45,7 @@ class Manifest:
         self.options = options
 
     @classmethod
-    def recognises(cls, source: str) -> bool:
+    def recognizes(cls, source: str) -> bool:
         return cls._find(source) is not None
 
     @staticmethod

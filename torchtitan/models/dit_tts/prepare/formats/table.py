@@ -58,7 +58,7 @@ class TableCorpus:
         self.self_contained = not any(_Columns(Table(path)).payload_is_path for path in paths)
 
     @classmethod
-    def recognises(cls, source: str) -> bool:
+    def recognizes(cls, source: str) -> bool:
         return bool(find_files(source, SUFFIXES, below=True))
 
     def files(self) -> list[str]:

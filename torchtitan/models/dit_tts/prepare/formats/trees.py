@@ -30,13 +30,13 @@ class LJSpeech:
 
     def __init__(self, options: Options):
         self.root, self.options = os.path.abspath(options.source), options
-        if not self.recognises(self.root):
+        if not self.recognizes(self.root):
             raise InputError(
                 f"{self.root}: has no metadata.csv with wavs/ beside it, as LJSpeech does"
             )
 
     @classmethod
-    def recognises(cls, source: str) -> bool:
+    def recognizes(cls, source: str) -> bool:
         return os.path.isfile(os.path.join(source, "metadata.csv")) and os.path.isdir(
             os.path.join(source, "wavs")
         )
@@ -86,14 +86,14 @@ class LibriTTSR:
 
     def __init__(self, options: Options):
         self.root, self.options = os.path.abspath(options.source), options
-        if not self.recognises(self.root):
+        if not self.recognizes(self.root):
             raise InputError(
                 f"{self.root}: has no UTT.normalized.txt at most {_TREE_DEPTH} folders below, as "
                 "LibriTTS-R does"
             )
 
     @classmethod
-    def recognises(cls, source: str) -> bool:
+    def recognizes(cls, source: str) -> bool:
         if not os.path.isdir(source):
             return False
         # Not all folders: those of a large corpus would take long.

@@ -48,7 +48,7 @@ class AudioWebDataset:
         self.names = [os.path.relpath(path, self.root) for path in paths]
 
     @classmethod
-    def recognises(cls, source: str) -> bool:
+    def recognizes(cls, source: str) -> bool:
         return bool(find_files(source, (".tar",)))
 
     def files(self) -> list[str]:
