@@ -212,6 +212,7 @@ class LatentDataLoader(BaseDataLoader):
             batch = batches.take(position)
             self.consumed = position + 1
             yield batch
+            del batch  # its memory is for the one that is loaded next
 
     def close(self) -> None:
         """Stop prefetching, so that the process can end at once."""

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 MAX_SECONDS = 600.0
+# None: as the run has it.
+Integer = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 _SHOWN = 20
 """known values that a message names"""
 
@@ -29,19 +32,19 @@ class SamplingOptions:
     run: tyro.conf.Positional[str]
     """The run's folder, outputs/NAME."""
 
-    step: int | None = None
+    step: Integer = None
     """Checkpoint step; the last by default."""
 
     no_ema: bool = False
     """Take the trained weights instead of their average."""
 
-    sampling_steps: int | None = None
+    sampling_steps: Integer = None
     """Euler steps."""
 
-    text_scale: float | None = None
+    text_scale: Number = None
     """Guidance towards the text."""
 
-    speaker_scale: float | None = None
+    speaker_scale: Number = None
     """Guidance towards the speaker."""
 
     seed: int = 0
@@ -79,7 +82,7 @@ class Options(SamplingOptions):
     data: str = ""
     """Training shards; the run's [data] path by default."""
 
-    duration: float | None = None
+    duration: Number = None
     """Length in seconds; estimated from the text by default."""
 
 
