@@ -1,89 +1,214 @@
-"""Checkpoints of a run folder: what is removed, refused and left out before upstream loads one."""
+"""Checkpoints of a run: which one is loaded, what is refused, kept and removed."""
 
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from torchtitan.components.checkpoint import MODEL, CheckpointManager, ModelWrapper
+from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager, ModelWrapper
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, run_on_all_ranks
+from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.tools.logging import logger
+
+_SECTIONS = ("objective", "optimizer", "lr_scheduler", "ema")
+_KEYS = ("model.flavor", "model.converters", "training.max_norm", "encoder.frozen")
+_OF_WEIGHTS = ("model.flavor", "objective.prediction")
+"""keys without which weights mean something else, also where a new run starts from them"""
 
 
-class RunCheckpointer:
-    """Upstream's checkpoint manager for a run that never overwrites what an earlier start trained.
+def trained_with(config: JobConfig) -> dict[str, Any]:
+    """What decides the training of a run besides its data, whose order the loader's state has:
+    section.key -> value."""
+    values = asdict(config)
+    found = {f"{name}.{key}": value for name in _SECTIONS for key, value in values[name].items()}
+    for name in _KEYS:
+        section, _, key = name.partition(".")
+        found[name] = values[section][key]
+    return found
+
+
+class RunCheckpointer(CheckpointManager):
+    """Upstream's checkpoint manager for a run that never overwrites what an earlier start trained, whose
+    checkpoints are complete or absent, and are verified before they are loaded.
 
     Args:
-        manager: upstream's, with all states registered.
         config: the run's.
+        ema: the average of the weights, if there is one.
         on_load: called once the checkpoint is loaded, or there is none.
+        parts: upstream's: dataloader, model_parts, optimizers, lr_schedulers, states.
     """
 
     def __init__(
         self,
-        manager: CheckpointManager,
         config: JobConfig,
         run_folder: RunFolder,
+        ema: EMA | None,
         on_load: Callable[[], None],
+        **parts: Any,
     ):
-        self.manager = manager
         self.config = config
         self.run_folder = run_folder
+        self.ema = ema
         self.on_load = on_load
-        self.save = manager.save
-        self.maybe_wait_for_staging = manager.maybe_wait_for_staging
-        self.close = manager.close
+        self.trained_with = trained_with(config)
+        self.saved_step = -1
+        if ema is not None:
+            parts["states"]["ema"] = ema
+        super().__init__(
+            checkpoint_config=config.checkpoint,
+            sd_adapter=None,
+            base_folder=str(run_folder.path),
+            **parts,
+        )
+
+    # Saving
+
+    def save_now(self, step: int) -> None:
+        """A complete checkpoint of this step, written before the call returns; nothing where it was
+        saved already."""
+        if not self._writes or self.saved_step == step:
+            return self.wait()
+        self.wait()
+        states = self._flattened_model_states_sd()
+        self.dcp_save(states, self._create_checkpoint_id(step), AsyncMode.DISABLED)
+        self._purge_stale_checkpoints()
+
+    def dcp_save(
+        self,
+        state_dict: dict[str, Any],
+        checkpoint_id: str,
+        async_mode: AsyncMode,
+        enable_garbage_collection: bool = False,
+        to_hf: bool = False,
+    ) -> Future | AsyncSaveResponse | None:
+        writer = storage.CheckpointWriter(checkpoint_id, self.trained_with)
+        self.saved_step = int(Path(checkpoint_id).name.removeprefix("step-"))
+        if async_mode == AsyncMode.ASYNC:
+            return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+        if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
+            return dcp.async_save(
+                state_dict,
+                storage_writer=writer,
+                process_group=self.pg,
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+                async_stager=self.stager,
+            )
+        try:
+            dcp.save(state_dict, storage_writer=writer)
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise self._save_error(error) from error
+        self.run_folder.saved_step = self.saved_step
+        return None
+
+    def wait(self) -> None:
+        """Waits for a save that is still under way."""
+        if self.enable:
+            self._async_wait()
+
+    def _async_wait(self) -> None:
+        if self.save_future is None:
+            return
+        future, self.save_future = self.save_future, None
+        try:
+            future.result()
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise self._save_error(error) from error
+        self.run_folder.saved_step = self.saved_step
+
+    def _save_error(self, error: BaseException) -> Exception:
+        """The error of a failed save for the user; what it has written is removed."""
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        causes = [cause for cause, _ in failures.values()] or [error]
+        folder = Path(self.folder)
+        step, self.saved_step = self.saved_step, -1
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder / f"step-{step}.saving", ignore_errors=True)
+        text = " ".join(map(str, causes))
+        no_space = any(word in text for word in ("No space left", "Disk quota exceeded"))
+        # torch's writer of files does not pass the reason on.
+        free, needed = shutil.disk_usage(folder).free, self._bytes_of_a_checkpoint()
+        if not no_space and not ("PytorchStreamWriter" in text and free < needed):
+            return RuntimeError(f"the checkpoint of step {step} could not be saved: {text}")
+        steps = storage.checkpoint_steps(folder)
+        before = f"step {steps[-1]}" if steps else "its beginning"
+        return InputError(
+            f"{folder}: no space is left to save step {step}: a checkpoint takes about "
+            f"{needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free; free "
+            f"{max(needed - free, 0) / 2**30:.2f} GiB more and give the same command again, which goes "
+            f"on from {before}"
+        )
+
+    def _bytes_of_a_checkpoint(self) -> int:
+        weights = sum(p.numel() for p in self.states[MODEL].model[0].parameters())
+        return 4 * weights * (3 if self.ema is None else 4)
+
+    def _purge_stale_checkpoints(self) -> None:
+        """Removes what `keep_latest_k` does not keep, in the background. Upstream's would take any name
+        with step-N in it."""
+        if self.keep_latest_k <= 0 or dist.get_rank() != 0:
+            return
+        folder = Path(self.folder)
+        for step in storage.checkpoint_steps(folder)[: -self.keep_latest_k]:
+            path = folder / f"step-{step}"
+            leaving = path.with_name(f"{path.name}.deleting")
+            os.rename(path, leaving)
+            logger.info(f"Removing {path}: keep_latest_k = {self.keep_latest_k}")
+            self.purge_queue.put(str(leaving))
+
+    def close(self) -> None:
+        if getattr(self, "save_future", None) is not None:
+            self._async_wait()
+        super().close()
+
+    # Loading
 
     def load(self, step: int = -1) -> bool:
-        """Loads as upstream does: the newest checkpoint of the run folder, else the initial weights.
+        """Loads the newest valid checkpoint of the run folder, else the initial weights.
 
         Raises:
             InputError: training on from there would overwrite steps, or the weights were trained with
-                another optimizer or text encoder.
+                something else, or no checkpoint is left of a run that had one.
         """
+        loaded = False
         if self._writes:
-            self._remove_unfinished()
+            self._remove_left_behind()
         self._refuse_to_lose_steps(step)
-        if self._starts_to_train_text_encoder():
-            self.manager.states[MODEL] = _WithoutTextEncoder(self.manager.states[MODEL])
-        try:
-            loaded = self.manager.load(step=step)
-        except (CheckpointException, RuntimeError) as error:
-            if "Missing key in checkpoint state_dict: optimizer." not in str(error):
-                raise
-            raise InputError(
-                f"[optimizer] name = {self.config.optimizer.name!r}, but the checkpoint was written "
-                f"with another optimizer, whose state this one cannot take; set name as it was, or "
-                f"start a new run from its weights by [checkpoint] initial_load_path"
-            ) from error
-        if isinstance(self.manager.states[MODEL], _WithoutTextEncoder):
-            self.manager.states[MODEL] = self.manager.states[MODEL].model
+        path = self._checkpoint_to_load() if self.enable else None
+        if path is not None:
+            logger.info(f"Loading {path}")
+            self._load(path, resumes=path.parent == Path(self.folder))
+            loaded = True
         self.on_load()
         return loaded
 
     @property
     def _writes(self) -> bool:
-        return self.manager.enable and not self.manager.load_only
+        return self.enable and not self.load_only
 
-    def _remove_unfinished(self) -> None:
-        """A kill during a save leaves a step folder without its metadata. Upstream would count it
-        among the latest to keep, and a run's first one would hide initial_load_path."""
-        folder = Path(self.manager.folder)
-        if dist.get_rank() == 0 and folder.is_dir():
-            for path in folder.glob("step-*"):
-                if not (path / ".metadata").is_file() and not list(path.glob("*.safetensors*")):
-                    shutil.rmtree(path)
-            if not os.listdir(folder):
-                folder.rmdir()
-        dist.barrier()
+    def _remove_left_behind(self) -> None:
+        def remove(rank: int) -> None:
+            if rank == 0:
+                for name in storage.remove_left_behind(Path(self.folder)):
+                    logger.warning(
+                        f"Removed {self.folder}/{name}, which an earlier start left behind"
+                    )
+
+        run_on_all_ranks(remove, "remove what an earlier start left behind")
 
     def _refuse_to_lose_steps(self, step: int) -> None:
         if not self._writes:
@@ -95,18 +220,94 @@ class RunCheckpointer:
                     f"[job] experiment or remove the folder"
                 )
             return
-        folder = Path(self.manager.folder)
-        saved = [path.parent.name.removeprefix("step-") for path in folder.glob("step-*/.metadata")]
-        newest = max((int(number) for number in saved if number.isdigit()), default=-1)
+        newest = max(storage.checkpoint_steps(Path(self.folder)), default=-1)
         if step not in (-1, newest):
             raise InputError(
-                f"[checkpoint] load_step = {step}, but the newest checkpoint in {folder} is step "
+                f"[checkpoint] load_step = {step}, but the newest checkpoint in {self.folder} is step "
                 f"{newest}, and training from an older one would overwrite it; give a new [job] "
                 f"experiment with [checkpoint] initial_load_path = .../step-{step} and "
                 f"initial_load_model_only = false"
             )
 
-    def _starts_to_train_text_encoder(self) -> bool:
+    def _checkpoint_to_load(self) -> Path | None:
+        folder, damaged = Path(self.folder), []
+        for step in reversed(storage.checkpoint_steps(folder)):
+            path = folder / f"step-{step}"
+            problem = self._problem(path)
+            if problem is None:
+                return path
+            damaged.append(problem)
+            if dist.get_rank() == 0:
+                aside = storage.set_aside(path)
+                logger.error(f"{problem}; it is set aside as {aside.name}")
+            dist.barrier()
+        had = gather_from_ranks(self.run_folder.earlier.get("saved_step"))[0]
+        if damaged or had is not None:
+            reason = damaged[0] if damaged else f"the run had saved step {had}"
+            raise InputError(
+                f"{folder} has no valid checkpoint left ({reason}), and starting over would overwrite "
+                f"what the run has written; restore a checkpoint or give another [job] experiment"
+            )
+        if not self.initial_load_path:
+            return None
+        path = Path(self.initial_load_path)
+        if not (path / storage.MANIFEST).is_file():
+            logger.warning(f"{path} has no {storage.MANIFEST}: it is loaded without being verified")
+        elif problem := self._problem(path):
+            raise InputError(
+                f"{problem}; restore it or give another [checkpoint] initial_load_path"
+            )
+        return path
+
+    def _problem(self, path: Path) -> str | None:
+        part = dist.get_rank(), dist.get_world_size()
+        found = run_on_all_ranks(lambda _: storage.verify(path, part), f"verify {path}")
+        return next((problem for problem in found if problem is not None), None)
+
+    def _load(self, path: Path, resumes: bool) -> None:
+        self._check_trained_with(path, resumes)
+        model_only = path.name == "step-0" if resumes else self.initial_load_model_only
+        if self._starts_to_train_text_encoder(model_only):
+            self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
+        states = self._states_to_load(model_only)
+        table = storage.read_table(path).state_dict_metadata
+        starts_average = "ema" in states and not any(name.startswith("ema.") for name in table)
+        if starts_average:
+            del states["ema"]
+        try:
+            storage.load_checkpoint(states, path)
+        except (CheckpointException, RuntimeError) as error:
+            if "Missing key in checkpoint state_dict: optimizer." not in str(error):
+                raise
+            raise InputError(
+                f"[optimizer] name = {self.config.optimizer.name!r}, but {path} was written with another "
+                f"optimizer, whose state this one cannot take; set name as it was, or start a new run "
+                f"from its weights by [checkpoint] initial_load_path"
+            ) from error
+        self.states[MODEL].load_state_dict(states)
+        if isinstance(self.states[MODEL], _WithoutTextEncoder):
+            self.states[MODEL] = self.states[MODEL].model
+        if starts_average and not model_only:
+            logger.warning(f"{path} holds no averaged weights: the average starts at its weights")
+        if resumes:
+            self.saved_step = self.run_folder.saved_step = int(path.name.removeprefix("step-"))
+
+    def _check_trained_with(self, path: Path, resumes: bool) -> None:
+        try:
+            saved = storage.read_manifest(path)["trained_with"]
+        except InputError:
+            return  # initial weights of another program; the caller has said so
+        allowed = self.config.resume.allow
+        for key, value in self.trained_with.items():
+            if key not in saved or saved[key] == value or key in allowed:
+                continue
+            if resumes or key in _OF_WEIGHTS:
+                raise InputError(
+                    f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; set it back, or "
+                    f"accept the change with --resume.allow {key}"
+                )
+
+    def _starts_to_train_text_encoder(self, model_only: bool) -> bool:
         """Whether the weights to be loaded are of a run that did not train its text encoder, and this
         one does: the encoder then keeps its pretrained weights."""
         encoder, folder = self.config.encoder, self.run_folder.path
@@ -114,7 +315,6 @@ class RunCheckpointer:
         if origin is None or not is_pretrained(encoder.model):
             return False
         source = find_source(encoder.model, folder=folder)
-        model_only = self.config.checkpoint.initial_load_model_only
         return check_mode(origin, source, encoder, origin == folder, model_only)
 
 

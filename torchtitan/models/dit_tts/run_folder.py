@@ -102,6 +102,7 @@ class RunFolder:
         self.earlier: dict[str, Any] = {}
         self.started = time.time()
         self.step = 0
+        self.saved_step: int | None = None
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.audit = JsonLines(path / "audit" / f"rank{rank}.jsonl")
 
@@ -109,6 +110,7 @@ class RunFolder:
         """Writes the state `init` and, in a new folder, config and environment."""
         self.earlier = self._state()
         self.step = self.earlier.get("step", 0)
+        self.saved_step = self.earlier.get("saved_step")
         if self.rank == 0 and not (self.path / "config.toml").exists():
             self._write_config(config)
         self.set_state("init", self.step)
@@ -172,5 +174,7 @@ class RunFolder:
         )
 
     def _write_state(self, row: dict[str, Any]) -> None:
-        row = {**row, "pid": os.getpid(), "time": time.time()}
+        # The last step with a complete checkpoint, so that a run without any knows that it had one.
+        saved = {} if self.saved_step is None else {"saved_step": self.saved_step}
+        row = {**row, **saved, "pid": os.getpid(), "time": time.time()}
         write_atomic(self.path / "state.json", json.dumps(row) + "\n")

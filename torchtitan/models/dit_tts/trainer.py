@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.models.dit_tts.benchmark.loader import WarmUpFirst, build_random_encoder
@@ -51,12 +50,15 @@ class DiTTTSTrainer(Trainer):
     dataloader: LatentDataLoader
     model_args: DiTTTSModelConfig
     metrics_processor: TTSMetricsProcessor
-    checkpointer: RunCheckpointer  # type: ignore[assignment]
+    checkpointer: RunCheckpointer
 
     def __init__(self, config: JobConfig, run_folder: RunFolder):
         dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
         view = upstream_view(config, run_folder.path, dp_degree)
+        # Upstream's checkpoint manager is not used, so it is not to start its threads and groups.
+        view.checkpoint.enable = False
         super().__init__(view)
+        view.checkpoint.enable = config.checkpoint.enable
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.run_folder = run_folder
@@ -75,10 +77,17 @@ class DiTTTSTrainer(Trainer):
             )
         self._build_objective()
         self.ema = EMA(self.model_parts[0], config.ema.decay) if config.ema.enable else None
-        manager: CheckpointManager = self.checkpointer  # type: ignore[assignment]
-        if self.ema is not None and manager.enable:
-            manager.states["ema"] = self.ema
-        self.checkpointer = RunCheckpointer(manager, self.config, run_folder, self._begin)
+        self.checkpointer = RunCheckpointer(
+            self.config,
+            run_folder,
+            self.ema,
+            self._begin,
+            dataloader=self.dataloader,
+            model_parts=self.model_parts,
+            optimizers=self.optimizers,
+            lr_schedulers=self.lr_schedulers,
+            states={"train_state": self},
+        )
         self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
         self.step_ids: list[str] = []
         self.micro_batch = 0

@@ -120,19 +120,17 @@ class SyntheticDataset(Dataset):
     def load(
         self,
         sample: int,
-        out: Mapping[str, np.ndarray] | None = None,
+        out: Sequence[np.ndarray] | None = None,
         fetched: bytearray | None = None,
     ) -> LoadedSample:
         """Copies a sample into the first rows (rows, C) of the buffers; see `Dataset.load`."""
         assert out is not None
-        arrays = {}
-        for start, length, name in (
-            (self._starts[sample, 0], self.frames[sample], "latents"),
-            (self._starts[sample, 1], self.reference_frames[sample], "reference"),
-        ):
-            length = min(int(length), len(out[name]))
-            arrays[name] = out[name][:length]
-            arrays[name][:] = self._pool[start : start + length]
+        arrays = []
+        lengths = self.frames[sample], self.reference_frames[sample]
+        for start, length, target in zip(self._starts[sample], lengths, out, strict=True):
+            length = min(int(length), len(target))
+            arrays.append(target[:length])
+            arrays[-1][:] = self._pool[start : start + length]
         metadata = {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
         return LoadedSample(arrays, metadata)
 

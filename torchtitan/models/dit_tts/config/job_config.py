@@ -309,6 +309,13 @@ class Sampling:
 
 
 @dataclass
+class Resume:
+    allow: list[str] = field(default_factory=list)
+    """Changes of the config to accept when a run goes on, such as optimizer.lr. A checkpoint records
+    what it was trained with, and any other change is refused."""
+
+
+@dataclass
 class Benchmark:
     enable: bool = False
     """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
@@ -350,4 +357,5 @@ class JobConfig(TitanJobConfig):
     objective: Objective = field(default_factory=Objective)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
+    resume: Resume = field(default_factory=Resume)
     benchmark: Benchmark = field(default_factory=Benchmark)

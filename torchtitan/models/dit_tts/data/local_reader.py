@@ -84,9 +84,10 @@ class ExtentTable:
         self._starts, self._stops = slice(2, 2 + 2 * count, 2), slice(3, 2 + 2 * count, 2)
         self._hashes = slice(2 + 2 * count, 2 + 3 * count)
         self._item_bytes = slice(2 + 3 * count, None)
-        self._scattered = dict.fromkeys(np.flatnonzero(scattered).tolist(), ())
-        for sample in self._scattered:
-            self._scattered[sample] = tuple(int(offset[sample]) for offset in offsets)
+        self._scattered = {
+            sample: [int(offset[sample]) for offset in offsets]
+            for sample in np.flatnonzero(scattered).tolist()
+        }
 
     def __getitem__(self, sample: int) -> SampleExtents:
         row = self.rows[sample].item()

@@ -1,18 +1,24 @@
 """A trained run's model, from its folder: the resolved config and a checkpoint's averaged weights."""
 
-import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
+from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+    checkpoint_steps,
+    load_checkpoint,
+    read_manifest,
+    read_table,
+    verify,
+)
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
@@ -35,15 +41,6 @@ class LoadedRun:
     objective: FlowMatching
     step: int
     device: torch.device
-
-
-def checkpoint_steps(checkpoints: Path) -> list[int]:
-    """Steps of the complete checkpoints in a run's checkpoint folder, ascending."""
-    found = (
-        re.fullmatch(r"step-(\d+)", path.parent.name) for path in checkpoints.glob("*/.metadata")
-    )
-    steps = [int(match.group(1)) for match in found if match]
-    return sorted(steps)
 
 
 def untrained_model(run: LoadedRun) -> DiTTTSModel:
@@ -74,6 +71,14 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     return model.eval()
 
 
+def _apply(trained_with: dict[str, Any], config: JobConfig) -> None:
+    """Sets what the weights were trained with, as a later start may have been allowed to change it."""
+    for key, value in trained_with.items():
+        section, _, name = key.partition(".")
+        if section in ("objective", "model"):
+            setattr(getattr(config, section), name, value)
+
+
 def load_run(
     folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str = ""
 ) -> LoadedRun:
@@ -100,12 +105,15 @@ def load_run(
         raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
     step = steps[-1] if step is None else step
     path = checkpoints / f"step-{step}"
+    if problem := verify(path):
+        raise InputError(f"{problem}; give another --step, of: {', '.join(map(str, steps))}")
+    _apply(read_manifest(path)["trained_with"], config)
     device = torch.device(device_type)
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
     weights = {name: torch.empty_like(p) for name, p in model.named_parameters()}
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    saved = read_table(path).state_dict_metadata
     if use_ema and not any(name.startswith("ema.") for name in saved):
         raise InputError(
             f"{path} holds no averaged weights (the run had [ema] enable = false or saved the model "
@@ -113,7 +121,7 @@ def load_run(
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load({"ema": weights} if use_ema else weights, checkpoint_id=path, no_dist=True)
+        load_checkpoint({"ema": weights} if use_ema else weights, path, no_dist=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

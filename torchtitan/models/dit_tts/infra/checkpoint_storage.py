@@ -1,0 +1,279 @@
+"""Checkpoints on disk: DCP files with a manifest, complete or absent, and read as data only.
+
+    step-1000.saving/         while it is written; the rename to step-1000 is the last thing done
+    step-1000/
+      __0_0.distcp ...        DCP's files, one or more per rank
+      .metadata               DCP's table of tensors
+      manifest.json           size and XXH3 of every file, and what the weights were trained with
+    step-1000.damaged/        set aside because it did not match its manifest
+    step-1000.deleting/       on its way out
+
+DCP pickles its table and the entries that are no tensors, and its own reader runs what it finds there.
+`load_checkpoint` takes the classes of DCP's table and plain values only.
+"""
+
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+import xxhash
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+from tqdm import tqdm
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+
+MANIFEST = "manifest.json"
+_METADATA = ".metadata"
+_STEP = re.compile(r"step-(0|[1-9]\d*)")
+_LEFT_BEHIND = re.compile(r"step-(0|[1-9]\d*)\.(saving|deleting)")
+_BLOCK_BYTES = 1 << 20
+
+# What DCP's table is made of, read in torch 2.13 (and the same in 2.11).
+_TABLE_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "Path"},
+}
+
+
+@dataclass(frozen=True)
+class _HashedWriteResult(WriteResult):
+    """The first result of each file also has the file's size and XXH3."""
+
+    file: tuple[str, int, str] = ("", 0, "")
+
+
+class CheckpointWriter(dcp.FileSystemWriter):
+    """Writes a checkpoint that appears under its name complete, with its manifest, or not at all.
+
+    Args:
+        path: the checkpoint's folder, step-N.
+        trained_with: for the manifest.
+    """
+
+    def __init__(self, path: str | os.PathLike, trained_with: dict[str, Any]):
+        super().__init__(f"{path}.saving")
+        self.final_path = Path(path)
+        self.trained_with = trained_with
+
+    def __reduce__(self):
+        # DCP's own process for saving may have started without our modules.
+        target = "torchtitan.models.dit_tts.infra.checkpoint_storage:CheckpointWriter"
+        from titan_tts import call_overlaid
+
+        return call_overlaid, (target, self.final_path, self.trained_with)
+
+    def write_data(self, plan, planner) -> Future[list[WriteResult]]:
+        results, known = [], set()
+        for result in super().write_data(plan, planner).wait():
+            name = result.storage_data.relative_path
+            if name not in known:
+                known.add(name)
+                file = (name, *_size_and_hash(Path(self.path) / name))
+                result = _HashedWriteResult(**vars(result), file=file)
+            results.append(result)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Called on the coordinator once every rank has written."""
+        super().finish(metadata, results)
+        folder = Path(self.path)
+        every = [result for of_rank in results for result in of_rank]
+        files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
+        files.append((_METADATA, *_size_and_hash(folder / _METADATA)))
+        content = {
+            "files": {
+                name: {"bytes": size, "xxh3": digest} for name, size, digest in sorted(files)
+            },
+            "trained_with": self.trained_with,
+        }
+        write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
+        if self.final_path.exists():  # of the same step, from before a roll back
+            remove_checkpoint(self.final_path)
+        os.rename(folder, self.final_path)
+
+
+class _TableUnpickler(pickle.Unpickler):
+    """Makes the objects of DCP's table and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _TABLE_CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch":
+            value = getattr(torch, name, None)
+            if value is torch.Size or isinstance(value, torch.dtype):
+                return value
+        raise InputError(f"it names {module}.{name}, which no checkpoint of this program has")
+
+
+class _TableReader(dcp.FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = read_table(Path(self.path))
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _PlainValues(dcp.DefaultLoadPlanner):
+    """Reads entries that are no tensors as plain values; DCP's own would unpickle anything."""
+
+    def load_bytes(self, read_item, value: IO[bytes]) -> None:
+        name = read_item.dest_index.fqn
+        try:
+            plain = torch.load(value, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise InputError(
+                f"the entry {name} is no plain value, and is not loaded as it could run code: "
+                f"{str(error).splitlines()[0]}"
+            ) from None
+        again = io.BytesIO()
+        torch.save(plain, again)
+        again.seek(0)
+        super().load_bytes(read_item, again)
+
+
+def read_table(path: Path) -> Metadata:
+    """DCP's table of a checkpoint.
+
+    Raises:
+        InputError: it is missing, is no such table, or names a class that is none of DCP's.
+    """
+    try:
+        with open(path / _METADATA, "rb") as file:
+            table = _TableUnpickler(file).load()
+    except InputError as error:
+        raise InputError(f"{path / _METADATA} is not read, as it could run code: {error}") from None
+    except Exception as error:  # a pickle that is cut or changed can raise anything
+        raise InputError(f"{path / _METADATA} cannot be read ({error})") from None
+    if not isinstance(table, Metadata):
+        raise InputError(f"{path / _METADATA} is no table of a checkpoint")
+    return table
+
+
+def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) -> None:
+    """`dcp.load` of a checkpoint as data; see the module.
+
+    Raises:
+        InputError: it holds something else than tensors and plain values.
+    """
+    reader, planner = _TableReader(path), _PlainValues()
+    try:
+        dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
+    except CheckpointException as error:
+        for cause, _ in error.failures.values():
+            if isinstance(cause, InputError):
+                raise InputError(f"{path}: {cause}") from None
+        raise
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        InputError: it is missing or cannot be read.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        assert isinstance(manifest["files"], dict) and isinstance(manifest["trained_with"], dict)
+    except OSError as error:
+        raise InputError(f"{path} has no readable {MANIFEST} ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise InputError(f"{path / MANIFEST} is damaged") from None
+    return manifest
+
+
+def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
+    """What is wrong with a checkpoint, as a sentence; None where all is as its manifest says.
+
+    Args:
+        part: (number, count) of processes that verify together, each other files.
+    """
+    try:
+        files = read_manifest(path)["files"]
+    except InputError as error:
+        return str(error)
+    number, count = part
+    names = sorted(files)[number::count]
+    total = sum(files[name]["bytes"] for name in names)
+    with tqdm(
+        desc=f"verifying {path.name}", total=total, unit="B", unit_scale=True, delay=2.0
+    ) as bar:
+        bar.disable |= number > 0
+        for name in names:
+            try:
+                found = _size_and_hash(path / name, bar)
+            except OSError as error:
+                return f"{path / name} cannot be read ({error.strerror})"
+            expected = files[name]["bytes"], files[name]["xxh3"]
+            if found != expected:
+                what = "bytes" if found[0] != expected[0] else "content"
+                return f"{path / name} has other {what} than {MANIFEST} says"
+    return None
+
+
+def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_64(), 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+            if bar is not None:
+                bar.update(len(block))
+    return size, digest.hexdigest()
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a run's checkpoint folder, ascending. Only a folder of the exact name
+    step-N is one; its files may still be damaged."""
+    if not folder.is_dir():
+        return []
+    found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted(int(match.group(1)) for match, path in found if match and path.is_dir())
+
+
+def remove_left_behind(folder: Path) -> list[str]:
+    """Removes what a kill in a save or a removal left: step-N.saving and step-N.deleting, nothing else.
+    Returns the names."""
+    names = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if _LEFT_BEHIND.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+            names.append(path.name)
+    return names
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Renamed first, so that no kill leaves half of a checkpoint under its name."""
+    leaving = path.with_name(f"{path.name}.deleting")
+    os.rename(path, leaving)
+    shutil.rmtree(leaving)
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint to step-N.damaged (or .damaged-2 ...); returns the new path."""
+    number, aside = 1, path.with_name(f"{path.name}.damaged")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    os.rename(path, aside)
+    return aside
