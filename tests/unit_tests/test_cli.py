@@ -75,10 +75,9 @@ def test_a_command_with_a_config_gets_its_keys(ran):
 @pytest.mark.parametrize(
     "args",
     [
-        ["prepar", "corpus"],
         ["prepare", "corpus", "--workers", "five"],
         ["plan", "x.toml", "--node", "4"],
-        ["data"],
+        ["--workers"],
     ],
 )
 def test_a_command_line_that_does_not_fit_ends_with_status_2(ran, args, capsys):
@@ -86,6 +85,26 @@ def test_a_command_line_that_does_not_fit_ends_with_status_2(ran, args, capsys):
         cli.main(args)
     assert stop.value.code == 2 and ran == []
     assert "titan-tts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["prepar", "corpus"], "no command 'prepar': did you mean prepare?"),
+        (["data", "doktor", "d"], "no command 'doktor': did you mean doctor?"),
+        (["xyz"], "no command 'xyz': there are train, configs, "),
+    ],
+)
+def test_a_command_that_does_not_exist_ends_with_what_does(ran, args, hint, capsys):
+    assert cli.main(args) == 2 and ran == []
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("args", "usage"), [([], "{train,"), (["data"], "{inspect,doctor}")])
+def test_commands_alone_are_help(ran, args, usage, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(args)
+    assert stop.value.code == 0 and usage in capsys.readouterr().out
 
 
 def test_an_input_error_is_printed_without_a_traceback(ran, capsys):

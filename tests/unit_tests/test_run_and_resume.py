@@ -21,9 +21,10 @@ from tests.helpers.loaders import build
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.small_models import small_args
 from tools.harness.synthetic import flip_bits, make_shards
-from torchtitan.models.dit_tts import main, model_config
+from torchtitan.models.dit_tts import cli, main, model_config
 from torchtitan.models.dit_tts.config.manager import config_from_dict, upstream_view
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.checkpoint_storage import read_manifest
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
@@ -227,7 +228,7 @@ def test_a_start_that_would_overwrite_another_changes_nothing(tmp_path, train, c
 @pytest.mark.long
 def test_what_a_kill_left_of_a_save_does_not_hide_the_initial_weights(tmp_path, train):
     assert train("first", "--training.steps=4") == 0
-    half = tmp_path / "second" / "checkpoint" / "step-9"
+    half = tmp_path / "second" / "checkpoint" / "step-9.saving"
     half.mkdir(parents=True)
     (half / "__0_0.distcp").write_bytes(b"half")
     initial = f"--checkpoint.initial_load_path={tmp_path}/first/checkpoint/step-2"
@@ -236,6 +237,76 @@ def test_what_a_kill_left_of_a_save_does_not_hide_the_initial_weights(tmp_path, 
     first, second = Folder(tmp_path / "first"), Folder(tmp_path / "second")
     losses = first.losses()
     assert second.losses() == {3: losses[3], 4: losses[4]} and second.checkpoints() == {"step-4"}
+
+
+@pytest.mark.long
+def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_removed(
+    tmp_path, train, caplog, capsys
+):
+    run = Folder(tmp_path / "run")
+    assert train("run", "--training.steps=6") == 0
+    losses = run.losses()
+    checkpoints = run.path / "checkpoint"
+    theirs = {"step-4-export", "step-best-notes", "step-2-keep", "notes"}
+    for name in theirs:
+        (checkpoints / name).mkdir()
+    (checkpoints / "step-5").symlink_to(tmp_path / "gone")
+    (checkpoints / "step-7.tar").write_bytes(b"")
+    for half in ("step-8.saving", "step-0.deleting"):
+        (checkpoints / half).mkdir()
+    (checkpoints / "step-6" / ".metadata").unlink()  # as `cp step-6/*` copies it
+    (run.path / "config.toml").rename(run.path / "kept.toml")
+    assert train("run", "--training.steps=6") == 0
+    assert run.losses() == losses and run.checkpoints() == {
+        *theirs,
+        *("step-2", "step-4", "step-5", "step-6", "step-6.damaged", "step-7.tar"),
+    }
+    assert "step-6/.metadata cannot be read" in caplog.text
+
+    capsys.readouterr()
+    assert cli.main(["checkpoint", "verify", str(run.path)]) == 0
+    assert capsys.readouterr().out.count(": valid") == 3
+    for step in (2, 4, 6):
+        data = checkpoints / f"step-{step}" / "__0_0.distcp"
+        data.write_bytes(data.read_bytes()[:-1] + b"?")
+    assert cli.main(["checkpoint", "verify", str(run.path)]) == 1
+    assert capsys.readouterr().out.count("has other content than manifest.json says") == 3
+    metrics = (run.path / "metrics.jsonl").read_bytes()
+    assert train("run", "--training.steps=8") == 2
+    assert "has no valid checkpoint left" in capsys.readouterr().err
+    assert (run.path / "metrics.jsonl").read_bytes() == metrics
+    for step in (2, 4, 6):  # nor where they are gone
+        (checkpoints / f"step-{step}.damaged").rename(tmp_path / str(step))
+    assert train("run", "--training.steps=8") == 2
+    assert "the run had saved step 6" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_change_of_what_is_trained_is_refused_or_allowed_by_its_key(tmp_path, train, capsys):
+    run = Folder(tmp_path / "run")
+    assert train("run", "--training.steps=2") == 0
+    for key, change in (
+        ("objective.prediction", "--objective.prediction=noise"),
+        ("ema.enable", "--ema.no-enable"),
+        ("optimizer.lr", "--optimizer.lr=0.5"),
+    ):
+        assert train("run", "--training.steps=4", change) == 2
+        assert f"--resume.allow {key}" in capsys.readouterr().err
+        assert list(run.losses()) == [1, 2] and run.state()["state"] == "completed"
+    initial = f"--checkpoint.initial_load_path={run.path}/checkpoint/step-2"
+    assert train("other", "--training.steps=2", initial, "--objective.prediction=noise") == 2
+    assert train("other", "--training.steps=1", initial, "--optimizer.lr=1e-5") == 0
+
+    off = ["--ema.no-enable", "--resume.allow=ema.enable"]
+    assert train("run", "--training.steps=4", *off) == 0
+    assert "ema" not in run.checkpoint(4)
+    assert train("run", "--training.steps=6", "--resume.allow=ema.enable") == 0
+    assert run.checkpoint(6)["ema"]["num_updates"] == 2
+    noise = ["--objective.prediction=noise", "--resume.allow=objective.prediction"]
+    assert train("run", "--training.steps=8", *noise) == 0
+    for step, prediction in ((6, "velocity"), (8, "noise")):
+        manifest = read_manifest(run.path / f"checkpoint/step-{step}")
+        assert manifest["trained_with"]["objective.prediction"] == prediction
 
 
 def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path, train, after_step):

@@ -27,7 +27,7 @@ LAYERS = [
     {"plan", "prepare", "doctor"},
     {"inference"},
     {"main", "torchrun"},
-    {"train_command"},
+    {"train_command", "checkpoint_command"},
     {"cli"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LAYERS) for part in parts}

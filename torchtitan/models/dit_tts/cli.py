@@ -37,6 +37,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         },
         "Inspect and check a dataset of shards.",
     ),
+    "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),

@@ -126,12 +126,15 @@ class _TableUnpickler(pickle.Unpickler):
 
 
 class _TableReader(dcp.FileSystemReader):
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.table = read_table(path)
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = read_table(Path(self.path))
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        if self.table.storage_meta is None:
+            self.table.storage_meta = StorageMeta()
+        self.table.storage_meta.load_id = self.load_id
+        return self.table
 
 
 class _PlainValues(dcp.DefaultLoadPlanner):
@@ -142,9 +145,10 @@ class _PlainValues(dcp.DefaultLoadPlanner):
         try:
             plain = torch.load(value, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise InputError(
-                f"the entry {name} is no plain value, and is not loaded as it could run code: "
-                f"{str(error).splitlines()[0]}"
+                f"the entry {name} is no plain value, and is not loaded as it could run code"
+                + (f": it names {named.group(1)}" if named else "")
             ) from None
         again = io.BytesIO()
         torch.save(plain, again)

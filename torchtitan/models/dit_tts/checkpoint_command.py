@@ -1,0 +1,42 @@
+"""`titan-tts checkpoint verify`: compares a run's checkpoints with their manifests."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError
+
+
+@dataclass
+class Options:
+    """Compare every file of a run's checkpoints with its manifest; changes nothing."""
+
+    action: tyro.conf.Positional[Literal["verify"]]
+    """What to do."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder, outputs/NAME, or one checkpoint, outputs/NAME/checkpoint/step-N."""
+
+
+def run(options: Options) -> int:
+    """Prints a line per checkpoint. Returns the exit status: 1 where one is damaged."""
+    given = Path(options.run)
+    if not given.is_dir():
+        raise InputError(f"{given} is no folder; give a run's folder or a checkpoint's")
+
+    from torchtitan.models.dit_tts.config.manager import load_run_config
+    from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps, verify
+
+    if (given / "config.toml").is_file():
+        folder = given / load_run_config(given).checkpoint.folder
+        paths = [folder / f"step-{step}" for step in checkpoint_steps(folder)]
+    else:
+        paths = [given]
+    if not paths:
+        raise InputError(f"{folder} has no checkpoints")
+    problems = [verify(path) for path in paths]
+    for path, problem in zip(paths, problems, strict=True):
+        print(f"{path}: {problem or 'valid'}")
+    return 1 if any(problems) else 0
