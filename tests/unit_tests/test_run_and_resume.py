@@ -1,5 +1,6 @@
 """A training run in this process, and its resume from a checkpoint."""
 
+import errno
 import gc
 import json
 import logging
@@ -24,7 +25,7 @@ from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts import cli, main, model_config
 from torchtitan.models.dit_tts.config.manager import config_from_dict, upstream_view
 from torchtitan.models.dit_tts.files import JsonLines
-from torchtitan.models.dit_tts.infra.checkpoint_storage import read_manifest
+from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter, read_manifest
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
@@ -279,6 +280,57 @@ def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_remove
         (checkpoints / f"step-{step}.damaged").rename(tmp_path / str(step))
     assert train("run", "--training.steps=8") == 2
     assert "the run had saved step 6" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_ends_the_run_after_a_step_that_is_saved(
+    tmp_path, train, after_step, capsys, name
+):
+    number = signal.Signals[name]
+    steps = {3: lambda trainer: os.kill(os.getpid(), number)}
+    after_step(steps)
+    before = {each: signal.getsignal(each) for each in signal.Signals if each < 32}
+    assert train("run", "--training.steps=6") == 128 + number
+    run = Folder(tmp_path / "run")
+    state = run.state()
+    kind = "preempted" if name in ("SIGTERM", "SIGUSR1") else "interrupted"
+    assert (state["state"], state["step"], state["saved_step"]) == (kind, 3, 3)
+    assert run.checkpoints() == {"step-2", "step-3"} and list(run.losses()) == [1, 2, 3]
+    assert f"{name}: the run has ended after step 3" in capsys.readouterr().err
+    assert {each: signal.getsignal(each) for each in signal.Signals if each < 32} == before
+    if name == "SIGUSR1":
+        steps.clear()
+        assert train("run", "--training.steps=6") == 0
+        assert train("unbroken", "--training.steps=6") == 0
+        unbroken = Folder(tmp_path / "unbroken")
+        assert run.losses() == unbroken.losses() and run.audit() == unbroken.audit()
+
+
+@pytest.mark.long
+def test_a_full_disk_ends_in_a_sentence_and_leaves_the_last_save(
+    tmp_path, train, after_step, capsys, monkeypatch
+):
+    write = CheckpointWriter.write_data
+
+    def no_space(writer, plan, planner):
+        if writer.final_path.name == "step-4":
+            write(writer, plan, planner)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(writer, plan, planner)
+
+    for mode in ("disabled", "async"):
+        monkeypatch.setattr(CheckpointWriter, "write_data", no_space)
+        run = Folder(tmp_path / mode)
+        arguments = ["--training.steps=6", f"--checkpoint.async_mode={mode}"]
+        assert train(mode, *arguments) == 2
+        error = capsys.readouterr().err
+        assert "no space is left to save step 4: a checkpoint takes about 0.00 GiB" in error
+        assert "goes on from step 2" in error
+        assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
+        monkeypatch.setattr(CheckpointWriter, "write_data", write)
+        assert train(mode, *arguments) == 0
+    assert Folder(tmp_path / "async").losses() == Folder(tmp_path / "disabled").losses()
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ def state_of(folder) -> dict:
 
 def test_start_writes_config_environment_and_state(tmp_path, config):
     RunFolder(tmp_path, 0).start(config)
-    assert files_below(tmp_path) == ["config.toml", "env.json", "state.json"]
+    assert files_below(tmp_path) == ["config.toml", "env.json", "run.lock", "state.json"]
     environment = json.loads((tmp_path / "env.json").read_text())
     assert environment["versions"]["torchtitan"] == "0.2.2"
     assert environment["versions"]["torch"] and environment["device"] and environment["command"]
@@ -112,17 +112,25 @@ def test_the_first_failure_is_kept(tmp_path, config):
     assert state["rank"] == 1
 
     # An earlier start's failure is no cause of this one's.
+    ranks[0].close()
     again = RunFolder(tmp_path, 0)
     again.fail(RuntimeError("no data"))
     failed = state_of(tmp_path)
     assert (failed["state"], failed["error"]) == ("failed", "no data")
 
-    # A start that was refused changes nothing.
-    refused = RunFolder(tmp_path, 0)
+    # A start that was refused changes nothing, nor does one beside it.
+    refused, beside = RunFolder(tmp_path, 0), RunFolder(tmp_path, 0)
     refused.start(config)
     assert state_of(tmp_path)["state"] == "init"
+    with pytest.raises(InputError, match=f"another start trains in it .process {os.getpid()} on"):
+        beside.start(config)
+    before = (tmp_path / "state.json").read_bytes()
+    beside.fail(InputError("another start"))
+    assert (tmp_path / "state.json").read_bytes() == before
     refused.fail(InputError("no data"))
     assert state_of(tmp_path) == failed
+    refused.close()
+    beside.start(config)
 
 
 def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
@@ -132,6 +140,7 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
         folder.start(config)
     for folder in ranks:
         folder.fail(InputError("no data"))
+        folder.close()
     assert not (tmp_path / "run").exists()
     folder = RunFolder(tmp_path / "run", 0)
     folder.start(config)

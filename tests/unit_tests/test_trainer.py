@@ -71,6 +71,7 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.lr_schedulers = build_tts_lr_schedulers(trainer.optimizers, config.lr_scheduler, 20)
     trainer.metrics_processor = TTSMetricsProcessor(config, dims, ARGS)
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
+    trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.ema = EMA(model, 0.999)
     trainer.compile_watch = CompileWatch(model)
     trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sum

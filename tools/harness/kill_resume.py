@@ -5,9 +5,11 @@ plain, or everything at once: a local and a remote dataset mixed by weight, spea
 weighted, over-long samples cropped, corrupt ones skipped.
 """
 
+import json
 import random
+import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from tools.harness import runs
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps
+from torchtitan.models.dit_tts.infra.stop_signal import state_after
 
 STEPS = 14
 
@@ -62,7 +66,9 @@ class Outcome:
     """corrupt samples of the unbroken run that others replaced"""
 
     kills: list[int]
-    """last step that had been logged when each kill struck"""
+    """last step that had been logged when each life ended"""
+
+    ended_by: list[str]
 
 
 @contextmanager
@@ -148,6 +154,30 @@ def _wait_for_step(run: runs.Run, step: int) -> None:
         time.sleep(0.02)
 
 
+def _end_by(life: runs.Run, name: str) -> None:
+    """Sends a signal, and checks how the run ends: after a step, saved, with the documented status."""
+    number = signal.Signals[name]
+    life.signal(number)
+    status = life.wait()
+    log = life.log.read_text()[-4000:]
+    if status == 0:
+        return  # it was at its last step
+    assert status == 128 + number, f"status {status}:\n{log}"
+    state = json.loads((life.folder / "state.json").read_text())
+    assert state["state"] == state_after(number) and state["step"] == _last_step(life), log
+    assert state["saved_step"] == state["step"], log
+
+
+def _damage_newest(life: runs.Run) -> None:
+    folder = life.folder / "checkpoint"
+    steps = checkpoint_steps(folder)
+    if len(steps) > 1:  # a run with none left is refused
+        file = folder / f"step-{steps[-1]}" / "__0_0.distcp"
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+
 def kill_and_resume(
     folder: Path,
     data: list[str],
@@ -155,14 +185,17 @@ def kill_and_resume(
     unbroken: runs.Run,
     seed: int,
     launched: Collection[int] = (),
+    ends: Sequence[str] = ("SIGKILL",),
 ) -> Outcome:
-    """One run that is killed in every life but the last, at a random step and a random moment of it.
+    """One run that is ended in every life but the last, at a random step and a random moment of it.
 
     launched: the lives that are started as a user would; the others are forked.
+    ends: of which one is drawn per life: the name of a signal, or "damage", which is SIGKILL and a
+        flipped bit in the newest checkpoint.
     """
     rng = random.Random(seed)
     common = common_arguments(folder, data)
-    kills, step = [], 0
+    kills, step, ended_by = [], 0, []
     for number, (processes, threads, arguments) in enumerate(LIVES):
         arguments = [*common, *arguments, f"--data.num_workers={threads}"]
         life = runs.start(folder, name, arguments, processes, number in launched)
@@ -176,8 +209,13 @@ def kill_and_resume(
             step = min(step + rng.randint(1, 4), STEPS - 2)
             _wait_for_step(life, step)
             time.sleep(rng.random() * 0.5)
+            ended_by.append(rng.choice(ends))
+            if ended_by[-1] not in ("SIGKILL", "damage") and life.poll() is None:
+                _end_by(life, ended_by[-1])
         finally:
             life.kill()
+        if ended_by[-1] == "damage":
+            _damage_newest(life)
         step = _last_step(life)
         kills.append(step)
     expected, found = unbroken.metrics(), life.metrics()
@@ -191,4 +229,5 @@ def kill_and_resume(
         ),
         replaced=sum(row["replaced_samples"] for row in expected.values()),
         kills=kills,
+        ended_by=ended_by,
     )

@@ -71,6 +71,10 @@ class Run:
             process.kill()
             process.wait()
 
+    def signal(self, number: int) -> None:
+        """To the process that a user or a scheduler knows: the launcher, or one rank of the forked."""
+        os.kill(self.processes[-1].pid, number)
+
     def metrics(self) -> dict[int, dict]:
         rows = JsonLines(self.folder / "metrics.jsonl").read()
         assert len({row["step"] for row in rows}) == len(rows), "a step was logged twice"

@@ -172,7 +172,10 @@ class RunCheckpointer(CheckpointManager):
 
     def close(self) -> None:
         if getattr(self, "save_future", None) is not None:
-            self._async_wait()
+            try:  # the process may end because of another error
+                self._async_wait()
+            except (InputError, RuntimeError) as error:
+                logger.error(str(error))
         super().close()
 
     # Loading

@@ -10,6 +10,14 @@ from importlib.util import find_spec
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "remote process exited",
+)
+"""Lower-case substrings of the errors of gloo and NCCL where the process of another rank has ended."""
+
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 """Lower-case substrings of out-of-memory errors of the libraries below torch."""
 
@@ -73,12 +81,9 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             print(f"error: {message}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
-            # A peer process died; its own log has the cause.
-            if "onnection closed by peer" not in str(error):
+            if not is_lost_peer(error):
                 raise
-            print(
-                "error: another rank has ended; its log has the cause", file=sys.stderr, flush=True
-            )
+            print(f"error: {LOST_PEER}", file=sys.stderr, flush=True)
             return 1
         except KeyboardInterrupt as error:
             print(f"error: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
@@ -96,6 +101,15 @@ def _reader_left() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
     return False
+
+
+LOST_PEER = "the process of another rank has ended; its log has the cause"
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank's process died."""
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in message for words in _LOST_PEER)
 
 
 def failure_state(error: BaseException) -> str:

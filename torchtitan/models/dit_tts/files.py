@@ -60,16 +60,33 @@ class JsonLines:
         self.path = path
 
     def read(self) -> list[dict[str, Any]]:
-        """All complete lines. A line that a kill cut short is left out."""
-        if not self.path.exists():
-            return []
-        return [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
+        """All complete lines. A line that a kill or a power cut has spoilt is left out."""
+        return self._parts()[0]
 
-    def keep_until(self, step: int) -> None:
-        """Drops lines of steps after `step`, which a resumed run trains again."""
+    def _parts(self) -> tuple[list[dict[str, Any]], list[bytes]]:
+        """The rows, and the lines that are none."""
+        rows, spoilt = [], []
+        content = self.path.read_bytes() if self.path.exists() else b""
+        *lines, torn = content.split(b"\n")
+        for line in lines:
+            try:
+                row = json.loads(line)
+                rows.append({"step": int(row["step"]), **row})
+            except (ValueError, TypeError, KeyError):
+                spoilt.append(line)
+        return rows, [line for line in (*spoilt, torn) if line]
+
+    def keep_until(self, step: int) -> int:
+        """Drops lines of steps after `step`, which a resumed run trains again. Returns the number of
+        spoilt lines, which are set aside in NAME.spoilt."""
+        rows, spoilt = self._parts()
+        if spoilt:
+            with open(f"{self.path}.spoilt", "ab") as aside:
+                aside.write(b"\n".join(spoilt) + b"\n")
         if self.path.exists():
-            kept = [json.dumps(row) + "\n" for row in self.read() if row["step"] <= step]
+            kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
             write_atomic(self.path, "".join(kept))
+        return len(spoilt)
 
     def append(self, row: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,9 +4,13 @@ import logging
 import os
 import signal
 import socket
-from types import FrameType
+import sys
 
-from torchtitan.models.dit_tts.errors import quiet_known_warnings, report_input_errors
+from torchtitan.models.dit_tts.errors import (
+    failure_state,
+    quiet_known_warnings,
+    report_input_errors,
+)
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
 
 _UPSTREAM_LOG = (
@@ -35,11 +39,6 @@ _UPSTREAM_LOG = (
 def concerns_this_run(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     return not any(part in message for part in _UPSTREAM_LOG)
-
-
-def raise_terminated(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, from a scheduler or from torchrun when another rank failed, as an exception."""
-    raise KeyboardInterrupt("terminated by SIGTERM")
 
 
 def set_single_process_defaults() -> None:
@@ -75,9 +74,11 @@ def train(args: list[str]) -> int:
     set_single_process_defaults()
 
     import torch
+    from torch.distributed.checkpoint.api import CheckpointException
 
     from torchtitan.models.dit_tts.codec.record import check_kind
     from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
+    from torchtitan.models.dit_tts.infra.stop_signal import StopSignal, die_with_parent, state_after
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
@@ -96,10 +97,12 @@ def train(args: list[str]) -> int:
         logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
     folder = RunFolder(run_folder_path(config), rank)
     trainer = None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
+    stop_signal = StopSignal(lambda number: folder.set_state(state_after(number), folder.step))
     try:
         folder.start(config)
-        signal.signal(signal.SIGTERM, raise_terminated)
-        trainer = DiTTTSTrainer(config, folder)
+        trainer = DiTTTSTrainer(config, folder, stop_signal)
         if config.checkpoint.create_seed_checkpoint:
             folder.confirm(trainer.config)
             trainer.checkpointer.save(curr_step=0, last_step=True)
@@ -108,13 +111,27 @@ def train(args: list[str]) -> int:
             if trainer.benchmark is not None:
                 peak_memory = trainer.metrics_processor.max_reserved_gib()
                 trainer.benchmark.finish(folder.path, peak_memory)
-        folder.set_state("completed", trainer.step)
-    except (Exception, KeyboardInterrupt) as error:
-        folder.fail(error)
+        stopped_by = trainer.stopped_by
+        folder.set_state(state_after(stopped_by) if stopped_by else "completed", trainer.step)
+    except (Exception, KeyboardInterrupt, CheckpointException) as error:
+        behind = trainer.progress.behind() if trainer and failure_state(error) == "timeout" else ""
+        folder.fail(error, behind)
         raise
     finally:
+        stop_signal.close()
         if trainer is not None:
             trainer.close()
+        folder.close()
+    if stopped_by:
+        if rank == 0:
+            print(
+                f"{signal.Signals(stopped_by).name}: the run has ended after step {trainer.step}; the same "
+                f"command goes on from its last checkpoint",
+                file=sys.stderr,
+            )
+        if world_size > 1:
+            torch.distributed.barrier()  # a launcher ends the others as soon as one has ended
+        return 128 + stopped_by
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     if rank == 0 and trainer.metrics_processor.shapes:

@@ -18,17 +18,25 @@ from typing import Any
 
 import tomli_w
 import torch
+from filelock import FileLock, Timeout
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import without_none
-from torchtitan.models.dit_tts.errors import InputError, failure_state
+from torchtitan.models.dit_tts.errors import (
+    LOST_PEER,
+    InputError,
+    failure_state,
+    is_lost_peer,
+)
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
 
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 """Prefixes of environment variables that change what a run computes or how fast"""
 
-STATES = ("init", "running", "completed", "oom", "failed", "timeout")
+STATES = ("init", "running", "completed", "preempted", "interrupted", "oom", "failed", "timeout")
+_LOCK = "run.lock"
 
 
 def _git_commit() -> str | None:
@@ -97,7 +105,10 @@ class RunFolder:
         self.path = path
         self.rank = rank
         # Another rank's traces of communication may be there already.
-        self.is_new = not path.exists() or {p.name for p in path.iterdir()} <= {"comm_traces"}
+        known = {"comm_traces", _LOCK}
+        self.is_new = not path.exists() or {p.name for p in path.iterdir()} <= known
+        self._lock = FileLock(path / _LOCK, timeout=0)
+        self._refused = False
         self.confirmed = False
         self.earlier: dict[str, Any] = {}
         self.started = time.time()
@@ -107,13 +118,45 @@ class RunFolder:
         self.audit = JsonLines(path / "audit" / f"rank{rank}.jsonl")
 
     def start(self, config: JobConfig) -> None:
-        """Writes the state `init` and, in a new folder, config and environment."""
+        """Locks the folder, and writes the state `init` and, in a new folder, config and environment.
+
+        Raises:
+            InputError: another start trains in it.
+        """
+        if self.rank == 0:
+            self._take_lock()
         self.earlier = self._state()
         self.step = self.earlier.get("step", 0)
         self.saved_step = self.earlier.get("saved_step")
         if self.rank == 0 and not (self.path / "config.toml").exists():
             self._write_config(config)
         self.set_state("init", self.step)
+
+    def _take_lock(self) -> None:
+        # The kernel frees it when the process ends, however it ends; NFS 4 does so for its clients.
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            self._refused = True
+            known = self._state()
+            raise InputError(
+                f"{self.path}: another start trains in it (process {known.get('pid')} on "
+                f"{known.get('host')}, at step {known.get('step')}); wait for it, end it, or give another "
+                f"[job] experiment"
+            ) from None
+        except NotImplementedError:
+            logger.warning(
+                f"{self.path} is on a file system without locks: start only one run in it"
+            )
+        except OSError as error:
+            raise InputError(
+                f"[job] dump_folder: {self.path} cannot be written ({error.strerror}); give another"
+            ) from None
+
+    def close(self) -> None:
+        """Lets another start into the folder."""
+        self._lock.release()
 
     def confirm(self, config: JobConfig) -> None:
         """Writes the resolved config and the environment. Called once the checkpoint is loaded, so that
@@ -137,9 +180,10 @@ class RunFolder:
     def resume_at(self, step: int) -> None:
         """Drops the lines of steps after `step`, which is the one that was loaded."""
         if self.rank == 0:
-            self.metrics.keep_until(step)
-            for audit in (self.path / "audit").glob("rank*.jsonl"):
-                JsonLines(audit).keep_until(step)
+            audits = (self.path / "audit").glob("rank*.jsonl")
+            for lines in (self.metrics, *map(JsonLines, audits)):
+                if spoilt := lines.keep_until(step):
+                    logger.warning(f"{lines.path}: {spoilt} spoilt lines are set aside in .spoilt")
 
     def set_state(self, state: str, step: int) -> None:
         """Rank 0 writes state.json: one of STATES, the last step and the time."""
@@ -148,10 +192,12 @@ class RunFolder:
         if self.rank == 0:
             self._write_state({"state": state, "step": step})
 
-    def fail(self, error: BaseException) -> None:
-        """Any rank writes why the run ended. The first rank to fail since this start wins: the others
+    def fail(self, error: BaseException, behind: str = "") -> None:
+        """Any rank writes why the run ended, and which rank the others waited for. The first rank to fail since this start wins: the others
         fail because of it. Where a wrong input or a signal ends the start before it can train, a new
         folder is removed, and another has the state that it had."""
+        if self._refused:
+            return  # the folder is another start's
         if not self.confirmed and isinstance(error, (InputError, KeyboardInterrupt)):
             if self.rank == 0 and self.is_new:
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -164,6 +210,10 @@ class RunFolder:
         if known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started:
             return
         sentence = str(error).split("\n")[0] or type(error).__name__
+        if is_lost_peer(error):
+            sentence = LOST_PEER
+        if behind:
+            sentence = f"{sentence}; {behind}"
         self._write_state(
             {
                 "state": failure_state(error),
@@ -176,5 +226,5 @@ class RunFolder:
     def _write_state(self, row: dict[str, Any]) -> None:
         # The last step with a complete checkpoint, so that a run without any knows that it had one.
         saved = {} if self.saved_step is None else {"saved_step": self.saved_step}
-        row = {**row, **saved, "pid": os.getpid(), "time": time.time()}
+        row |= saved | {"pid": os.getpid(), "host": platform.node(), "time": time.time()}
         write_atomic(self.path / "state.json", json.dumps(row) + "\n")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torchtitan.models.dit_tts.infra.compile import (
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
+from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.flops import MicroBatch
@@ -52,7 +54,7 @@ class DiTTTSTrainer(Trainer):
     metrics_processor: TTSMetricsProcessor
     checkpointer: RunCheckpointer
 
-    def __init__(self, config: JobConfig, run_folder: RunFolder):
+    def __init__(self, config: JobConfig, run_folder: RunFolder, stop_signal: StopSignal):
         dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
         view = upstream_view(config, run_folder.path, dp_degree)
         # Upstream's checkpoint manager is not used, so it is not to start its threads and groups.
@@ -91,6 +93,9 @@ class DiTTTSTrainer(Trainer):
         self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
         self.step_ids: list[str] = []
         self.micro_batch = 0
+        self.stop_signal = stop_signal
+        self.stopped_by = 0
+        self.progress = Progress()
 
     def _begin(self) -> None:
         """Brings the run folder to the step that was loaded."""
@@ -114,6 +119,7 @@ class DiTTTSTrainer(Trainer):
             self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
         )
         self.run_folder.set_state("running", self.step)
+        self.stop_signal.arm(timedelta(seconds=self.config.comm.init_timeout_seconds))
 
     def _build_objective(self) -> None:
         config = self.job_config
@@ -213,6 +219,10 @@ class DiTTTSTrainer(Trainer):
             return self.loss_fn(prediction, noisy.target, frame_mask)
 
     def should_continue_training(self) -> bool:
+        self.stopped_by = self.stop_signal.agreed()
+        if self.stopped_by:
+            self.checkpointer.save_now(self.step)
+            return False
         if self.benchmark is None:
             return super().should_continue_training()
         left = self.benchmark.remaining_steps(self.step)
@@ -222,6 +232,7 @@ class DiTTTSTrainer(Trainer):
 
     def train(self) -> None:
         super().train()
+        self.checkpointer.wait()
         if self.step > self.metrics_processor.first_step:
             checkpoint = self.config.checkpoint
             saved = self.run_folder.path / checkpoint.folder / f"step-{self.step}"
@@ -244,11 +255,13 @@ class DiTTTSTrainer(Trainer):
         """
         self.step_ids = []
         self.micro_batch = 0
+        self.progress.at(self.step, 0)
         should_log = self.metrics_processor.should_log(self.step)
         with self.benchmark.step(self.step) if self.benchmark is not None else nullcontext():
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             self.optimizers.zero_grad()
             micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
+            self.progress.at(self.step, 1)
             valid_frames = self._valid_frames(micro_batches)
             losses = [
                 self.forward_backward_step(

@@ -14,6 +14,7 @@ from torch._inductor import list_mode_options
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.distributed_c10d import _get_default_store as get_default_store
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
@@ -25,6 +26,7 @@ __all__ = [
     "dynamo_counters",
     "flex_attention_op",
     "functorch_config",
+    "get_default_store",
     "inductor_config",
     "list_mode_options",
     "replicate",

@@ -1,0 +1,141 @@
+"""Signals that end a run between two steps, alike on all ranks, and which rank the others wait for.
+
+A handler of Python runs only between two instructions of the main thread, which may stand in a collective
+for minutes. So the numbers of the signals come through a pipe to a thread.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from torchtitan.models.dit_tts.infra.compat import get_default_store
+from torchtitan.tools.logging import logger
+
+PREEMPTED = (signal.SIGTERM, signal.SIGUSR1)
+"""signals of schedulers; the others of `SIGNALS` come from people and terminals"""
+SIGNALS = (*PREEMPTED, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SAME_SECONDS = 1.0
+"""A launcher and a terminal may each send the same signal; a second one comes later."""
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Has the kernel send SIGTERM to this process when its parent dies, even of SIGKILL (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def state_after(number: int) -> str:
+    """The state in which a signal leaves a run."""
+    return "preempted" if number in PREEMPTED else "interrupted"
+
+
+class StopSignal:
+    """Catches `SIGNALS` from its construction to `close`.
+
+    Until `arm` a signal raises KeyboardInterrupt. From then on the first one is a request, on which the
+    ranks agree at the end of a step, and a second one ends the process at once.
+
+    Args:
+        at_once: called with the signal's number before a second signal ends the process.
+    """
+
+    def __init__(self, at_once: Callable[[int], None]):
+        self._at_once = at_once
+        self._number, self._since = 0, 0.0
+        self._armed = False
+        self._group: dist.ProcessGroup | None = None
+        self._reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        self._writer = writer
+        self._before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._before = {each: signal.signal(each, self._handle) for each in SIGNALS}
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+
+    def arm(self, timeout: timedelta) -> None:
+        """Called on every rank before the first step.
+
+        Args:
+            timeout: within which the ranks must come to the end of a step.
+        """
+        if dist.get_world_size() > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._armed = True
+
+    def agreed(self) -> int:
+        """The number of a signal that any rank has got, the same on all; 0 for none. A collective."""
+        if self._group is None:
+            return self._number
+        number = torch.tensor(self._number)
+        dist.all_reduce(number, dist.ReduceOp.MAX, self._group)
+        return int(number)
+
+    def close(self) -> None:
+        self._armed = False
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        self._writer.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._armed:
+            name = signal.Signals(number).name
+            raise KeyboardInterrupt("" if number == signal.SIGINT else f"terminated by {name}")
+        self._request(number)
+
+    def _watch(self) -> None:
+        while data := self._reader.recv(1):
+            if self._armed and data[0] in SIGNALS:
+                self._request(data[0])
+        self._reader.close()
+
+    def _request(self, number: int) -> None:
+        """From the handler and from the thread, whichever comes first."""
+        if not self._number:
+            self._number, self._since = number, time.monotonic()
+            logger.warning(
+                f"{signal.Signals(number).name}: this step ends, a checkpoint is saved, and the run ends; "
+                f"another signal ends it at once"
+            )
+        elif time.monotonic() - self._since > _SAME_SECONDS:
+            self._at_once(number)
+            os._exit(128 + number)
+
+
+class Progress:
+    """What each rank has come to, in the store of the process group."""
+
+    def __init__(self) -> None:
+        self._store = get_default_store() if dist.get_world_size() > 1 else None
+
+    def at(self, step: int, part: int) -> None:
+        """This rank has come to `part` of `step`: 0 its begin, 1 its batches are loaded."""
+        if self._store is not None:
+            self._store.set(f"progress/{dist.get_rank()}", f"{step} {part}")
+
+    def behind(self) -> str:
+        """The ranks that the others wait for, as a sentence; empty where that cannot be said."""
+        if self._store is None:
+            return ""
+        try:
+            self._store.set_timeout(timedelta(seconds=5))
+            found = [
+                tuple(map(int, self._store.get(f"progress/{rank}").split()))
+                for rank in range(dist.get_world_size())
+            ]
+        except RuntimeError:  # the process with the store has ended
+            return ""
+        last, first = min(found), max(found)
+        if last == first:
+            return ""
+        ranks = ", ".join(str(rank) for rank, place in enumerate(found) if place == last)
+        where = "loading its batches" if last[1] == 0 else "in the model or a collective"
+        return f"rank {ranks} stalls at step {last[0]}, {where}"
