@@ -2,18 +2,20 @@
 
 import json
 
+import pytest
+
 from tools.harness import kill_resume, runs
 
 
-def kill_one(folder, data, launched=()):
-    """A run killed in three of its four lives, beside an unbroken one."""
+def kill_one(folder, data, launched=(), ends=("SIGKILL",)):
+    """A run ended in three of its four lives, beside an unbroken one."""
     kill_resume.make_seed_checkpoint(folder, data)
     unbroken = runs.run(folder, "unbroken", kill_resume.common_arguments(folder, data))
     ids = unbroken.audited_ids(ranks=1)
     assert sorted(ids) == list(range(1, kill_resume.STEPS + 1))
     assert all(names and ":" in names[0] for names in ids.values())
 
-    outcome = kill_resume.kill_and_resume(folder, data, "killed", unbroken, 1, launched)
+    outcome = kill_resume.kill_and_resume(folder, data, "killed", unbroken, 1, launched, ends)
     assert outcome.same_ids
     assert outcome.largest_loss_difference < 1e-5
     assert outcome.largest_weight_difference < 1e-4
@@ -30,5 +32,18 @@ def test_mixed_balanced_corrupt_and_remote_data(tmp_path):
 def test_killed_and_resumed_run_equals_the_unbroken_one(tmp_path):
     with kill_resume.plain_data(tmp_path) as data:
         assert kill_one(tmp_path, data, launched=[1]).replaced == 0  # the life on two ranks
+    check_state(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGUSR1", "damage"])
+def test_signals_and_damaged_checkpoints_cost_no_step(tmp_path, end):
+    """The life on two ranks is ended by its launcher; of the forked ones a single rank gets the signal."""
+    with kill_resume.plain_data(tmp_path) as data:
+        outcome = kill_one(tmp_path, data, launched=[1], ends=[end])
+    assert outcome.ended_by == [end] * 3
+    check_state(tmp_path)
+
+
+def check_state(tmp_path):
     state = json.loads((tmp_path / "killed" / "state.json").read_text())
     assert (state["state"], state["step"]) == ("completed", kill_resume.STEPS)

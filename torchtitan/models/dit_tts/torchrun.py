@@ -1,53 +1,75 @@
 """torchrun, but every signal goes to the ranks, which end the run by themselves, and a failed rank's own
-words are the last thing printed, without torchrun's traceback."""
+words are the last thing printed, without torchrun's traceback.
+
+torchrun by itself ends the ranks 30 seconds after a signal, saved or not, and leaves them behind at one
+that it does not know. So it runs in a process and session of its own, where no signal reaches it.
+"""
 
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main as torchrun
-
 _PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
+_AGENT = (
+    "import sys; from titan_tts import call_overlaid; "
+    "sys.exit(call_overlaid('torchtitan.models.dit_tts.torchrun:agent', sys.argv[1:]))"
+)
 
 
-def _children() -> list[int]:
+def _children(parent: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid():
+            if int(fields[1]) == parent:
                 found.append(int(folder.name))
     return found
 
 
-def _pass_on(number: int, frame: FrameType | None) -> None:
-    for child in _children():
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-
 def launch(args: list[str]) -> int:
     """Runs torchrun with its own arguments. Returns the first failed rank's exit status, or 0."""
-    # Its own handling of signals ends the ranks after 30 seconds, saved or not, and leaves them behind
-    # at a signal that it does not know. It must be given one: this is sent by nobody.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGRTMAX"
-    before = {each: signal.signal(each, _pass_on) for each in _PASSED_ON}
+    process = subprocess.Popen([sys.executable, "-c", _AGENT, *args], start_new_session=True)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        # Before it has ranks there is nothing to save.
+        for pid in _children(process.pid) or [process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    before = {each: signal.signal(each, pass_on) for each in _PASSED_ON}
+    try:
+        status = process.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return status if status >= 0 else 128 - status
+
+
+def agent(args: list[str]) -> int:
+    """torchrun in this process, which ends with its parent."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    from torchtitan.models.dit_tts.infra.stop_signal import die_with_parent
+
+    die_with_parent()
     try:
         torchrun(args)
+    except SignalException as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 128 + error.sigval
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         # A rank that a signal ended has a negative status; shells call that 128 + signal.
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
     return 0
 
 
