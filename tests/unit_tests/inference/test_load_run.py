@@ -1,5 +1,7 @@
 """A run's model, as it is built to sample from: its weights, and those that it started from."""
 
+import shutil
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -9,6 +11,7 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run, untrained_model
+from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter
 
 SEED = 3
 CONFIG = f"""
@@ -58,7 +61,11 @@ def write_checkpoint(folder, step, initial, weights, averaged):
     if averaged is not None:
         ema = {name: p.detach() + averaged for name, p in named.items()}
         state["ema"] = {"num_updates": step, **ema}
-    dcp.save(state, checkpoint_id=folder / "checkpoint" / f"step-{step}", no_dist=True)
+    prediction = {2: "velocity", 10: "noise"}[step]
+    writer = CheckpointWriter(
+        folder / "checkpoint" / f"step-{step}", {"objective.prediction": prediction}
+    )
+    dcp.save(state, storage_writer=writer, no_dist=True)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +75,7 @@ def run(tmp_path_factory, initial):
     (folder / "config.toml").write_text(CONFIG)
     write_checkpoint(folder, 2, initial, 2.0, None)
     write_checkpoint(folder, 10, initial, 10.0, 11.0)
-    (folder / "checkpoint/step-11").mkdir()
+    (folder / "checkpoint/step-11.saving").mkdir()
     return folder
 
 
@@ -94,10 +101,19 @@ def test_which_weights_are_loaded(run, initial):
     assert above(load_run(run, use_ema=False).model, initial) == 10
     earlier = load_run(run, step=2, use_ema=False)
     assert earlier.step == 2 and above(earlier.model, initial) == 2
+    assert earlier.objective.prediction == "velocity"  # as that checkpoint was trained
     with pytest.raises(InputError, match="no averaged weights"):
         load_run(run, step=2)
     with pytest.raises(InputError, match="has no checkpoint step-11; it has steps: 2, 10"):
         load_run(run, step=11)
+
+
+def test_a_damaged_checkpoint_is_not_sampled(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    data = folder / "checkpoint/step-10/__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match="__0_0.distcp has other content .*--step, of: 2, 10"):
+        load_run(folder)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed")
