@@ -2,13 +2,17 @@
 
 import json
 import os
+import tomllib
 
 import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.errors import InputError, failure_state
+from torchtitan.models.dit_tts.data.storage import find_shards
+from torchtitan.models.dit_tts.errors import InputError, failure_state, report_input_errors
 from torchtitan.models.dit_tts.run_folder import RunFolder
+
+SECRET = "s3cr3t"
 
 
 def rows(*steps: int) -> list[dict]:
@@ -151,3 +155,36 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     (tmp_path / "mine" / "notes.txt").write_text("a user's own")
     RunFolder(tmp_path / "mine", 0).fail(InputError("no data"))
     assert (tmp_path / "mine").exists()
+
+
+def test_no_file_holds_a_secret(tmp_path, config, monkeypatch, capsys):
+    urls = [
+        f"https://me:{SECRET}@host/{{0..3}}.tar",
+        f"http://host:80/a.tar?X-Signature={SECRET}&v=1",
+    ]
+    config.data.path = [*urls, "s3://bucket/shard-?.tar"]
+    monkeypatch.setattr("sys.argv", ["train.py", "--data.path", ",".join(urls)])
+    monkeypatch.setenv("NCCL_PROXY", urls[0])
+    folder = RunFolder(tmp_path / "run", 0)
+    folder.start(config)
+    folder.confirm(config)
+    folder.fail(RuntimeError(f"cannot reach {urls[1]}"))
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) == 4 and not [path for path in files if SECRET in path.read_text()]
+    written = tomllib.loads((tmp_path / "run/config.toml").read_text())["data"]["path"]
+    hidden = ["https://***@host/{0..3}.tar", "http://host:80/a.tar?***"]
+    assert written == [*hidden, "s3://bucket/shard-?.tar"]
+
+    for path in hidden:
+        with pytest.raises(
+            InputError, match="leave out what may be a secret; give the complete URL"
+        ):
+            find_shards(path)
+
+    @report_input_errors
+    def refuse(args):
+        raise InputError(f"{args[0]} and {args[1]} are not there\x1b[2J\n")
+
+    assert refuse(urls) == 2
+    printed = capsys.readouterr().err
+    assert printed == f"error: {' and '.join(hidden)} are not there\\x1b[2J\n\n"

@@ -123,6 +123,10 @@ def test_local_source(folder):
     source.close()
     source.close()
     assert "cannot be opened (No such file" in sentence_of(open_source, str(folder / "x.tar"))
+    (folder / "folder.tar").mkdir()
+    os.mkfifo(folder / "fifo.tar")
+    for name in ("folder.tar", "fifo.tar"):
+        assert "is no regular file" in sentence_of(open_source, str(folder / name))
 
 
 def test_http_source_reads_ahead_in_few_requests(folder, server):

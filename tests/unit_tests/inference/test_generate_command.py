@@ -42,6 +42,7 @@ def asked(loaded, monkeypatch):
     for name, replacement in (
         ("codec.build_codec", lambda *arguments: Echo()),
         ("codec.record.check_codec", lambda *arguments: None),
+        ("config.manager.load_run_config", lambda folder: loaded.config),
         ("inference.load_run.load_run", lambda *arguments: loaded),
         ("inference.sampler.generate_latents", generated),
     ):
@@ -99,6 +100,12 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
         (["--reference=nothing.wav"], "either --reference"),
         (["--reference=nothing.wav", "--speaker"], "no such file"),
         (["--sampling-steps=0"], "--sampling-steps = 0, but"),
+        (["--duration=nan"], "--duration = nan, but"),
+        (["--text-scale=nan"], "--text-scale = nan, but"),
+        (["--speaker-scale=-inf"], "--speaker-scale = -inf, but"),
+        (["--seed=1180591620717411303424"], "--seed = 1180591620717411303424, but"),
+        (["--sampling-steps=1180591620717411303424"], "it must be from 1 to 10000"),
+        ([], "run is no run's folder"),
     ],
 )
 def test_mistakes_are_refused_before_the_run_is_loaded(

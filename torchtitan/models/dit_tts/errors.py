@@ -1,11 +1,13 @@
 """Errors as the user meets them: the exception for a mistake, exit codes, the state a run ends in."""
 
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -21,6 +23,10 @@ _LOST_PEER = (
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 """Lower-case substrings of out-of-memory errors of the libraries below torch."""
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LEFT_OUT = "***"
+
 # Module -> the extra of titan-tts that installs it.
 _EXTRAS = {
     **dict.fromkeys(
@@ -30,6 +36,23 @@ _EXTRAS = {
     "torchao": "fp8",
     "ray": "ray",
 }
+
+
+def without_secrets(value: Any) -> Any:
+    """A text, or lists and dictionaries of texts, with `***` for the user, the password and the query
+    of each URL, which may be a signature. (Outside http a `?` belongs to a glob.)"""
+    if isinstance(value, dict):
+        return {key: without_secrets(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(each) for each in value]
+    return _URL.sub(_hidden, value) if isinstance(value, str) else value
+
+
+def _hidden(url: re.Match[str]) -> str:
+    scheme, user, rest, query = url.groups(default="")
+    if query and scheme.startswith("http"):
+        query = "?" + LEFT_OUT
+    return scheme + (LEFT_OUT + "@" if user else "") + rest + query
 
 
 class InputError(ValueError):
@@ -78,7 +101,9 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
                 message = _missing_module(error.name)
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
-            print(f"error: {message}", file=sys.stderr, flush=True)
+            # A name of a file may hold what a terminal would obey.
+            shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", without_secrets(message))
+            print(f"error: {shown}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
             if not is_lost_peer(error):

@@ -27,6 +27,7 @@ from torchtitan.models.dit_tts.errors import (
     InputError,
     failure_state,
     is_lost_peer,
+    without_secrets,
 )
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.tools import utils
@@ -83,7 +84,9 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         **_cuda(),
         "variables": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)
+            name: without_secrets(value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_VARIABLES)
         },
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -93,7 +96,7 @@ def environment() -> dict[str, Any]:
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "gpus_per_node": gpus_per_node(),
         "git_commit": _git_commit(),
-        "command": sys.argv,
+        "command": without_secrets(sys.argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -106,7 +109,7 @@ class RunFolder:
         self.rank = rank
         # Another rank's traces of communication may be there already.
         known = {"comm_traces", _LOCK}
-        self.is_new = not path.exists() or {p.name for p in path.iterdir()} <= known
+        self.is_new = not path.is_dir() or {p.name for p in path.iterdir()} <= known
         self._lock = FileLock(path / _LOCK, timeout=0)
         self._refused = False
         self.confirmed = False
@@ -167,7 +170,7 @@ class RunFolder:
             (self.path / "samples").mkdir(exist_ok=True)
 
     def _write_config(self, config: JobConfig) -> None:
-        content = tomli_w.dumps(without_none(asdict(config)))
+        content = tomli_w.dumps(without_secrets(without_none(asdict(config))))
         write_atomic(self.path / "config.toml", content)
         write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
 
@@ -209,7 +212,7 @@ class RunFolder:
             return  # rank 0 has removed the folder
         if known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started:
             return
-        sentence = str(error).split("\n")[0] or type(error).__name__
+        sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__
         if is_lost_peer(error):
             sentence = LOST_PEER
         if behind:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.errors import without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
@@ -235,7 +236,7 @@ class BenchmarkRecorder:
             "text_encoder": _text_encoder_note(encoder.model, encoder.cache_features),
             "step_seconds": seconds,
             "environment": environment(),
-            "config": asdict(config),
+            "config": without_secrets(asdict(config)),
         }
 
     def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:

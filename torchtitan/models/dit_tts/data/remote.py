@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = without_secrets(" ".join(str(error).split()))
     return text[:300] if text else type(error).__name__
 
 

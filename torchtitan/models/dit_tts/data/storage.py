@@ -11,12 +11,13 @@ samples in any order.
 
 import glob
 import os
+import stat
 import weakref
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from torchtitan.models.dit_tts.data import remote
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
 READ_AHEAD_BYTES = 4 << 20
@@ -73,13 +74,16 @@ class LocalSource:
     def __init__(self, path: str):
         self.path = path
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A FIFO would hold up an ordinary open for ever.
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be opened ({error.strerror}); check the path and its rights"
             ) from None
         self._close = weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path}: is no regular file; remove it or correct the path")
         self.size, self.version = found.st_size, found.st_mtime_ns
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -148,6 +152,11 @@ def find_shards(path: str) -> list[str]:
     """
     if not path:
         raise InputError(f"[data] path is empty; set it to {_KINDS}")
+    if is_remote(path) and LEFT_OUT in path:
+        raise InputError(
+            f"[data] path '{path}' has {LEFT_OUT} where a run's files leave out what may be a secret; give "
+            f"the complete URL on the command line, or the credentials by the environment"
+        )
     found = []
     for piece in _expand_braces(path):
         shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)

@@ -163,6 +163,14 @@ def load_for_sampling(
     Raises:
         InputError: one cannot be loaded, or the training shards record another codec.
     """
+    for name, value, low, high in (
+        ("--sampling-steps", options.sampling_steps, 1, 10_000),
+        ("--text-scale", options.text_scale, -100, 100),
+        ("--speaker-scale", options.speaker_scale, -100, 100),
+        ("--seed", options.seed, 0, 2**63 - 1),
+    ):
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name} = {value}, but it must be from {low} to {high}")
     from torchtitan.models.dit_tts.config.manager import load_run_config
 
     load_run_config(Path(options.run))  # before seconds of imports
@@ -172,8 +180,6 @@ def load_for_sampling(
     from torchtitan.models.dit_tts.flow.guidance import Guidance
     from torchtitan.models.dit_tts.inference.load_run import load_run
 
-    if options.sampling_steps is not None and options.sampling_steps < 1:
-        raise InputError(f"--sampling-steps = {options.sampling_steps}, but it must be at least 1")
     loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
     s = loaded.config.sampling
     codec = build_codec(options.codec or s.codec, str(loaded.device))
