@@ -1,12 +1,14 @@
-"""Kills training runs with SIGKILL at random moments, many times over, and compares with an unbroken one.
+"""Ends training runs at random moments, many times over, and compares with an unbroken one.
 
     python benchmarks/kill_resume.py --runs 20
     python benchmarks/kill_resume.py --runs 20 --data everything
+    python benchmarks/kill_resume.py --runs 20 --ends SIGKILL SIGTERM SIGUSR1 damage
 
 The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
-balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens. Each run lives on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader
-threads, started as a user starts it, and is killed in every life but the last. Writes
-benchmarks/results/kill_resume.json or kill_resume_everything.json.
+balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens. Each run lives
+on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader threads, started as
+a user starts it, and is ended in every life but the last, by an end drawn from `--ends`. Writes
+benchmarks/results/kill_resume.json, kill_resume_everything.json or kill_resume_ends.json.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,10 +35,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     parser.add_argument("--data", choices=tuple(DATA), default="plain")
     parser.add_argument(
+        "--ends",
+        nargs="+",
+        default=["SIGKILL"],
+        help="signals, or damage: SIGKILL and a flipped bit in the newest checkpoint",
+    )
+    parser.add_argument(
         "--output", help="default: benchmarks/results/kill_resume[_everything].json"
     )
     options = parser.parse_args()
     name = "kill_resume" if options.data == "plain" else f"kill_resume_{options.data}"
+    name += "_ends" if options.ends != ["SIGKILL"] else ""
     output = Path(options.output or ROOT / f"benchmarks/results/{name}.json")
 
     began = time.monotonic()
@@ -53,6 +63,7 @@ def main() -> int:
                 unbroken,
                 options.seed + number,
                 launched=range(len(kill_resume.LIVES)),
+                ends=options.ends,
             )
             outcomes.append(outcome)
             elapsed = time.monotonic() - began
@@ -60,20 +71,20 @@ def main() -> int:
             print(
                 f"run {number + 1}/{options.runs}: same ids {outcome.same_ids}, largest loss difference "
                 f"{outcome.largest_loss_difference:.2e}, of weights "
-                f"{outcome.largest_weight_difference:.2e}, kills after steps {outcome.kills}, ETA "
+                f"{outcome.largest_weight_difference:.2e}, {'/'.join(outcome.ended_by)} after steps {outcome.kills}, ETA "
                 f"{remaining:.0f} s",
                 flush=True,
             )
     report = {
         "data": options.data,
-        "damaged_samples_replaced_in_a_run": outcomes[0].replaced,
+        "corrupt_samples_replaced_per_run": outcomes[0].replaced,
         "runs": options.runs,
-        "kills": sum(len(o.kills) for o in outcomes),
+        "ends": Counter(end for o in outcomes for end in o.ended_by),
         "runs_with_the_same_sample_ids_in_every_step": sum(o.same_ids for o in outcomes),
         "largest_loss_difference": max(o.largest_loss_difference for o in outcomes),
         "largest_weight_difference": max(o.largest_weight_difference for o in outcomes),
         "steps_a_run": kill_resume.STEPS,
-        "kills_after_steps": [o.kills for o in outcomes],
+        "ended_after_steps": [o.kills for o in outcomes],
         "seconds": time.monotonic() - began,
         "conditions": environment(),
     }

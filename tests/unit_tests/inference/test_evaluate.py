@@ -131,6 +131,7 @@ def test_evaluate_compares_each_kind_of_audio_with_the_text_it_should_say(
         return Durations
 
     for name, replacement in (
+        ("config.manager.load_run_config", lambda folder: loaded.config),
         ("inference.load_run.load_run", lambda *arguments: loaded),
         ("codec.build_codec", lambda *arguments: Codec()),
         ("codec.record.check_codec", lambda *arguments: None),

@@ -76,6 +76,7 @@ def agree_and_stall(rank: int, folder: str) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.agreed() == signal.SIGUSR1
     stop.close()
+    dist.barrier()
     assert progress.behind() == ""
     dist.barrier()
     progress.at(2, 0)
@@ -83,6 +84,7 @@ def agree_and_stall(rank: int, folder: str) -> None:
         progress.at(2, 1)
     dist.barrier()
     assert progress.behind() == "rank 1 stalls at step 2, loading its batches"
+    dist.barrier()
     if rank == 1:
         progress.at(2, 1)
     if rank == 0:
