@@ -240,6 +240,8 @@ class RunCheckpointer(CheckpointManager):
             if problem is None:
                 return path
             damaged.append(problem)
+            if not self._writes:
+                raise InputError(f"{problem}; restore it or remove the folder")
             if dist.get_rank() == 0:
                 aside = storage.set_aside(path)
                 logger.error(f"{problem}; it is set aside as {aside.name}")
@@ -268,8 +270,8 @@ class RunCheckpointer(CheckpointManager):
         return next((problem for problem in found if problem is not None), None)
 
     def _load(self, path: Path, resumes: bool) -> None:
-        self._check_trained_with(path, resumes)
         model_only = path.name == "step-0" if resumes else self.initial_load_model_only
+        self._check_trained_with(path, resumes and not model_only)
         if self._starts_to_train_text_encoder(model_only):
             self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
         states = self._states_to_load(model_only)

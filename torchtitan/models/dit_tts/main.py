@@ -118,10 +118,12 @@ def train(args: list[str]) -> int:
         folder.fail(error, behind)
         raise
     finally:
-        stop_signal.close()
-        if trainer is not None:
-            trainer.close()
-        folder.close()
+        try:
+            if trainer is not None:
+                trainer.close()
+        finally:
+            stop_signal.close()
+            folder.close()
     if stopped_by:
         if rank == 0:
             print(

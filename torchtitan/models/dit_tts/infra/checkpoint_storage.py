@@ -220,9 +220,13 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
     names = sorted(files)[number::count]
     total = sum(files[name]["bytes"] for name in names)
     with tqdm(
-        desc=f"verifying {path.name}", total=total, unit="B", unit_scale=True, delay=2.0
+        desc=f"verifying {path.name}",
+        total=total,
+        unit="B",
+        unit_scale=True,
+        delay=2.0,
+        disable=number > 0,
     ) as bar:
-        bar.disable |= number > 0
         for name in names:
             try:
                 found = _size_and_hash(path / name, bar)
