@@ -2,7 +2,7 @@
 
     python benchmarks/kill_resume.py --runs 20
     python benchmarks/kill_resume.py --runs 20 --data everything
-    python benchmarks/kill_resume.py --runs 20 --ends SIGKILL SIGTERM SIGUSR1 damage
+    python benchmarks/kill_resume.py --runs 20 --ends SIGKILL SIGTERM SIGUSR1 corrupt
 
 The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
 balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens. Each run lives
@@ -38,7 +38,7 @@ def main() -> int:
         "--ends",
         nargs="+",
         default=["SIGKILL"],
-        help="signals, or damage: SIGKILL and a flipped bit in the newest checkpoint",
+        help="signals, or corrupt: SIGKILL and a flipped bit in the newest checkpoint",
     )
     parser.add_argument(
         "--output", help="default: benchmarks/results/kill_resume[_everything].json"

@@ -35,8 +35,8 @@ def test_killed_and_resumed_run_equals_the_unbroken_one(tmp_path):
     check_state(tmp_path)
 
 
-@pytest.mark.parametrize("end", ["SIGTERM", "SIGUSR1", "damage"])
-def test_signals_and_damaged_checkpoints_cost_no_step(tmp_path, end):
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGUSR1", "corrupt"])
+def test_signals_and_corrupt_checkpoints_cost_no_step(tmp_path, end):
     """The life on two ranks is ended by its launcher; of the forked ones a single rank gets the signal."""
     with kill_resume.plain_data(tmp_path) as data:
         outcome = kill_one(tmp_path, data, launched=[1], ends=[end])

@@ -260,7 +260,7 @@ def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_remove
     assert train("run", "--training.steps=6") == 0
     assert run.losses() == losses and run.checkpoints() == {
         *theirs,
-        *("step-2", "step-4", "step-5", "step-6", "step-6.damaged", "step-7.tar"),
+        *("step-2", "step-4", "step-5", "step-6", "step-6.corrupt", "step-7.tar"),
     }
     assert "step-6/.metadata cannot be read" in caplog.text
 
@@ -277,7 +277,7 @@ def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_remove
     assert "has no valid checkpoint left" in capsys.readouterr().err
     assert (run.path / "metrics.jsonl").read_bytes() == metrics
     for step in (2, 4, 6):  # nor where they are gone
-        (checkpoints / f"step-{step}.damaged").rename(tmp_path / str(step))
+        (checkpoints / f"step-{step}.corrupt").rename(tmp_path / str(step))
     assert train("run", "--training.steps=8") == 2
     assert "the run had saved step 6" in capsys.readouterr().err
 
@@ -326,7 +326,7 @@ def test_a_full_disk_ends_in_a_sentence_and_leaves_the_last_save(
         assert train(mode, *arguments) == 2
         error = capsys.readouterr().err
         assert "no space is left to save step 4: a checkpoint takes about 0.00 GiB" in error
-        assert "goes on from step 2" in error
+        assert "continues from step 2" in error
         assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
         monkeypatch.setattr(CheckpointWriter, "write_data", write)
         assert train(mode, *arguments) == 0

@@ -168,7 +168,7 @@ def _end_by(life: runs.Run, name: str) -> None:
     assert state["saved_step"] == state["step"], log
 
 
-def _damage_newest(life: runs.Run) -> None:
+def _corrupt_newest(life: runs.Run) -> None:
     folder = life.folder / "checkpoint"
     steps = checkpoint_steps(folder)
     if len(steps) > 1:  # a run with none left is refused
@@ -190,7 +190,7 @@ def kill_and_resume(
     """One run that is ended in every life but the last, at a random step and a random moment of it.
 
     launched: the lives that are started as a user would; the others are forked.
-    ends: of which one is drawn per life: the name of a signal, or "damage", which is SIGKILL and a
+    ends: of which one is drawn per life: the name of a signal, or "corrupt", which is SIGKILL and a
         flipped bit in the newest checkpoint.
     """
     rng = random.Random(seed)
@@ -210,12 +210,12 @@ def kill_and_resume(
             _wait_for_step(life, step)
             time.sleep(rng.random() * 0.5)
             ended_by.append(rng.choice(ends))
-            if ended_by[-1] not in ("SIGKILL", "damage") and life.poll() is None:
+            if ended_by[-1] not in ("SIGKILL", "corrupt") and life.poll() is None:
                 _end_by(life, ended_by[-1])
         finally:
             life.kill()
-        if ended_by[-1] == "damage":
-            _damage_newest(life)
+        if ended_by[-1] == "corrupt":
+            _corrupt_newest(life)
         step = _last_step(life)
         kills.append(step)
     expected, found = unbroken.metrics(), life.metrics()

@@ -108,7 +108,7 @@ def test_which_weights_are_loaded(run, initial):
         load_run(run, step=11)
 
 
-def test_a_damaged_checkpoint_is_not_sampled(run, tmp_path):
+def test_a_corrupt_checkpoint_is_not_sampled(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     data = folder / "checkpoint/step-10/__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-1] + b"?")

@@ -61,19 +61,19 @@ def flip(path, offset=-1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("corrupt", "sentence"),
     [
         (lambda f: flip(f / "__0_0.distcp", 3000), "__0_0.distcp has other content"),
         (lambda f: flip(f / ".metadata"), ".metadata has other content"),
         (lambda f: os.truncate(f / "__0_0.distcp", 100), "__0_0.distcp has other bytes"),
         (lambda f: (f / ".metadata").unlink(), ".metadata cannot be read"),
         (lambda f: (f / "manifest.json").unlink(), "no readable manifest.json"),
-        (lambda f: os.truncate(f / "manifest.json", 40), "manifest.json is damaged"),
-        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is damaged"),
+        (lambda f: os.truncate(f / "manifest.json", 40), "manifest.json is corrupt"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is corrupt"),
     ],
 )
-def test_damage_is_named(saved, damage, sentence):
-    damage(saved)
+def test_corruption_is_named(saved, corrupt, sentence):
+    corrupt(saved)
     assert sentence in storage.verify(saved)
 
 
@@ -142,10 +142,10 @@ def test_names_are_exact(tmp_path):
 def test_removed_and_set_aside(saved):
     first = storage.set_aside(saved)
     save(saved, state())
-    assert [first.name, storage.set_aside(saved).name] == ["step-4.damaged", "step-4.damaged-2"]
+    assert [first.name, storage.set_aside(saved).name] == ["step-4.corrupt", "step-4.corrupt-2"]
     save(saved, state())
     storage.remove_checkpoint(saved)
-    assert sorted(os.listdir(saved.parent)) == ["step-4.damaged", "step-4.damaged-2"]
+    assert sorted(os.listdir(saved.parent)) == ["step-4.corrupt", "step-4.corrupt-2"]
 
 
 def test_the_writer_reaches_a_process_that_saves(tmp_path):

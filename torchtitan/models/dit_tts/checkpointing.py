@@ -149,8 +149,8 @@ class RunCheckpointer(CheckpointManager):
         return InputError(
             f"{folder}: no space is left to save step {step}: a checkpoint takes about "
             f"{needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free; free "
-            f"{max(needed - free, 0) / 2**30:.2f} GiB more and give the same command again, which goes "
-            f"on from {before}"
+            f"{max(needed - free, 0) / 2**30:.2f} GiB more and give the same command again, which "
+            f"continues from {before}"
         )
 
     def _bytes_of_a_checkpoint(self) -> int:
@@ -233,13 +233,13 @@ class RunCheckpointer(CheckpointManager):
             )
 
     def _checkpoint_to_load(self) -> Path | None:
-        folder, damaged = Path(self.folder), []
+        folder, corrupt = Path(self.folder), []
         for step in reversed(storage.checkpoint_steps(folder)):
             path = folder / f"step-{step}"
             problem = self._problem(path)
             if problem is None:
                 return path
-            damaged.append(problem)
+            corrupt.append(problem)
             if not self._writes:
                 raise InputError(f"{problem}; restore it or remove the folder")
             if dist.get_rank() == 0:
@@ -247,8 +247,8 @@ class RunCheckpointer(CheckpointManager):
                 logger.error(f"{problem}; it is set aside as {aside.name}")
             dist.barrier()
         had = gather_from_ranks(self.run_folder.earlier.get("saved_step"))[0]
-        if damaged or had is not None:
-            reason = damaged[0] if damaged else f"the run had saved step {had}"
+        if corrupt or had is not None:
+            reason = corrupt[0] if corrupt else f"the run had saved step {had}"
             raise InputError(
                 f"{folder} has no valid checkpoint left ({reason}), and starting over would overwrite "
                 f"what the run has written; restore a checkpoint or give another [job] experiment"

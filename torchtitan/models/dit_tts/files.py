@@ -60,12 +60,12 @@ class JsonLines:
         self.path = path
 
     def read(self) -> list[dict[str, Any]]:
-        """All complete lines. A line that a kill or a power cut has spoilt is left out."""
+        """All complete lines. A line that a kill or a power cut has corrupted is left out."""
         return self._parts()[0]
 
     def _parts(self) -> tuple[list[dict[str, Any]], list[bytes]]:
         """The rows, and the lines that are none."""
-        rows, spoilt = [], []
+        rows, corrupt = [], []
         content = self.path.read_bytes() if self.path.exists() else b""
         *lines, torn = content.split(b"\n")
         for line in lines:
@@ -73,20 +73,20 @@ class JsonLines:
                 row = json.loads(line)
                 rows.append({"step": int(row["step"]), **row})
             except (ValueError, TypeError, KeyError):
-                spoilt.append(line)
-        return rows, [line for line in (*spoilt, torn) if line]
+                corrupt.append(line)
+        return rows, [line for line in (*corrupt, torn) if line]
 
     def keep_until(self, step: int) -> int:
         """Drops lines of steps after `step`, which a resumed run trains again. Returns the number of
-        spoilt lines, which are set aside in NAME.spoilt."""
-        rows, spoilt = self._parts()
-        if spoilt:
-            with open(f"{self.path}.spoilt", "ab") as aside:
-                aside.write(b"\n".join(spoilt) + b"\n")
+        corrupt lines, which are set aside in NAME.corrupt."""
+        rows, corrupt = self._parts()
+        if corrupt:
+            with open(f"{self.path}.corrupt", "ab") as aside:
+                aside.write(b"\n".join(corrupt) + b"\n")
         if self.path.exists():
             kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
             write_atomic(self.path, "".join(kept))
-        return len(spoilt)
+        return len(corrupt)
 
     def append(self, row: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ def train(args: list[str]) -> int:
         if rank == 0:
             print(
                 f"{signal.Signals(stopped_by).name}: the run has ended after step {trainer.step}; the same "
-                f"command goes on from its last checkpoint",
+                f"command continues from its last checkpoint",
                 file=sys.stderr,
             )
         if world_size > 1:

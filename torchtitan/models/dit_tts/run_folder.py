@@ -185,8 +185,10 @@ class RunFolder:
         if self.rank == 0:
             audits = (self.path / "audit").glob("rank*.jsonl")
             for lines in (self.metrics, *map(JsonLines, audits)):
-                if spoilt := lines.keep_until(step):
-                    logger.warning(f"{lines.path}: {spoilt} spoilt lines are set aside in .spoilt")
+                if corrupt := lines.keep_until(step):
+                    logger.warning(
+                        f"{lines.path}: {corrupt} corrupt lines are set aside in .corrupt"
+                    )
 
     def set_state(self, state: str, step: int) -> None:
         """Rank 0 writes state.json: one of STATES, the last step and the time."""

@@ -311,7 +311,7 @@ class Sampling:
 @dataclass
 class Resume:
     allow: list[str] = field(default_factory=list)
-    """Changes of the config to accept when a run goes on, such as optimizer.lr. A checkpoint records
+    """Changes of the config to accept when a run is resumed, such as optimizer.lr. A checkpoint records
     what it was trained with, and any other change is refused."""
 
 

@@ -5,7 +5,7 @@
       __0_0.distcp ...        DCP's files, one or more per rank
       .metadata               DCP's table of tensors
       manifest.json           size and XXH3 of every file, and what the weights were trained with
-    step-1000.damaged/        set aside because it did not match its manifest
+    step-1000.corrupt/        set aside because it did not match its manifest
     step-1000.deleting/       on its way out
 
 DCP pickles its table and the entries that are no tensors, and its own reader runs what it finds there.
@@ -202,7 +202,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path} has no readable {MANIFEST} ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise InputError(f"{path / MANIFEST} is damaged") from None
+        raise InputError(f"{path / MANIFEST} is corrupt") from None
     return manifest
 
 
@@ -252,7 +252,7 @@ def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a run's checkpoint folder, ascending. Only a folder of the exact name
-    step-N is one; its files may still be damaged."""
+    step-N is one; its files may still be corrupt."""
     if not folder.is_dir():
         return []
     found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()]
@@ -278,10 +278,10 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged checkpoint to step-N.damaged (or .damaged-2 ...); returns the new path."""
-    number, aside = 1, path.with_name(f"{path.name}.damaged")
+    """Renames a corrupt checkpoint to step-N.corrupt (or .corrupt-2 ...); returns the new path."""
+    number, aside = 1, path.with_name(f"{path.name}.corrupt")
     while aside.exists():
         number += 1
-        aside = path.with_name(f"{path.name}.damaged-{number}")
+        aside = path.with_name(f"{path.name}.corrupt-{number}")
     os.rename(path, aside)
     return aside
