@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tools.harness import kill_resume, runs
 
 
@@ -35,12 +33,11 @@ def test_killed_and_resumed_run_equals_the_unbroken_one(tmp_path):
     check_state(tmp_path)
 
 
-@pytest.mark.parametrize("end", ["SIGTERM", "SIGUSR1", "corrupt"])
-def test_signals_and_corrupt_checkpoints_cost_no_step(tmp_path, end):
+def test_signals_and_corrupt_checkpoints_cost_no_step(tmp_path):
     """The life on two ranks is ended by its launcher; of the forked ones a single rank gets the signal."""
     with kill_resume.plain_data(tmp_path) as data:
-        outcome = kill_one(tmp_path, data, launched=[1], ends=[end])
-    assert outcome.ended_by == [end] * 3
+        outcome = kill_one(tmp_path, data, launched=[1], ends=["SIGTERM", "SIGUSR1", "corrupt"])
+    assert set(outcome.ended_by) == {"SIGTERM", "SIGUSR1", "corrupt"}
     check_state(tmp_path)
 
 

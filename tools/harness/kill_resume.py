@@ -190,10 +190,11 @@ def kill_and_resume(
     """One run that is ended in every life but the last, at a random step and a random moment of it.
 
     launched: the lives that are started as a user would; the others are forked.
-    ends: of which one is drawn per life: the name of a signal, or "corrupt", which is SIGKILL and a
-        flipped bit in the newest checkpoint.
+    ends: of the lives in turn, in an order that is drawn: the name of a signal, or "corrupt", which is
+        SIGKILL and a flipped bit in the newest checkpoint.
     """
     rng = random.Random(seed)
+    drawn = rng.sample(list(ends), len(ends))
     common = common_arguments(folder, data)
     kills, step, ended_by = [], 0, []
     for number, (processes, threads, arguments) in enumerate(LIVES):
@@ -209,7 +210,7 @@ def kill_and_resume(
             step = min(step + rng.randint(1, 4), STEPS - 2)
             _wait_for_step(life, step)
             time.sleep(rng.random() * 0.5)
-            ended_by.append(rng.choice(ends))
+            ended_by.append(drawn[number % len(drawn)])
             if ended_by[-1] not in ("SIGKILL", "corrupt") and life.poll() is None:
                 _end_by(life, ended_by[-1])
         finally:
