@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -57,10 +58,11 @@ class DiTTTSTrainer(Trainer):
     def __init__(self, config: JobConfig, run_folder: RunFolder, stop_signal: StopSignal):
         dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
         view = upstream_view(config, run_folder.path, dp_degree)
-        # Upstream's checkpoint manager is not used, so it is not to start its threads and groups.
-        view.checkpoint.enable = False
+        # Upstream's checkpoint manager is replaced below: with this it starts no thread and no group.
+        checkpoint = view.checkpoint
+        view.checkpoint = replace(checkpoint, async_mode="disabled", keep_latest_k=0)
         super().__init__(view)
-        view.checkpoint.enable = config.checkpoint.enable
+        view.checkpoint = checkpoint
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.run_folder = run_folder
