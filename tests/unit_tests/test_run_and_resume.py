@@ -347,6 +347,9 @@ def test_a_change_of_what_is_trained_is_refused_or_allowed_by_its_key(tmp_path, 
         assert list(run.losses()) == [1, 2] and run.state()["state"] == "completed"
     initial = f"--checkpoint.initial_load_path={run.path}/checkpoint/step-2"
     assert train("other", "--training.steps=2", initial, "--objective.prediction=noise") == 2
+    complete = "--checkpoint.no-initial_load_model_only"
+    assert train("other", "--training.steps=4", initial, complete, "--optimizer.name=Muon") == 2
+    assert "was written with another optimizer" in capsys.readouterr().err
     assert train("other", "--training.steps=1", initial, "--optimizer.lr=1e-5") == 0
 
     off = ["--ema.no-enable", "--resume.allow=ema.enable"]

@@ -151,6 +151,12 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     folder.confirm(config)  # it has trained from here on
     folder.fail(InputError("loss nan"))
     assert state_of(tmp_path / "run")["state"] == "failed"
+    first, second = RunFolder(tmp_path / "new", 0), RunFolder(tmp_path / "new", 0)
+    first.start(config)
+    with pytest.raises(InputError, match="another start"):
+        second.start(config)
+    second.fail(InputError("another start"))
+    assert state_of(tmp_path / "new")["state"] == "init"  # the folder is the first one's
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("a user's own")
     RunFolder(tmp_path / "mine", 0).fail(InputError("no data"))
