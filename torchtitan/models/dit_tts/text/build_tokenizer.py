@@ -217,7 +217,8 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
 def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
     """The folder of the run that the weights to load come from; None for new weights."""
     # Any name of the checkpoint folder counts, so that a file is never replaced that weights rely on.
-    if any(folder.glob("*/step-*/.metadata")):
+    # A save that a kill cut short, step-N.saving, is none of them.
+    if any(not path.parent.suffix for path in folder.glob("*/step-*/.metadata")):
         return folder
     if config.checkpoint.enable and config.checkpoint.initial_load_path:
         origin = Path(config.checkpoint.initial_load_path).resolve().parent.parent
