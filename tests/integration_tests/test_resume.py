@@ -2,6 +2,9 @@
 
 import json
 
+import numpy as np
+
+from tests.helpers.tars import npy, write_tar
 from tools.harness import kill_resume, runs
 
 
@@ -39,6 +42,29 @@ def test_signals_and_corrupt_checkpoints_cost_no_step(tmp_path):
         outcome = kill_one(tmp_path, data, launched=[1], ends=["SIGTERM", "SIGUSR1", "corrupt"])
     assert set(outcome.ended_by) == {"SIGTERM", "SIGUSR1", "corrupt"}
     check_state(tmp_path)
+
+
+def test_bad_batches_are_skipped_alike_by_all_ranks(tmp_path):
+    """A NaN and a spike, from samples whose values are valid numbers and out of all proportion."""
+    with kill_resume.plain_data(tmp_path, samples=120) as data:
+        for name, value in (("nan", 1e30), ("spike", 6e4)):
+            latents = np.ones((40, 128), np.float32)
+            latents[3] = value
+            members = {"npy": npy(latents), "ref.npy": npy(latents[:8])}
+            members["json"] = json.dumps({"text": name, "target_duration": 1.6}).encode()
+            write_tar(
+                tmp_path / "data" / f"{name}.tar",
+                [(f"bad.{suffix}", content) for suffix, content in members.items()],
+            )
+        kill_one(tmp_path, data)
+    check_state(tmp_path)
+    reports = [
+        json.loads(path.read_text())
+        for path in (tmp_path / "killed" / "divergence").glob("*/report.json")
+    ]
+    worst = {report["samples"][0]["id"]: report["loss"] for report in reports}
+    assert set(worst) == {"nan:bad", "spike:bad"}
+    assert worst["nan:bad"] in ("nan", "inf") and worst["spike:bad"] > 1e5
 
 
 def check_state(tmp_path):

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.helpers.tiny_runs import after_step, tiny_data, train  # noqa: F401
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():

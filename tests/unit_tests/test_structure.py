@@ -22,7 +22,7 @@ LAYERS = [
     {"text"},
     {"model_config", "infra"},
     {"run_folder"},
-    {"metrics", "checkpointing", "benchmark"},
+    {"metrics", "checkpointing", "benchmark", "rollback"},
     {"train_spec", "trainer"},
     {"plan", "prepare", "doctor"},
     {"inference"},

@@ -72,9 +72,9 @@ class Outcome:
 
 
 @contextmanager
-def plain_data(folder: Path) -> Iterator[list[str]]:
+def plain_data(folder: Path, samples: int = 40) -> Iterator[list[str]]:
     """Arguments of runs on one local dataset."""
-    make_shards(folder / "data", 40, seed=5)
+    make_shards(folder / "data", samples, seed=5)
     yield ["--data.path", str(folder / "data")]
 
 
@@ -130,7 +130,8 @@ def last_weights(run: runs.Run) -> dict[str, torch.Tensor]:
     weights = {
         name: torch.empty(entry.size)
         for name, entry in saved.items()
-        if isinstance(entry, TensorStorageMetadata) and not name.startswith("optimizer.")
+        if isinstance(entry, TensorStorageMetadata)
+        and not name.startswith(("optimizer.", "divergence."))
     }
     assert any(name.startswith("ema.") for name in weights)
     dcp.load(weights, checkpoint_id=path, no_dist=True)

@@ -54,6 +54,43 @@ def initialized(model: DiTTTSModel) -> DiTTTSModel:
     return model
 
 
+@pytest.mark.parametrize(
+    "config",
+    [*KINDS.values(), *(replace(CONFIG, implementation=name) for name in ("foreach", "for-loop"))],
+    ids=[*KINDS, "foreach", "for-loop"],
+)
+def test_a_bad_step_changes_nothing(config):
+    model = initialized(small_model())
+    optimizers = build_tts_optimizers([model], config, None)
+    good, bad = torch.zeros(()), torch.ones(())
+
+    def state() -> dict[str, torch.Tensor]:
+        tensors = {**model.state_dict(), **optimizers.state_dict()}
+        # torchao's tensors can do little else.
+        return {
+            name: value.dequantize() if "8bit" in type(value).__name__.lower() else value.clone()
+            for name, value in tensors.items()
+        }
+
+    def step(flag: torch.Tensor, gradient: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optimizers.step_unless(flag)
+
+    step(good, 0.1)
+    before = state()
+    for gradient in (float("nan"), float("inf"), 1e30):
+        step(bad, gradient)
+        after = state()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+    step(good, 0.1)
+    after = state()
+    assert not any(
+        torch.equal(after[n], v) for n, v in before.items() if n in dict(model.named_parameters())
+    )
+    assert all(value.isfinite().all() for value in after.values())
+
+
 def train(model: nn.Module, optimizers: TTSOptimizers, steps: range) -> None:
     """Steps whose data depend on their number alone, each rank with its part of the four samples."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)

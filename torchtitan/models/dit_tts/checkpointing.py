@@ -67,6 +67,7 @@ class RunCheckpointer(CheckpointManager):
         self.on_load = on_load
         self.trained_with = trained_with(config)
         self.saved_step = -1
+        self.has_saved = False
         if ema is not None:
             parts["states"]["ema"] = ema
         super().__init__(
@@ -77,6 +78,11 @@ class RunCheckpointer(CheckpointManager):
         )
 
     # Saving
+
+    def save(self, curr_step: int, last_step: bool = False) -> None:
+        # Undoing a step may lead to one that is saved already, or to the beginning.
+        if last_step or curr_step not in (0, self.saved_step):
+            super().save(curr_step, last_step)
 
     def save_now(self, step: int) -> None:
         """A complete checkpoint of this step, written before the call returns; nothing where it was
@@ -97,6 +103,7 @@ class RunCheckpointer(CheckpointManager):
         to_hf: bool = False,
     ) -> Future | AsyncSaveResponse | None:
         writer = storage.CheckpointWriter(checkpoint_id, self.trained_with)
+        self.has_saved = True
         self.saved_step = int(Path(checkpoint_id).name.removeprefix("step-"))
         if async_mode == AsyncMode.ASYNC:
             return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
@@ -199,6 +206,24 @@ class RunCheckpointer(CheckpointManager):
         self.on_load()
         return loaded
 
+    def roll_back(self) -> bool:
+        """Loads the newest valid checkpoint once more, and with it the state of everything else. A
+        collective.
+
+        Returns:
+            Whether there was one: False before the run's first save.
+        """
+        if not self._writes:
+            return False
+        self.wait()
+        if self.saved_step <= 0 or (self.exclude_from_loading and not self.has_saved):
+            return False  # a part of the state at this start is in no checkpoint
+        path = self._checkpoint_to_load()
+        assert path is not None
+        self.exclude_from_loading = []
+        self._load(path, resumes=True)
+        return True
+
     @property
     def _writes(self) -> bool:
         return self.enable and not self.load_only
@@ -276,13 +301,23 @@ class RunCheckpointer(CheckpointManager):
             self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
         states = self._states_to_load(model_only)
         table = storage.read_table(path).state_dict_metadata
-        starts_average = "ema" in states and not any(name.startswith("ema.") for name in table)
-        if starts_average:
-            del states["ema"]
+        absent = [
+            name
+            for name in ("ema", "divergence")
+            if name in states and not any(key.startswith(f"{name}.") for key in table)
+        ]
+        for name in absent:
+            del states[name]
         try:
             storage.load_checkpoint(states, path)
         except (CheckpointException, RuntimeError) as error:
-            if "Missing key in checkpoint state_dict: optimizer." not in str(error):
+            missing = "Missing key in checkpoint state_dict: "
+            if f"{missing}dataloader." in str(error):
+                raise InputError(
+                    f"{path} was written by an earlier version, whose position in the data this one cannot "
+                    f"take; start a new run from its weights by [checkpoint] initial_load_path"
+                ) from None
+            if f"{missing}optimizer." not in str(error):
                 raise
             raise InputError(
                 f"[optimizer] name = {self.config.optimizer.name!r}, but {path} was written with another "
@@ -292,7 +327,7 @@ class RunCheckpointer(CheckpointManager):
         self.states[MODEL].load_state_dict(states)
         if isinstance(self.states[MODEL], _WithoutTextEncoder):
             self.states[MODEL] = self.states[MODEL].model
-        if starts_average and not model_only:
+        if "ema" in absent:
             logger.warning(f"{path} holds no averaged weights: the average starts at its weights")
         if resumes:
             self.saved_step = self.run_folder.saved_step = int(path.name.removeprefix("step-"))

@@ -4,7 +4,6 @@ MFU is the training FLOPs of the padded shapes without recomputation, as `torch.
 counts them, over the device's dense bf16 peak. Goodput MFU counts the real lengths only.
 """
 
-import math
 import re
 import sys
 import time
@@ -18,7 +17,6 @@ from torch.utils.tensorboard import SummaryWriter
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
@@ -109,17 +107,22 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.counts = Counts()
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
+        self.skipped_batches = 0
         self.metrics_file: JsonLines | None = None
+        self._upstream_logger = self.logger
+        self._tensorboard: _TensorBoard | None = None
         self.first_step = self.last_logged_step = 0
         self.start_time = time.perf_counter()
         self._max_reserved_gib = 0.0
 
     def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: JsonLines) -> None:
-        """Called once the checkpoint is loaded, on every rank."""
+        """Called once a checkpoint is loaded, on every rank."""
+        self.counts = Counts()
+        self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
         self.start_time = self.time_last_log = time.perf_counter()
-        if resumed_step >= self.total_steps:
-            pass  # nothing is left to measure
+        if self.metrics_file is not None or resumed_step >= self.total_steps:
+            pass  # said already, or nothing is left to measure
         elif self.peak is None:
             logger.info(
                 "No MFU: the peak of this device is not known; set [metrics] peak_tflops to get it"
@@ -133,13 +136,15 @@ class TTSMetricsProcessor(MetricsProcessor):
             return
         self.metrics_file = metrics_file
         if self.job_config.metrics.enable_tensorboard:
-            loggers = LoggerContainer()
-            loggers.add_logger(self.logger)
-            loggers.add_logger(_TensorBoard(tensorboard_folder, resumed_step))
-            self.logger = loggers
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+            self._tensorboard = _TensorBoard(tensorboard_folder, resumed_step)
+            self.logger = LoggerContainer()
+            self.logger.add_logger(self._upstream_logger)
+            self.logger.add_logger(self._tensorboard)
 
     def should_log(self, step: int) -> bool:
-        """Every step that is saved is logged too, so that no checkpoint has weights that are not finite."""
+        """Every step that is saved is logged too."""
         checkpoint = self.job_config.checkpoint
         saved = checkpoint.enable and step % checkpoint.interval == 0
         return super().should_log(step) or saved or step == self.total_steps
@@ -182,15 +187,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             loss: mean over the valid frames of the global batch.
             grad_norm: before clipping.
             lr: of the first optimizer; torchao's is a tensor.
-
-        Raises:
-            InputError: loss or gradient norm is not finite.
         """
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise InputError(
-                f"step {step}: loss {loss}, gradient norm {grad_norm}; the run stops before it saves a "
-                f"checkpoint of it: lower [optimizer] lr or look at the data"
-            )
         now = time.perf_counter()
         seconds = now - self.time_last_log
         counts = self._counts_of_all_ranks()
@@ -211,6 +208,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "tflops_per_device": executed / 1e12,
             "padding_fraction": 1.0 - counts.valid_frames / counts.padded_frames,
             "replaced_samples": int(counts.replaced_samples),
+            "skipped_batches": self.skipped_batches,
             "compiled_shapes": len(self.shapes),
             "compiles": self.compiles,
             "seconds_per_step": seconds / (step - self.last_logged_step),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +25,16 @@ from torchtitan.models.dit_tts.infra.compile import (
     compile_function,
     static_shapes,
 )
+from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
+from torchtitan.models.dit_tts.rollback import RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -53,6 +57,7 @@ class DiTTTSTrainer(Trainer):
     dataloader: LatentDataLoader
     model_args: DiTTTSModelConfig
     metrics_processor: TTSMetricsProcessor
+    optimizers: TTSOptimizers
     checkpointer: RunCheckpointer
 
     def __init__(self, config: JobConfig, run_folder: RunFolder, stop_signal: StopSignal):
@@ -80,6 +85,8 @@ class DiTTTSTrainer(Trainer):
                 view, self.parallel_dims, self.dataloader.features, self.device
             )
         self._build_objective()
+        self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
+        self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
         self.ema = EMA(self.model_parts[0], config.ema.decay) if config.ema.enable else None
         self.checkpointer = RunCheckpointer(
             self.config,
@@ -90,10 +97,12 @@ class DiTTTSTrainer(Trainer):
             model_parts=self.model_parts,
             optimizers=self.optimizers,
             lr_schedulers=self.lr_schedulers,
-            states={"train_state": self},
+            states={"train_state": self, "divergence": self.divergence},
         )
         self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
         self.step_ids: list[str] = []
+        self.settled_ids: list[str] = []
+        self.global_batch = self.lr_epoch = 0
         self.micro_batch = 0
         self.stop_signal = stop_signal
         self.stopped_by = 0
@@ -116,12 +125,16 @@ class DiTTTSTrainer(Trainer):
                 f"{self.run_folder.path}"
             )
         self.run_folder.confirm(self.config)
+        self._continue_from_step()
+        self.stop_signal.arm(timedelta(seconds=self.config.comm.init_timeout_seconds))
+
+    def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
+        self.metrics_processor.skipped_batches = len(self.dataloader.skipped)
         self.metrics_processor.start(
             self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
         )
         self.run_folder.set_state("running", self.step)
-        self.stop_signal.arm(timedelta(seconds=self.config.comm.init_timeout_seconds))
 
     def _build_objective(self) -> None:
         config = self.job_config
@@ -155,6 +168,7 @@ class DiTTTSTrainer(Trainer):
                 self.benchmark.count(micro_batch)
             batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
+            self.global_batch = int(batch["global_batch"])
             # The host does not wait for the copies, which are from pinned memory.
             for name, value in batch.items():
                 if isinstance(value, torch.Tensor):
@@ -223,6 +237,7 @@ class DiTTTSTrainer(Trainer):
     def should_continue_training(self) -> bool:
         self.stopped_by = self.stop_signal.agreed()
         if self.stopped_by:
+            self._settle(self.divergence.read())
             self.checkpointer.save_now(self.step)
             return False
         if self.benchmark is None:
@@ -274,19 +289,81 @@ class DiTTTSTrainer(Trainer):
             grad_norm = dist_utils.clip_grad_norm_(
                 self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
             )
+            loss = self._global_loss(losses)
             self.checkpointer.maybe_wait_for_staging()
-            self.optimizers.step()
+            if self._settle(self.divergence.read()):
+                return  # of the step before: this one is made again
+            self.settled_ids = self.step_ids
+            self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
+            self.optimizers.step_unless(
+                self.divergence.judge(self.step, self.global_batch, loss, grad_norm)
+            )
             self.lr_schedulers.step()
             if should_log:
-                mesh = self.parallel_dims.get_optional_mesh("loss")
-                loss = dist_utils.dist_sum(torch.stack(losses).sum(), mesh)
-                self.metrics_processor.log_step(self.step, loss, grad_norm.item(), lr)
-            if self.ema is not None:
-                self.ema.update()
-        if self.job_config.data.audit:
-            self.run_folder.audit.append({"step": self.step, "ids": self.step_ids})
+                judgement = self.divergence.read()
+                assert judgement is not None
+                if self._settle(judgement):
+                    return
+                self.metrics_processor.log_step(self.step, judgement.loss, judgement.grad_norm, lr)
         if should_log:
             self.run_folder.set_state("running", self.step)
+
+    def _settle(self, judgement: Judgement | None) -> bool:
+        """Ends a step once its judgement is known. A bad one, which the optimizer has left out, is undone:
+        the run is where it was before it, and its batch is skipped. Where bad steps pile up, the weights
+        themselves are the cause, and the run goes back to its last checkpoint.
+
+        Returns:
+            Whether the run has gone back.
+        """
+        if judgement is None:
+            return False
+        if judgement.bad:
+            self._undo(judgement)
+            return True
+        if self.ema is not None:
+            self.ema.update()
+        if self.job_config.data.audit:
+            self.run_folder.audit.append({"step": judgement.step, "ids": self.settled_ids})
+        return False
+
+    def _undo(self, bad: Judgement) -> None:
+        kept = save_bad_step(self.run_folder.path, self.dataloader, bad)
+        limits, loader = self.config.divergence, self.dataloader
+        if self.benchmark is None and self.divergence.bad_recently <= limits.max_bad_steps:
+            loader.consumed = bad.global_batch * self.gradient_accumulation_steps
+            loader.skipped.add(bad.global_batch)
+            self.step = bad.step - 1
+            self.lr_schedulers.load_state_dict({"last_epoch": self.lr_epoch})
+            self.metrics_processor.skipped_batches = len(loader.skipped)
+            done = f"the step is undone and its batch skipped; see {kept}"
+        else:
+            self._roll_back(bad, kept)
+            done = (
+                f"too many bad steps, so the run continues from step {self.step} and skips the batches "
+                f"since; see {kept.parent}"
+            )
+        if self.run_folder.rank == 0:
+            logger.error(f"{bad}: {done}")
+
+    def _roll_back(self, bad: Judgement, kept: Path) -> None:
+        saved_step, loader = self.checkpointer.saved_step, self.dataloader
+        self.rollbacks.count(bad, saved_step, kept)
+        skipped = loader.skipped
+        if not self.checkpointer.roll_back():
+            raise self.rollbacks.error(bad, saved_step, kept)
+        first = loader.consumed // self.gradient_accumulation_steps
+        loader.skipped = skipped.union(range(first, bad.global_batch + 1))
+        self.divergence.recent.clear()
+        self._continue_from_step()
+
+    def _global_loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
+        """() The loss of the global batch; the sum over ranks stays on the device."""
+        loss = torch.stack(losses).sum()
+        if self.parallel_dims.dp_cp_enabled:
+            group = self.parallel_dims.get_mesh("loss").get_group()
+            torch.distributed.all_reduce(loss, group=group)
+        return loss
 
     def _valid_frames(
         self, micro_batches: list[tuple[dict[str, Any], torch.Tensor]]

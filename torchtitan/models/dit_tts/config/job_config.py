@@ -316,6 +316,20 @@ class Resume:
 
 
 @dataclass
+class Divergence:
+    spike_sigmas: float = 10.0
+    """A step whose loss or gradient norm, in logarithms, is so many standard deviations above those of
+    the last steps is left out, as is one that is not finite; 0: only what is not finite"""
+
+    max_bad_steps: int = 3
+    """More such steps than this within 32 steps, and the run goes back to its last checkpoint, from where
+    it skips the batches since"""
+
+    max_rollbacks: int = 2
+    """How often it goes back to one checkpoint before it ends"""
+
+
+@dataclass
 class Benchmark:
     enable: bool = False
     """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
@@ -358,4 +372,5 @@ class JobConfig(TitanJobConfig):
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
     resume: Resume = field(default_factory=Resume)
+    divergence: Divergence = field(default_factory=Divergence)
     benchmark: Benchmark = field(default_factory=Benchmark)

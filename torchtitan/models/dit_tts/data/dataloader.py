@@ -136,6 +136,8 @@ class LatentDataLoader(BaseDataLoader):
     replaced          int                 corrupt samples that another one replaces
     ================  ==================  =====================================================
 
+    The global batches whose numbers are in `skipped` are left out.
+
     `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
 
     Args:
@@ -183,6 +185,7 @@ class LatentDataLoader(BaseDataLoader):
         self.features = features
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
+        self.skipped: set[int] = set()
         blocks = dp_world_size * accumulation_steps
         sizes = [size // blocks for size in policy.batch_sizes]
         max_frames = max(size * max(T, R) for size, (T, _, R) in zip(sizes, policy.shapes))
@@ -208,7 +211,7 @@ class LatentDataLoader(BaseDataLoader):
         batches = ThreadPrefetcher(self.micro_batch, self.num_workers, self.prefetch_batches)
         while True:
             # Read each time: a state may have been loaded, another iterator taken batches.
-            position = self.consumed
+            position = self.consumed = self._after_skipped(self.consumed)
             batch = batches.take(position)
             self.consumed = position + 1
             yield batch
@@ -222,6 +225,7 @@ class LatentDataLoader(BaseDataLoader):
         """The same on every rank. Between two micro-batches of one step it points before that step."""
         return {
             "global_batch": self.consumed // self.accumulation_steps,
+            "skipped": json.dumps(sorted(self.skipped)),
             "order_fingerprint": json.dumps(self._order_parts, sort_keys=True),
         }
 
@@ -245,6 +249,15 @@ class LatentDataLoader(BaseDataLoader):
                 '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
         self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
+        self.skipped = set(json.loads(state_dict["skipped"]))
+
+    def _after_skipped(self, position: int) -> int:
+        """The first micro-batch from `position` on whose global batch is not skipped."""
+        while position % self.accumulation_steps == 0 and self.skipped:
+            if position // self.accumulation_steps not in self.skipped:
+                break
+            position += self.accumulation_steps
+        return position
 
     def micro_batch(self, position: int) -> MicroBatch:
         """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""

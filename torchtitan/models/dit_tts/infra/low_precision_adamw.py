@@ -82,6 +82,7 @@ class BFloat16AdamW(AdamW):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            found_inf=getattr(self, "found_inf", None),
         )
         round_to_bfloat16_(buffer, states[0]["step"])
         torch._foreach_copy_(stored[0], first)

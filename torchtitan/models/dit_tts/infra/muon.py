@@ -8,6 +8,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from torchtitan.models.dit_tts.infra.parallelize import local_tensor
+
 # Quintic Newton-Schulz iteration: steep at zero, so that five iterations bring every singular value
 # into about 0.7 to 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -50,6 +52,8 @@ class Muon(Optimizer):
     0.2·√max(m, n), which gives it the root mean square of AdamW's, so learning rate and weight decay
     mean the same (Liu et al. 2025).
 
+    Where `found_inf` is set to a tensor of 1, a step leaves weights and momentum as they are.
+
     Args:
         params: groups or parameters, all of them matrices.
         fused: (parts, rows) of `split_fused` for each fused parameter.
@@ -65,6 +69,7 @@ class Muon(Optimizer):
     ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.fused = fused
+        self.found_inf: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here
@@ -77,10 +82,21 @@ class Muon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"]
+                self._leave_out(parameter.grad, buffer)
                 buffer.lerp_(parameter.grad, 1 - momentum)
                 update = self._orthogonal(parameter, parameter.grad.lerp(buffer, momentum))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"])
+                self._update(local_tensor(parameter), local_tensor(update), group)
+
+    def _leave_out(self, gradient: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Gives a gradient that is left out the momentum's value, which is then not changed by it."""
+        if self.found_inf is not None:
+            found = self.found_inf.bool()
+            local = local_tensor(gradient)
+            torch.where(found, local_tensor(buffer), local, out=local)
+
+    def _update(self, weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> None:
+        lr = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
+        weight.mul_(1 - lr * group["weight_decay"]).sub_(update * lr)
 
     def _orthogonal(self, parameter: nn.Parameter, update: torch.Tensor) -> torch.Tensor:
         """The scaled update, with the parameter's layout over ranks."""

@@ -46,6 +46,16 @@ class TTSOptimizers(OptimizersContainer):
     def _all(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model_parts[0], self.optimizers, options=_OPTIONS)
 
+    def step_unless(self, bad: torch.Tensor) -> None:
+        """A step, unless `bad`, () on the device, is 1: then weights and state stay as they are. The host
+        waits for the device only where an optimizer cannot look at `bad` itself."""
+        # torch's own optimizers know `found_inf` from its gradient scaler, if they are fused.
+        looking = [each for each in self.optimizers if _looks_at_found_inf(each)]
+        for optimizer in looking:
+            optimizer.found_inf = bad  # type: ignore[attr-defined]
+        if len(looking) == len(self.optimizers) or not bad:
+            self.step()
+
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in self._all().items() if _is_state(name)}
 
@@ -58,6 +68,10 @@ class TTSOptimizers(OptimizersContainer):
             optim_state_dict={**settings, **states},
             options=_OPTIONS,
         )
+
+
+def _looks_at_found_inf(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, Muon) or bool(optimizer.defaults.get("fused"))
 
 
 def _is_state(name: str) -> bool:

@@ -1,0 +1,197 @@
+"""A run that meets a bad step ends as one that never met its batch, or in a sentence."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers.tiny_runs import Folder
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
+
+
+@pytest.fixture
+def bad_batches(monkeypatch):
+    """Sets what the losses of global batches, by their number, are multiplied by."""
+    factors: dict[int, float] = {}
+    loss_sum = DiTTTSTrainer._loss_sum
+
+    def planted(trainer, batch, labels):
+        return loss_sum(trainer, batch, labels) * factors.get(int(batch["global_batch"]), 1.0)
+
+    monkeypatch.setattr(DiTTTSTrainer, "_loss_sum", planted)
+    return factors
+
+
+@pytest.fixture
+def skip_from_the_start(monkeypatch):
+    """Trains without these global batches."""
+    init = LatentDataLoader.__init__
+
+    def patch(numbers) -> None:
+        def skipping(loader, *arguments, **options):
+            init(loader, *arguments, **options)
+            loader.skipped = set(numbers)
+
+        monkeypatch.setattr(LatentDataLoader, "__init__", skipping)
+
+    return patch
+
+
+def weights_and_average(run: Folder, step: int) -> dict:
+    saved = run.checkpoint(step)
+    return {
+        "average of " + name: value for name, value in saved["ema"].items() if name != "num_updates"
+    } | {name: value for name, value in saved.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("log_freq", [1, 7])
+@pytest.mark.parametrize("factor", [math.nan, 1e4])
+def test_a_run_with_bad_steps_equals_one_without_their_batches(
+    tmp_path, train, bad_batches, skip_from_the_start, log_freq, factor, caplog
+):
+    """Also where the host learns of a bad step one step later, and where it is the last or a saved one."""
+    arguments = ["--training.steps=9", f"--metrics.log_freq={log_freq}"]
+    bad_batches.update({3: factor, 4: factor, 10: factor})
+    assert train("run", *arguments) == 0
+    run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    bad_batches.clear()
+    skip_from_the_start([3, 4, 10])
+    assert train("expected", *arguments) == 0
+    assert run.audit() == expected.audit() and len(run.audit()) == 9
+    assert [row["step"] for row in run.metrics()] == [row["step"] for row in expected.metrics()]
+    assert [row["loss"] for row in run.metrics()] == [row["loss"] for row in expected.metrics()]
+    assert run.metrics()[-1]["skipped_batches"] == 3
+    found, wanted = weights_and_average(run, 9), weights_and_average(expected, 9)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+    # Step N takes batch N - 1, and a later one after those that are skipped.
+    folders = {path.name for path in (run.path / "divergence").iterdir()}
+    assert folders == {"step-4-batch-3", "step-4-batch-4", "step-9-batch-10"}
+    assert "the step is undone and its batch skipped" in caplog.text
+
+
+@pytest.mark.long
+def test_what_is_kept_of_a_bad_step_is_its_batch(tmp_path, train, bad_batches):
+    bad_batches[0] = math.inf
+    assert train("run", "--training.steps=3") == 0
+    run = Folder(tmp_path / "run")
+    assert list(run.losses()) == [1, 2, 3]
+    kept = run.path / "divergence" / "step-1-batch-0"
+    report = json.loads((kept / "report.json").read_text())
+    assert (report["step"], report["global_batch"], report["loss"]) == (1, 0, "inf")
+    assert report["bad"] is True and report["loss_limit"] == "inf"
+    ids = [sample["id"] for sample in report["samples"]]
+    assert ids and not set(ids) & set(run.audit()[0]["ids"])
+    peaks = [sample["max_abs"] for sample in report["samples"]]
+    assert peaks == sorted(peaks, reverse=True)
+    tensors = load_file(kept / "rank0.safetensors")
+    assert {name.split(".")[0] for name in tensors} == {"0", "1"}  # its micro-batches
+    assert max(tensors[f"{m}.latents"].abs().max().item() for m in "01") == peaks[0]
+
+
+@pytest.mark.long
+def test_a_kill_after_a_bad_step_changes_nothing(
+    tmp_path, train, bad_batches, after_step, skip_from_the_start
+):
+    bad_batches[2] = math.nan
+
+    def kill(trainer):
+        if trainer.dataloader.skipped:
+            raise RuntimeError("killed")
+
+    steps = {3: kill}
+    after_step(steps)
+    with pytest.raises(RuntimeError, match="killed"):
+        train("run", "--training.steps=6")  # nothing of it is saved yet
+    steps.clear()
+    steps[5] = kill
+    with pytest.raises(RuntimeError, match="killed"):
+        train("run", "--training.steps=6")  # step 4 is
+    steps.clear()
+    bad_batches.clear()
+    assert train("run", "--training.steps=6") == 0
+    skip_from_the_start([2])
+    assert train("expected", "--training.steps=6") == 0
+    run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    assert run.losses() == expected.losses() and run.audit() == expected.audit()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("log_freq", [1, 100])
+def test_broken_weights_are_replaced_by_the_last_checkpoints(
+    tmp_path, train, after_step, skip_from_the_start, log_freq
+):
+    """As by a flipped bit in memory: every step is bad from then on, whatever its batch."""
+
+    @torch.no_grad()
+    def break_once(trainer):
+        trainer.model_parts[0].output.bias.fill_(torch.nan)
+        steps.clear()
+
+    steps = {5: break_once}
+    after_step(steps)
+    arguments = ["--training.steps=9", f"--metrics.log_freq={log_freq}"]
+    assert train("run", *arguments) == 0
+    # Four bad steps are one too many: the run goes back to step 4 and skips what it had taken since.
+    skip_from_the_start(range(4, 9))
+    assert train("expected", *arguments) == 0
+    run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    assert run.audit() == expected.audit() and len(run.audit()) == 9
+    found, wanted = weights_and_average(run, 9), weights_and_average(expected, 9)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+@pytest.mark.long
+def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
+    tmp_path, train, bad_batches, capsys
+):
+    arguments = [
+        "--training.steps=9",
+        "--divergence.max_rollbacks=1",
+        "--divergence.max_bad_steps=0",
+    ]
+    bad_batches.update(dict.fromkeys(range(3, 9), math.nan))
+    assert train("run", *arguments) == 2
+    run = Folder(tmp_path / "run")
+    sentence = (
+        "step 4: loss nan, gradient norm nan: too many bad steps, after 1 rollbacks to step 2"
+    )
+    assert sentence not in capsys.readouterr().err
+    sentence = (
+        "step 3: loss nan, gradient norm nan: too many bad steps, after 1 rollbacks to step 2"
+    )
+    assert sentence in run.state()["error"]
+    assert run.state()["state"] == "failed" and run.checkpoints() == {"step-2"}
+    bad_batches.clear()
+    assert train("run", *arguments) == 0  # the checkpoint is intact
+    assert list(run.losses()) == list(range(1, 10))
+
+    bad_batches.update(dict.fromkeys(range(9), math.nan))
+    assert train("other", "--training.steps=9") == 2
+    error = capsys.readouterr().err
+    assert "step 1: " in error and "there is no checkpoint to go back to" in error
+    assert len(list((tmp_path / "other" / "divergence").iterdir())) == 4
+
+
+@pytest.mark.long
+def test_an_absurd_learning_rate_ends_the_run_and_leaves_its_checkpoint(tmp_path, train, capsys):
+    assert train("run", "--training.steps=4") == 0
+    run = Folder(tmp_path / "run")
+    before = weights_and_average(run, 4)
+    fast = ["--training.steps=20", "--optimizer.lr=1000", "--resume.allow=optimizer.lr"]
+    assert train("run", *fast, "--checkpoint.interval=10") == 2
+    assert "lower [optimizer] lr" in capsys.readouterr().err
+    assert run.checkpoints() == {"step-2", "step-4"}
+    after = weights_and_average(run, 4)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_spikes_are_left_alone_where_nobody_asks(tmp_path, train, bad_batches):
+    bad_batches[2] = 1e4
+    assert train("run", "--training.steps=4", "--divergence.spike_sigmas=0") == 0
+    assert max(Folder(tmp_path / "run").losses().values()) > 1e3

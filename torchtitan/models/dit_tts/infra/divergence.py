@@ -1,0 +1,178 @@
+"""Finds steps whose loss or gradient norm is not finite or out of all proportion, before they change weights.
+
+Weights are gone for good a step or two after the first such update. So the device itself compares the
+loss and the gradient norm of every step with limits that the host knows from the steps before, and the
+optimizer leaves the step out where they are exceeded. The host reads the outcome one step later, when the
+device has work for a whole step queued, so neither waits for the other.
+"""
+
+import itertools
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WINDOW, RECENT = 128, 16
+"""Steps that the spread is taken from, and of these the last, that the level is taken from"""
+
+RECENT_BAD = 32
+"""Steps among which bad ones are counted"""
+
+MIN_HISTORY = 32
+"""Steps from which on a spike is judged by the spread of those before"""
+
+LOSS_FACTOR, NORM_FACTOR = 2.0, 20.0
+"""Least multiple of the level that is a spike. A large batch's loss varies by a few percent, and a model
+that has collapsed to the mean has about twice the loss; gradient norms may grow tenfold in a sound run, and
+clipping takes the rest."""
+
+ABSURD_FACTOR = 100.0
+"""A loss above this multiple of the level is a spike whatever the spread: that of single utterances
+varies by a factor of 20 with the diffusion time"""
+
+_MEDIAN_TO_STD = 1.4826 / math.sqrt(2)
+"""standard deviation of independent normal values over the median of their absolute differences"""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a step's loss and gradient norm were, and what they were allowed to be."""
+
+    step: int
+    global_batch: int
+    loss: float
+    grad_norm: float
+    loss_limit: float
+    norm_limit: float
+    bad: bool
+
+    def __str__(self) -> str:
+        def part(name: str, value: float, limit: float) -> str:
+            if not math.isfinite(value) or math.isinf(limit):
+                return f"{name} {value:.4g}"
+            return f"{name} {value:.4g} (at most {limit:.4g} expected)"
+
+        loss = part("loss", self.loss, self.loss_limit)
+        return f"step {self.step}: {loss}, {part('gradient norm', self.grad_norm, self.norm_limit)}"
+
+
+def spike_limit(logs: list[float], sigmas: float, factor: float, absurd: float) -> float:
+    """The largest value that is no spike after values of these logarithms.
+
+    level · exp(max(sigmas · spread, ln factor)), and at most level · absurd. The level is the median of the
+    last values. The spread comes from the median of the differences of neighbours, so that a loss that
+    falls quickly does not look as if it varied. Until there are `MIN_HISTORY` values there is no spread,
+    and the limit is level · absurd.
+
+    Args:
+        logs: natural logarithms of the last values, from the oldest.
+        sigmas: 0: there is no limit.
+    """
+    if not logs or not sigmas:
+        return math.inf
+    level = statistics.median(logs[-RECENT:])
+    above = math.log(absurd)
+    if len(logs) >= MIN_HISTORY:
+        steps = statistics.median(abs(b - a) for a, b in itertools.pairwise(logs))
+        above = min(above, max(sigmas * _MEDIAN_TO_STD * steps, math.log(factor)))
+    return math.exp(level + above) if level + above < 700.0 else math.inf
+
+
+class DivergenceGuard:
+    """Judges each step; a part of the checkpoint, so that a resumed run judges alike.
+
+    Args:
+        sigmas: deviations above the level, of the logarithm, that are a spike; 0: only what is not
+            finite is bad.
+    """
+
+    def __init__(self, sigmas: float):
+        self.sigmas = sigmas
+        self.losses: deque[float] = deque(maxlen=WINDOW)
+        self.norms: deque[float] = deque(maxlen=WINDOW)
+        self.recent: deque[float] = deque(maxlen=RECENT_BAD)
+        self._pending: tuple[Judgement, torch.Tensor, torch.cuda.Event | None] | None = None
+
+    def judge(
+        self, step: int, global_batch: int, loss: torch.Tensor, grad_norm: torch.Tensor
+    ) -> torch.Tensor:
+        """Compares a step on the device, without a wait.
+
+        Args:
+            loss, grad_norm: () of the global batch, the same on every rank. The judgement of the step
+                before must have been read.
+
+        Returns:
+            () float32: 1 where the step must be left out, else 0.
+        """
+        assert self._pending is None
+        loss_limit = spike_limit(list(self.losses), self.sigmas, LOSS_FACTOR, ABSURD_FACTOR)
+        norm_limit = spike_limit(list(self.norms), self.sigmas, NORM_FACTOR, math.inf)
+        values = torch.stack([loss.detach().float(), grad_norm.detach().float()])
+        # Plain numbers, which need no copy to the device. A comparison with nan is false.
+        good = values.isfinite().all() & (values[0] <= loss_limit) & (values[1] <= norm_limit)
+        bad = (~good).float()
+        found = torch.cat([values, bad[None]])
+        judgement = Judgement(
+            step, global_batch, math.nan, math.nan, loss_limit, norm_limit, bad=False
+        )
+        event = None
+        if found.is_cuda:
+            on_host = torch.empty(3, pin_memory=True)
+            on_host.copy_(found, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            found = on_host
+        self._pending = judgement, found, event
+        return bad
+
+    def read(self) -> Judgement | None:
+        """The outcome of the last step that was judged; waits until the device has come to it. None
+        where it was read already."""
+        if self._pending is None:
+            return None
+        known, found, event = self._pending
+        self._pending = None
+        if event is not None:
+            event.synchronize()
+        loss, norm, bad = found.tolist()
+        judgement = Judgement(
+            known.step,
+            known.global_batch,
+            loss,
+            norm,
+            known.loss_limit,
+            known.norm_limit,
+            bool(bad),
+        )
+        self.recent.append(bad)
+        if not bad:
+            # The logarithm of 0 would be no number; nothing is a spike against it.
+            self.losses.append(math.log(max(loss, 1e-30)))
+            self.norms.append(math.log(max(norm, 1e-30)))
+        return judgement
+
+    @property
+    def bad_recently(self) -> int:
+        """Number of bad steps among the last `RECENT_BAD`."""
+        return int(sum(self.recent))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors of fixed sizes, since a checkpoint is loaded into those that are there."""
+        rows = {"losses": self.losses, "norms": self.norms, "recent": self.recent}
+        state = {}
+        for name, values in rows.items():
+            state[name] = torch.zeros(1 + WINDOW, dtype=torch.float64)
+            state[name][0] = len(values)
+            state[name][1 : 1 + len(values)] = torch.tensor(list(values), dtype=torch.float64)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._pending = None
+        for name in ("losses", "norms", "recent"):
+            count, *values = state_dict[name].tolist()
+            getattr(self, name).clear()
+            getattr(self, name).extend(values[: int(count)])

@@ -1,0 +1,99 @@
+"""What is kept of a bad step, and how often a run may go back because of one."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
+from torchtitan.models.dit_tts.infra.divergence import Judgement
+from torchtitan.tools.logging import logger
+
+_MAX_KEPT = 20
+"""Bad steps whose tensors are kept; of later ones there is the report alone"""
+
+
+class DivergenceError(InputError):
+    """Training does not get past bad steps."""
+
+
+def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) -> Path:
+    """Loads a bad step's batch again and writes it to `divergence/step-N-batch-M`: `rankR.safetensors` with this
+    rank's tensors (micro-batch m's names begin with `m.`), and `report.json` with the judgement and
+    every sample, the largest latents first. A collective. Returns the folder."""
+    folder = run_folder / "divergence" / f"step-{bad.step}-batch-{bad.global_batch}"
+    rank = dist.get_rank()
+    tensors: dict[str, torch.Tensor] = {}
+    samples: list[dict[str, Any]] = []
+    for number in range(loader.accumulation_steps):
+        batch, _ = loader.micro_batch(bad.global_batch * loader.accumulation_steps + number)
+        peaks = batch["latents"].abs().amax((1, 2)).tolist()
+        lengths = batch["frames"].tolist()
+        for name, frames, peak in zip(batch["sample_id"], lengths, peaks, strict=True):
+            samples.append({"id": name, "rank": rank, "frames": frames, "max_abs": _number(peak)})
+        tensors |= {
+            f"{number}.{name}": value.contiguous()
+            for name, value in batch.items()
+            if isinstance(value, torch.Tensor)
+        }
+    every = [row for rows in gather_from_ranks(samples) for row in rows]
+    every.sort(key=lambda row: -float(row["max_abs"]) if row["max_abs"] != "nan" else -math.inf)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if len(list(folder.parent.iterdir())) <= _MAX_KEPT:
+            save_file(tensors, folder / f"rank{rank}.safetensors")
+        if rank == 0:
+            judgement = {name: _number(value) for name, value in vars(bad).items()}
+            report = json.dumps({**judgement, "samples": every}, indent=1)
+            write_atomic(folder / "report.json", report + "\n")
+    except OSError as error:
+        logger.error(f"{folder}: the bad step's batch could not be kept ({error.strerror})")
+    return folder
+
+
+def _number(value: Any) -> Any:
+    """JSON has no nan and no inf: they become strings."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class RollbackCounter:
+    """Counts how often a run has gone back to one checkpoint.
+
+    Args:
+        maximum: [divergence] max_rollbacks.
+    """
+
+    def __init__(self, maximum: int):
+        self.maximum = maximum
+        self.number = 0
+        self.since = -1
+
+    def count(self, bad: Judgement, saved_step: int, kept: Path) -> None:
+        """Once more to the checkpoint of `saved_step`, because of a step whose batch is in `kept`.
+
+        Raises:
+            DivergenceError: it is once too often.
+        """
+        self.number = self.number + 1 if saved_step == self.since else 1
+        self.since = saved_step
+        if self.number > self.maximum:
+            raise self.error(bad, saved_step, kept)
+
+    def error(self, bad: Judgement, saved_step: int, kept: Path) -> DivergenceError:
+        """What ends a run that does not get past bad steps."""
+        tried = (
+            f"after {self.number - 1} rollbacks to step {saved_step}, which is intact"
+            if saved_step > 0
+            else "and there is no checkpoint to go back to"
+        )
+        return DivergenceError(
+            f"{bad}: too many bad steps, {tried}; lower [optimizer] lr, or look at the batches in "
+            f"{kept.parent}"
+        )
