@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -55,11 +57,11 @@ def test_a_run_with_bad_steps_equals_one_without_their_batches(
 ):
     """Also where the host learns of a bad step one step later, and where it is the last or a saved one."""
     arguments = ["--training.steps=9", f"--metrics.log_freq={log_freq}"]
-    bad_batches.update({3: factor, 4: factor, 10: factor})
+    bad_batches.update({4: factor, 5: factor, 10: factor})
     assert train("run", *arguments) == 0
     run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
     bad_batches.clear()
-    skip_from_the_start([3, 4, 10])
+    skip_from_the_start([4, 5, 10])
     assert train("expected", *arguments) == 0
     assert run.audit() == expected.audit() and len(run.audit()) == 9
     assert [row["step"] for row in run.metrics()] == [row["step"] for row in expected.metrics()]
@@ -71,7 +73,7 @@ def test_a_run_with_bad_steps_equals_one_without_their_batches(
 
     # Step N takes batch N - 1, and a later one after those that are skipped.
     folders = {path.name for path in (run.path / "divergence").iterdir()}
-    assert folders == {"step-4-batch-3", "step-4-batch-4", "step-9-batch-10"}
+    assert folders == {"step-5-batch-4", "step-5-batch-5", "step-9-batch-10"}
     assert "the step is undone and its batch skipped" in caplog.text
 
 
@@ -118,6 +120,30 @@ def test_a_kill_after_a_bad_step_changes_nothing(
     skip_from_the_start([2])
     assert train("expected", "--training.steps=6") == 0
     run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    assert run.losses() == expected.losses() and run.audit() == expected.audit()
+
+
+@pytest.mark.long
+def test_a_signal_right_after_a_bad_step_changes_nothing(
+    tmp_path, train, bad_batches, after_step, skip_from_the_start
+):
+    """The checkpoint's position is then before the batch that is to be skipped."""
+    bad_batches[3] = math.nan
+
+    def stop(trainer):
+        if trainer.dataloader.skipped:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    steps = {3: stop}
+    after_step(steps)
+    assert train("run", "--training.steps=6") == 128 + signal.SIGUSR1
+    run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    assert run.state()["saved_step"] == 3
+    steps.clear()
+    bad_batches.clear()
+    assert train("run", "--training.steps=6") == 0
+    skip_from_the_start([3])
+    assert train("expected", "--training.steps=6") == 0
     assert run.losses() == expected.losses() and run.audit() == expected.audit()
 
 
