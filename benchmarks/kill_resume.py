@@ -2,21 +2,26 @@
 
     python benchmarks/kill_resume.py --runs 20
     python benchmarks/kill_resume.py --runs 20 --data everything
-    python benchmarks/kill_resume.py --runs 20 --ends SIGKILL SIGTERM SIGUSR1 corrupt
+    python benchmarks/kill_resume.py --runs 50 --ends SIGKILL SIGTERM SIGUSR1 corrupt "full disk" "second start"
 
 The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
 balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens. Each run lives
-on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader threads, started as
-a user starts it, and is ended in every life but the last, by an end drawn from `--ends`. Writes
+on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader threads, one life in turn
+started as a user starts it and the others forked, and is ended in every life but the last, by an end drawn
+from `--ends`. A full disk needs root, which mounts a tmpfs of limited size. Writes
 benchmarks/results/kill_resume.json, kill_resume_everything.json or kill_resume_ends.json.
 """
 
 import argparse
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +31,24 @@ from tools.harness import kill_resume, runs  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
+DISK_MIB = 900
+"""for the unbroken run and the one that is ended: up to five checkpoints of 60 MiB each, and logs"""
+
 DATA = {"plain": kill_resume.plain_data, "everything": kill_resume.everything_at_once}
+
+
+@contextmanager
+def small_disk(folder: Path, wanted: bool) -> Iterator[Path]:
+    """An empty folder, where `wanted` on a disk that a run can fill."""
+    folder.mkdir()
+    if wanted:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
+        subprocess.run(command, check=True)
+    try:
+        yield folder
+    finally:
+        if wanted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def main() -> int:
@@ -38,7 +60,8 @@ def main() -> int:
         "--ends",
         nargs="+",
         default=["SIGKILL"],
-        help="signals, or corrupt: SIGKILL and a flipped bit in the newest checkpoint",
+        help="signals, or "
+        + "; ".join(f"'{name}': {what}" for name, what in kill_resume.OTHER_ENDS.items()),
     )
     parser.add_argument(
         "--output", help="default: benchmarks/results/kill_resume[_everything].json"
@@ -50,8 +73,11 @@ def main() -> int:
 
     began = time.monotonic()
     outcomes = []
-    with tempfile.TemporaryDirectory() as temporary, DATA[options.data](Path(temporary)) as data:
-        folder = Path(temporary)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        DATA[options.data](Path(temporary)) as data,
+        small_disk(Path(temporary) / "runs", "full disk" in options.ends) as folder,
+    ):
         kill_resume.make_seed_checkpoint(folder, data, launcher=True)
         arguments = kill_resume.common_arguments(folder, data)
         unbroken = runs.run(folder, "unbroken", arguments, launcher=True)
@@ -62,10 +88,11 @@ def main() -> int:
                 f"killed{number}",
                 unbroken,
                 options.seed + number,
-                launched=range(len(kill_resume.LIVES)),
+                launched=[number % len(kill_resume.LIVES)],
                 ends=options.ends,
             )
             outcomes.append(outcome)
+            shutil.rmtree(folder / f"killed{number}")
             elapsed = time.monotonic() - began
             remaining = elapsed / (number + 1) * (options.runs - number - 1)
             print(

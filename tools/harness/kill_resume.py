@@ -7,6 +7,7 @@ weighted, over-long samples cropped, corrupt ones skipped.
 
 import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -22,10 +23,17 @@ from tools.harness import runs
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.errors import EXIT_INTERRUPTED
 from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps
 from torchtitan.models.dit_tts.infra.stop_signal import state_after
 
 STEPS = 14
+
+OTHER_ENDS = {
+    "corrupt": "SIGKILL, and a flipped bit in the newest checkpoint",
+    "full disk": "no space is left; the folder must be on a small disk of its own",
+    "second start": "the same command again, which is refused, and then SIGKILL",
+}
 
 # (processes, loader threads, further arguments) of each life of the run, in turn. The global batch
 # stays 8 samples at the longest bucket; only its split changes.
@@ -163,6 +171,8 @@ def _end_by(life: runs.Run, name: str) -> None:
     log = life.log.read_text()[-4000:]
     if status == 0:
         return  # it was at its last step
+    if status == EXIT_INTERRUPTED and f"terminated by {name}" in log:
+        return  # it had not begun to train
     assert status == 128 + number, f"status {status}:\n{log}"
     state = json.loads((life.folder / "state.json").read_text())
     assert state["state"] == state_after(number) and state["step"] == _last_step(life), log
@@ -179,6 +189,40 @@ def _corrupt_newest(life: runs.Run) -> None:
         file.write_bytes(data)
 
 
+def _fill_disk(life: runs.Run, rng: random.Random) -> None:
+    """Fills the disk of the run, to the last byte or but for less than a checkpoint, until the run ends."""
+    folder = life.folder / "checkpoint"
+    filler = life.folder.parent / "filler"
+    left = rng.choice((0, 20 << 20))
+    with open(filler, "wb") as file:
+        while shutil.disk_usage(folder.parent).free > left and life.poll() is None:
+            try:
+                file.write(bytes(min(1 << 20, shutil.disk_usage(folder.parent).free - left)))
+                file.flush()
+            except OSError:
+                break
+    try:
+        status = life.wait()
+    finally:
+        filler.unlink()
+    log = life.log.read_text()
+    if status:  # it may have been at its last step
+        assert status in (1, 2) and "no space is left" in log, f"status {status}:\n{log[-4000:]}"
+        assert "Traceback" not in log, log[-4000:]
+
+
+def _start_again(life: runs.Run, arguments: list[str], processes: int) -> None:
+    """The same command once more, while the run is at work (and stands still, so that it does not end
+    meanwhile): it is refused and changes nothing."""
+    life.stop()
+    second = runs.start(life.folder.parent, life.folder.name, arguments, processes)
+    status, log = second.wait(), second.log.read_text()
+    if "The run is complete" not in log:  # it was at its last step, and had left the folder
+        assert status == 2 and "another start trains in it" in log, (
+            f"status {status}:\n{log[-4000:]}"
+        )
+
+
 def kill_and_resume(
     folder: Path,
     data: list[str],
@@ -191,13 +235,14 @@ def kill_and_resume(
     """One run that is ended in every life but the last, at a random step and a random moment of it.
 
     launched: the lives that are started as a user would; the others are forked.
-    ends: of the lives in turn, in an order that is drawn: the name of a signal, or "corrupt", which is
-        SIGKILL and a flipped bit in the newest checkpoint.
+    ends: of the lives in turn, in an order that is drawn: the name of a signal, or one of `OTHER_ENDS`.
     """
     rng = random.Random(seed)
     drawn = rng.sample(list(ends), len(ends))
     common = common_arguments(folder, data)
     kills, step, ended_by = [], 0, []
+    checkpoints = folder / name / "checkpoint"
+    theirs = [checkpoints / each for each in ("step-2-keep", "step-4-export", "notes")]
     for number, (processes, threads, arguments) in enumerate(LIVES):
         arguments = [*common, *arguments, f"--data.num_workers={threads}"]
         life = runs.start(folder, name, arguments, processes, number in launched)
@@ -212,14 +257,22 @@ def kill_and_resume(
             _wait_for_step(life, step)
             time.sleep(rng.random() * 0.5)
             ended_by.append(drawn[number % len(drawn)])
-            if ended_by[-1] not in ("SIGKILL", "corrupt") and life.poll() is None:
-                _end_by(life, ended_by[-1])
+            if life.poll() is None:
+                if ended_by[-1] == "full disk":
+                    _fill_disk(life, rng)
+                elif ended_by[-1] == "second start":
+                    _start_again(life, arguments, processes)
+                elif ended_by[-1] not in ("SIGKILL", "corrupt"):
+                    _end_by(life, ended_by[-1])
         finally:
             life.kill()
         if ended_by[-1] == "corrupt":
             _corrupt_newest(life)
+        for each in theirs:
+            each.mkdir(parents=True, exist_ok=True)
         step = _last_step(life)
         kills.append(step)
+    assert all(each.is_dir() for each in theirs), "a folder of the user's is gone"
     expected, found = unbroken.metrics(), life.metrics()
     assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
     weights, wanted = last_weights(life), last_weights(unbroken)

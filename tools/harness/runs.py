@@ -60,16 +60,23 @@ class Run:
 
     def kill(self) -> None:
         """SIGKILL to every process of the run at once, as a machine that dies would."""
+        self._signal_all(signal.SIGKILL)
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """No process of the run does anything from here on; it can be killed."""
+        self._signal_all(signal.SIGSTOP)
+
+    def _signal_all(self, number: int) -> None:
         for process in self.processes:
             # The launcher's ranks have sessions of their own and outlive it.
             for pid in (process.pid, *_descendants(process.pid)):
                 try:
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, number)
                 except ProcessLookupError:
                     pass
-        for process in self.processes:
-            process.kill()
-            process.wait()
 
     def signal(self, number: int) -> None:
         """To the process that a user or a scheduler knows: the launcher, or one rank of the forked."""

@@ -147,9 +147,9 @@ class RunCheckpointer(CheckpointManager):
             shutil.rmtree(folder / f"step-{step}.saving", ignore_errors=True)
         text = " ".join(map(str, causes))
         no_space = any(word in text for word in ("No space left", "Disk quota exceeded"))
-        # torch's writer of files does not pass the reason on.
+        # torch's writer of files does not always pass the reason on.
         free, needed = shutil.disk_usage(folder).free, self._bytes_of_a_checkpoint()
-        if not no_space and not ("PytorchStreamWriter" in text and free < needed):
+        if not no_space and free > needed:
             return RuntimeError(f"the checkpoint of step {step} could not be saved: {text}")
         steps = storage.checkpoint_steps(folder)
         before = f"step {steps[-1]}" if steps else "its beginning"
@@ -162,7 +162,7 @@ class RunCheckpointer(CheckpointManager):
 
     def _bytes_of_a_checkpoint(self) -> int:
         weights = sum(p.numel() for p in self.states[MODEL].model[0].parameters())
-        return 4 * weights * (3 if self.ema is None else 4)
+        return int(1.1 * 4 * weights * (3 if self.ema is None else 4))
 
     def _purge_stale_checkpoints(self) -> None:
         """Removes what `keep_latest_k` does not keep, in the background. Upstream's would take any name

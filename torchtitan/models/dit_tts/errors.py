@@ -1,5 +1,6 @@
 """Errors as the user meets them: the exception for a mistake, exit codes, the state a run ends in."""
 
+import errno
 import os
 import re
 import sys
@@ -93,12 +94,17 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
             if not _reader_left():
                 raise
             return 1
-        except (InputError, ModuleNotFoundError) as error:
+        except (InputError, ModuleNotFoundError, OSError) as error:
             message = str(error)
             if isinstance(error, ModuleNotFoundError):
                 if error.name not in _EXTRAS:
                     raise
                 message = _missing_module(error.name)
+            elif isinstance(error, OSError):
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                where = f"{error.filename}: " if error.filename else ""
+                message = f"{where}no space is left on the disk; free some and give the same command again"
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
             # A name of a file may hold what a terminal would obey.

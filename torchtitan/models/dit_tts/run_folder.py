@@ -198,8 +198,8 @@ class RunFolder:
             self._write_state({"state": state, "step": step})
 
     def fail(self, error: BaseException, behind: str = "") -> None:
-        """Any rank writes why the run ended, and which rank the others waited for. The first rank to fail since this start wins: the others
-        fail because of it. Where a wrong input or a signal ends the start before it can train, a new
+        """Any rank writes why the run ended, and which rank the others waited for. The first rank to fail
+        since this start wins: the others fail because of it. Where a wrong input or a signal ends the start before it can train, a new
         folder is removed, and another has the state that it had."""
         if self._refused:
             return  # the folder is another start's
@@ -219,14 +219,11 @@ class RunFolder:
             sentence = LOST_PEER
         if behind:
             sentence = f"{sentence}; {behind}"
-        self._write_state(
-            {
-                "state": failure_state(error),
-                "step": self.step,
-                "error": sentence,
-                "rank": self.rank,
-            }
-        )
+        state = {"state": failure_state(error), "step": self.step}
+        try:
+            self._write_state({**state, "error": sentence, "rank": self.rank})
+        except OSError as full:
+            logger.error(f"{self.path}/state.json could not be written ({full.strerror})")
 
     def _write_state(self, row: dict[str, Any]) -> None:
         # The last step with a complete checkpoint, so that a run without any knows that it had one.
