@@ -1,10 +1,11 @@
-"""Kills `titan-tts prepare` with SIGKILL at random moments, many times over, and compares the shards.
+"""Ends `titan-tts prepare` at random moments, many times over, and compares the shards.
 
     python benchmarks/kill_prepare.py --runs 20
+    python benchmarks/kill_prepare.py --runs 20 --ends SIGKILL SIGTERM SIGINT "full disk"
 
-Each run prepares the embedded corpus and is killed once while it encodes, once while it writes shards
-and once at any moment, each time all its processes or the parent alone, with 1 or 2 workers, and is
-then let through. Its shards must be those of a run that was never killed, byte for byte. Writes
+Each run prepares the embedded corpus and is ended once while it encodes, once while it writes shards
+and once at any moment, by one of `--ends`: a signal to all its processes or to the parent alone, or a disk
+that is filled (a tmpfs of limited size, which needs root), with 1 or 2 workers. It is then let through. Its shards must be those of a run that was never killed, byte for byte. Writes
 benchmarks/results/kill_prepare.json.
 """
 
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools.harness.disks import full_disk, small_disk  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
+DISK_MIB = 200
 CORPUS = ROOT / "assets/spoken_digits/spoken_digits.tar"
 # Many small chunks and shards: each stage lasts for seconds and has many moments to die in.
 SETTINGS = ["--chunk-items", "8", "--samples-per-shard", "8", "--references", "2"]
@@ -39,8 +42,9 @@ STAGES = {"encode": "chunks/*.json", "shards": "*/*.tar"}
 
 @dataclass
 class Kill:
-    """One SIGKILL, and what lay in the work folder when it struck."""
+    """One end, and what lay in the work folder when it struck."""
 
+    end: str
     aimed_at: str  # a stage, or "any" moment
     whom: str  # "group": every process at once; "parent": the workers find themselves alone
     workers: int
@@ -64,14 +68,22 @@ class Preparation:
     """Runs that prepare the embedded corpus into one output.
 
     Args:
+        ends: to draw from.
         start: starts titan-tts with arguments and a log; the process has pid, poll() and
             wait(timeout), and a process group of its own.
     """
 
-    def __init__(self, output: Path, start: Callable[[list[str], Path], Any] = start_command):
-        self.output, self._start = output, start
+    def __init__(
+        self,
+        output: Path,
+        ends: Sequence[str] = ("SIGKILL",),
+        start: Callable[[list[str], Path], Any] = start_command,
+    ):
+        self.output, self.ends, self._start = output, ends, start
         self.partial = output.with_name(output.name + ".partial")
-        self.log = output.with_name(output.name + ".log")
+        # Not on the disk that is filled.
+        folder = output.parent.parent if "full disk" in ends else output.parent
+        self.log = folder / f"{output.name}.log"
 
     def start(self, workers: int) -> Any:
         arguments = ["prepare", str(CORPUS), str(self.output), *SETTINGS, "--workers", str(workers)]
@@ -97,6 +109,7 @@ class Preparation:
     def _kill_once(self, aim: str, rng: random.Random) -> Kill | None:
         """One life: killed some files into a stage, or after some time. None if it ended before."""
         workers, whom = rng.choice((1, 2)), rng.choice(("group", "parent"))
+        end = rng.choice(self.ends)
         process = self.start(workers)
         if aim == "any":
             time.sleep(rng.uniform(0, 8))
@@ -106,17 +119,30 @@ class Preparation:
                 time.sleep(0.005)
             time.sleep(rng.uniform(0, 0.05))
         struck = process.poll() is None
-        found = Kill(aim, whom, workers, self._count("encode"), self._count("shards"))
-        if struck:
-            os.kill(process.pid, signal.SIGKILL)
-        if whom == "group":
-            _signal_group(process.pid, signal.SIGKILL)
-        process.wait(60)
+        found = Kill(end, aim, whom, workers, self._count("encode"), self._count("shards"))
+        if end == "full disk":
+            self._fill_disk(process)
+        else:
+            number = signal.Signals[end]
+            if struck:
+                os.kill(process.pid, number)
+            if whom == "group":
+                _signal_group(process.pid, number)
+            process.wait(60)
         deadline = time.monotonic() + 60
         while _signal_group(process.pid, 0):  # orphans end by themselves
             assert time.monotonic() < deadline, "workers outlive their killed parent"
             time.sleep(0.05)
         return found if struck else None
+
+    def _fill_disk(self, process: Any) -> None:
+        """Until the command ends, in a sentence."""
+        before = self.log.stat().st_size
+        with full_disk(self.output.parent, 0, lambda: process.poll() is None):
+            status = process.wait(120)
+        text = self.log.read_bytes()[before:].decode()
+        assert status == 0 or (status == 2 and "no space" in text.lower()), f"{status}:\n{text}"
+        assert "Traceback" not in text, text
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -132,15 +158,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
-    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/kill_prepare.json"))
+    parser.add_argument("--ends", nargs="+", default=["SIGKILL"], help="signals, or 'full disk'")
+    parser.add_argument("--output", help="default: benchmarks/results/kill_prepare[_ends].json")
     options = parser.parse_args()
+    name = "kill_prepare" if options.ends == ["SIGKILL"] else "kill_prepare_ends"
+    output = Path(options.output or ROOT / f"benchmarks/results/{name}.json")
 
     began = time.monotonic()
     kills, equal = [], 0
-    with tempfile.TemporaryDirectory() as temporary:
-        expected = Preparation(Path(temporary, "unbroken")).run()
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        small_disk(
+            Path(temporary, "runs"), DISK_MIB if "full disk" in options.ends else 0
+        ) as folder,
+    ):
+        expected = Preparation(folder / "unbroken").run()
         for number in range(options.runs):
-            preparation = Preparation(Path(temporary, f"killed{number}"))
+            preparation = Preparation(folder / f"killed{number}", options.ends)
             found, shards = preparation.kill_and_finish(
                 ["encode", "any", "shards"], options.seed + number
             )
@@ -150,9 +184,11 @@ def main() -> int:
             kills += found
             elapsed = time.monotonic() - began
             remaining = elapsed / (number + 1) * (options.runs - number - 1)
-            moments = ", ".join(f"{k.stage} ({k.chunks} chunks, {k.shards} shards)" for k in found)
+            moments = ", ".join(
+                f"{k.end} in {k.stage} ({k.chunks} chunks, {k.shards} shards)" for k in found
+            )
             print(
-                f"run {number + 1}/{options.runs}: same shards {same}, killed at {moments}, ETA "
+                f"run {number + 1}/{options.runs}: same shards {same}, ended at {moments}, ETA "
                 f"{remaining:.0f} s",
                 flush=True,
             )
@@ -163,6 +199,7 @@ def main() -> int:
         "shards": len(expected),
         "shard_bytes": sum(map(len, expected.values())),
         "kills": len(kills),
+        "ends": Counter(kill.end for kill in kills),
         "kills_by_stage": dict(by_stage),
         "kills_of_the_parent_alone": sum(kill.whom == "parent" for kill in kills),
         "kills_with_two_workers": sum(kill.workers == 2 for kill in kills),
@@ -170,9 +207,9 @@ def main() -> int:
         "seconds": time.monotonic() - began,
         "conditions": environment(),
     }
-    write_atomic(Path(options.output), json.dumps(report, indent=2) + "\n")
+    write_atomic(output, json.dumps(report, indent=2) + "\n")
     good = equal == options.runs and by_stage["encode"] and by_stage["shards"]
-    print(f"{'passed' if good else 'FAILED'}: {options.output}")
+    print(f"{'passed' if good else 'FAILED'}: {output}")
     return 0 if good else 1
 
 

@@ -15,19 +15,17 @@ benchmarks/results/kill_resume.json, kill_resume_everything.json or kill_resume_
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.harness import kill_resume, runs  # noqa: E402
+from tools.harness.disks import small_disk  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
@@ -35,20 +33,6 @@ DISK_MIB = 900
 """for the unbroken run and the one that is ended: up to five checkpoints of 60 MiB each, and logs"""
 
 DATA = {"plain": kill_resume.plain_data, "everything": kill_resume.everything_at_once}
-
-
-@contextmanager
-def small_disk(folder: Path, wanted: bool) -> Iterator[Path]:
-    """An empty folder, where `wanted` on a disk that a run can fill."""
-    folder.mkdir()
-    if wanted:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
-        subprocess.run(command, check=True)
-    try:
-        yield folder
-    finally:
-        if wanted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def main() -> int:
@@ -76,7 +60,9 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as temporary,
         DATA[options.data](Path(temporary)) as data,
-        small_disk(Path(temporary) / "runs", "full disk" in options.ends) as folder,
+        small_disk(
+            Path(temporary, "runs"), DISK_MIB if "full disk" in options.ends else 0
+        ) as folder,
     ):
         kill_resume.make_seed_checkpoint(folder, data, launcher=True)
         arguments = kill_resume.common_arguments(folder, data)

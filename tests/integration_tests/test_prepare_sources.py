@@ -128,8 +128,8 @@ def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
     def start(arguments, log):
         return forked.start_titan_tts(*arguments, log=log)
 
-    expected = Preparation(tmp_path / "unbroken", start).run()
-    killed = Preparation(tmp_path / "killed", start)
+    expected = Preparation(tmp_path / "unbroken", start=start).run()
+    killed = Preparation(tmp_path / "killed", start=start)
     kills, shards = killed.kill_and_finish(["encode", "shards"], seed=5)
     assert [kill.stage for kill in kills] == ["encode", "shards"]
     assert shards == expected

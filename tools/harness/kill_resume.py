@@ -7,7 +7,6 @@ weighted, over-long samples cropped, corrupt ones skipped.
 
 import json
 import random
-import shutil
 import signal
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -20,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tools.harness import runs
+from tools.harness.disks import full_disk
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -191,20 +191,9 @@ def _corrupt_newest(life: runs.Run) -> None:
 
 def _fill_disk(life: runs.Run, rng: random.Random) -> None:
     """Fills the disk of the run, to the last byte or but for less than a checkpoint, until the run ends."""
-    folder = life.folder / "checkpoint"
-    filler = life.folder.parent / "filler"
     left = rng.choice((0, 20 << 20))
-    with open(filler, "wb") as file:
-        while shutil.disk_usage(folder.parent).free > left and life.poll() is None:
-            try:
-                file.write(bytes(min(1 << 20, shutil.disk_usage(folder.parent).free - left)))
-                file.flush()
-            except OSError:
-                break
-    try:
+    with full_disk(life.folder.parent, left, lambda: life.poll() is None):
         status = life.wait()
-    finally:
-        filler.unlink()
     log = life.log.read_text()
     if status:  # it may have been at its last step
         assert status in (1, 2) and "no space is left" in log, f"status {status}:\n{log[-4000:]}"
