@@ -8,13 +8,14 @@ import os
 import signal
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
+from torchtitan.models.dit_tts.errors import without_secrets
 from torchtitan.models.dit_tts.files import JsonLines
 
 TINY = [
@@ -112,7 +113,8 @@ def train(tmp_path, tiny_data, monkeypatch):
         """Nothing has changed the resolved config: it is what was written, and what upstream sees."""
         config = trainers[-1].config
         content = tomllib.loads((folder / "config.toml").read_text())
-        assert config_from_dict(content, "config.toml") == config
+        written = asdict(config_from_dict(content, "config.toml"))
+        assert written == without_secrets(asdict(config))
         assert upstream_view(config, folder, 1) == trainers[-1].job_config
 
     def run(name: str, *arguments: str) -> int:

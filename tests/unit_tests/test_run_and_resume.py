@@ -12,6 +12,7 @@ import torch
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.tiny_runs import Folder
+from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts import cli
 from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter, read_manifest
@@ -289,3 +290,32 @@ def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
     assert sum(shape["micro_batches"] for shape in report["shapes"]) == 3 * 2
     folder = Folder(tmp_path / "bench")
     assert list(folder.losses()) == list(range(1, 8)) and not (folder.path / "checkpoint").exists()
+
+
+@pytest.mark.long
+def test_no_file_and_no_log_of_a_run_holds_a_secret(
+    tmp_path, train, tiny_data, after_step, caplog, capfd
+):
+    """User, password and signature of the data's URL; also where the server goes away."""
+    caplog.set_level("INFO")
+    secrets = ("itsuser", "itspassword", "itssignature")
+    with FolderServer(tiny_data) as server:
+        url = server.url.replace("://", "://itsuser:itspassword@")
+        given = [
+            f"--data.path={url}/{{000000..000001}}.tar?X-Amz-Signature=itssignature",
+            f"--data.cache_folder={tmp_path}/cache",
+            "--data.cache_gib=0",
+            "--metrics.enable-tensorboard",
+        ]
+        assert train("run", "--training.steps=2", *given) == 0
+        server.fail_status = 403
+        after_step({3: lambda trainer: setattr(server, "fail_first", 10**6)})
+        assert train("run", "--training.steps=99", *given) == 2
+    run = Folder(tmp_path / "run")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10 and run.checkpoints()
+    text = caplog.text + "".join(capfd.readouterr())
+    assert "(status 403: access denied)" in text
+    for secret in secrets:
+        assert secret not in text
+        assert not [path for path in files if secret.encode() in path.read_bytes()], secret

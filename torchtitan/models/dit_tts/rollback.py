@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
@@ -25,7 +24,7 @@ class DivergenceError(InputError):
 
 
 def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) -> Path:
-    """Loads a bad step's batch again and writes it to `divergence/step-N-batch-M`: `rankR.safetensors` with this
+    """Loads a bad step's batch again and writes it to `divergence/step-N-batch-M`: `rankR.pt` with this
     rank's tensors (micro-batch m's names begin with `m.`), and `report.json` with the judgement and
     every sample, the largest latents first. A collective. Returns the folder."""
     folder = run_folder / "divergence" / f"step-{bad.step}-batch-{bad.global_batch}"
@@ -48,13 +47,13 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if len(list(folder.parent.iterdir())) <= _MAX_KEPT:
-            save_file(tensors, folder / f"rank{rank}.safetensors")
+            torch.save(tensors, folder / f"rank{rank}.pt")
         if rank == 0:
             judgement = {name: _number(value) for name, value in vars(bad).items()}
             report = json.dumps({**judgement, "samples": every}, indent=1)
             write_atomic(folder / "report.json", report + "\n")
-    except OSError as error:
-        logger.error(f"{folder}: the bad step's batch could not be kept ({error.strerror})")
+    except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
+        logger.error(f"{folder}: the bad step's batch could not be kept ({error})")
     return folder
 
 
