@@ -1,6 +1,8 @@
 """A run killed with SIGKILL and resumed elsewhere trains as if nothing had happened."""
 
 import json
+import os
+import signal
 
 import numpy as np
 
@@ -70,3 +72,18 @@ def test_bad_batches_are_skipped_alike_by_all_ranks(tmp_path):
 def check_state(tmp_path):
     state = json.loads((tmp_path / "killed" / "state.json").read_text())
     assert (state["state"], state["step"]) == ("completed", kill_resume.STEPS)
+
+
+def test_a_rank_that_stands_still_is_named(tmp_path):
+    with kill_resume.plain_data(tmp_path) as data:
+        arguments = [*runs.TINY, *data, "--training.local_batch_size=4", "--training.steps=999"]
+        limits = ["--comm.init_timeout_seconds=12", "--comm.train_timeout_seconds=6"]
+        run = runs.start(tmp_path, "run", [*arguments, *limits], processes=2)
+        try:
+            kill_resume.wait_for_step(run, 3)
+            os.kill(run.processes[1].pid, signal.SIGSTOP)
+            assert run.processes[0].wait(60) not in (0, None)
+        finally:
+            run.kill()
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert state["state"] == "timeout" and "rank 1 stalls at step" in state["error"]

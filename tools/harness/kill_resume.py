@@ -150,7 +150,7 @@ def _last_step(run: runs.Run) -> int:
     return max(run.metrics(), default=0)
 
 
-def _wait_for_step(run: runs.Run, step: int) -> None:
+def wait_for_step(run: runs.Run, step: int) -> None:
     deadline = time.monotonic() + 240
     while _last_step(run) < step:
         status = run.poll()
@@ -243,7 +243,7 @@ def kill_and_resume(
             # A resumed life first drops the lines of steps after its checkpoint, so wait for progress
             # beyond what the last life had reached.
             step = min(step + rng.randint(1, 4), STEPS - 2)
-            _wait_for_step(life, step)
+            wait_for_step(life, step)
             time.sleep(rng.random() * 0.5)
             ended_by.append(drawn[number % len(drawn)])
             if life.poll() is None:

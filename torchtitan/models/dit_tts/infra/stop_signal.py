@@ -25,6 +25,8 @@ PREEMPTED = (signal.SIGTERM, signal.SIGUSR1)
 SIGNALS = (*PREEMPTED, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SAME_SECONDS = 1.0
 """A launcher and a terminal may each send the same signal; a second one comes later."""
+_SAY_SO_SECONDS = 3.0
+"""within which the ranks of a collective that has timed out say so"""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -122,20 +124,27 @@ class Progress:
             self._store.set(f"progress/{dist.get_rank()}", f"{step} {part}")
 
     def behind(self) -> str:
-        """The ranks that the others wait for, as a sentence; empty where that cannot be said."""
+        """The ranks that the others wait for, as a sentence; empty where that cannot be said. Called by
+        each rank whose collective has timed out."""
         if self._store is None:
             return ""
         try:
             self._store.set_timeout(timedelta(seconds=5))
-            found = [
-                tuple(map(int, self._store.get(f"progress/{rank}").split()))
-                for rank in range(dist.get_world_size())
-            ]
+            self._store.set(f"timed out/{dist.get_rank()}", "")
+            ranks = range(dist.get_world_size())
+            found = {
+                rank: tuple(map(int, self._store.get(f"progress/{rank}").split())) for rank in ranks
+            }
+            last = min(found.values())
+            behind = [rank for rank in ranks if found[rank] == last]
+            if len(behind) == len(
+                ranks
+            ):  # all are at the same place: who does not say so stands still
+                time.sleep(_SAY_SO_SECONDS)
+                behind = [rank for rank in ranks if not self._store.check([f"timed out/{rank}"])]
         except RuntimeError:  # the process with the store has ended
             return ""
-        last, first = min(found), max(found)
-        if last == first:
+        if not behind:
             return ""
-        ranks = ", ".join(str(rank) for rank, place in enumerate(found) if place == last)
         where = "loading its batches" if last[1] == 0 else "in the model or a collective"
-        return f"rank {ranks} stalls at step {last[0]}, {where}"
+        return f"rank {', '.join(map(str, behind))} stalls at step {last[0]}, {where}"
