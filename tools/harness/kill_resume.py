@@ -23,7 +23,6 @@ from tools.harness.disks import full_disk
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.errors import EXIT_INTERRUPTED
 from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps
 from torchtitan.models.dit_tts.infra.stop_signal import state_after
 
@@ -163,22 +162,27 @@ def wait_for_step(run: runs.Run, step: int) -> None:
         time.sleep(0.02)
 
 
+def _wait_until_it_runs(life: runs.Run, since: float) -> None:
+    """Where the steps that are waited for are those of the life before."""
+    deadline = time.monotonic() + 240
+    while life.poll() is None:
+        state = json.loads((life.folder / "state.json").read_text())
+        if state["time"] > since and state["state"] == "running":
+            return
+        assert time.monotonic() < deadline, life.log.read_text()[-4000:]
+        time.sleep(0.02)
+
+
 def _end_by(life: runs.Run, name: str) -> None:
     """Sends a signal, and checks how the run ends: after a step, saved, with the documented status."""
     number = signal.Signals[name]
-    before = (life.folder / "state.json").read_text()
     life.signal(number)
     status = life.wait()
     log = life.log.read_text()[-4000:]
     if status == 0:
         return  # it was at its last step
-    if status == EXIT_INTERRUPTED and f"terminated by {name}" in log:
-        return  # it had not begun to train
     assert status == 128 + number, f"status {status}:\n{log}"
-    after = (life.folder / "state.json").read_text()
-    if after == before and not log:
-        return  # it had not even its handlers
-    state = json.loads(after)
+    state = json.loads((life.folder / "state.json").read_text())
     assert state["state"] == state_after(number) and state["step"] == _last_step(life), log
     assert state["saved_step"] == state["step"], log
 
@@ -210,7 +214,7 @@ def _start_again(life: runs.Run, arguments: list[str], processes: int) -> None:
     life.stop()
     second = runs.start(life.folder.parent, life.folder.name, arguments, processes)
     status, log = second.wait(), second.log.read_text()
-    if "The run is complete" not in log:  # it was at its last step, and had left the folder
+    if "The run is complete" not in log:  # the first was at its last step, and had left the folder
         assert status == 2 and "another start trains in it" in log, (
             f"status {status}:\n{log[-4000:]}"
         )
@@ -238,6 +242,7 @@ def kill_and_resume(
     theirs = [checkpoints / each for each in ("step-2-keep", "step-4-export", "notes")]
     for number, (processes, threads, arguments) in enumerate(LIVES):
         arguments = [*common, *arguments, f"--data.num_workers={threads}"]
+        began = time.time()
         life = runs.start(folder, name, arguments, processes, number in launched)
         if number == len(LIVES) - 1:
             status = life.wait()
@@ -248,6 +253,7 @@ def kill_and_resume(
             # beyond what the last life had reached.
             step = min(step + rng.randint(1, 4), STEPS - 2)
             wait_for_step(life, step)
+            _wait_until_it_runs(life, began)
             time.sleep(rng.random() * 0.5)
             ended_by.append(drawn[number % len(drawn)])
             if life.poll() is None:

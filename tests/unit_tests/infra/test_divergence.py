@@ -43,11 +43,15 @@ def guard_after(steps: int, sigmas: float = SIGMAS, loss: float = 1.0) -> Diverg
 def test_limit_by_hand():
     logs = [math.log(2.0) + 0.1 * (number % 5 - 2) for number in range(MIN_HISTORY * 2)]
     # Neighbours differ by 0.1, four times, and by 0.4. The last 16 have the values 2, -2, -1, 0, 1 in turn.
-    level = 2.0 * math.exp(0.1 * np.median([logs_of % 5 - 2 for logs_of in range(48, 64)]))
+    level = 2.0 * math.exp(0.1 * np.median([number % 5 - 2 for number in range(48, 64)]))
     expected = level * math.exp(10 * 1.4826 * 0.1 / math.sqrt(2))
     assert spike_limit(logs, 10, 2.0, 100.0) == pytest.approx(expected)
     assert spike_limit(logs, 10, 20.0, 100.0) == pytest.approx(level * 20.0)
     assert spike_limit(logs, 100, 2.0, 100.0) == pytest.approx(level * 100.0)
+    lowest = math.log(level / 4)
+    assert spike_limit(logs, 10, 20.0, 100.0, lowest) == pytest.approx(5 * level / 4)
+    highest = [math.log(50.0), *logs[1:]]
+    assert spike_limit(highest, 10, 2.0, 100.0) == pytest.approx(1.25 * 50.0)
     assert spike_limit(logs[: MIN_HISTORY - 1], 10, 2.0, 100.0) == pytest.approx(level * 100.0)
     assert spike_limit(logs[:1], 10, 2.0, math.inf) == math.inf
     assert spike_limit([], 10, 2.0, 100.0) == math.inf == spike_limit(logs, 0, 2.0, 100.0)
@@ -110,6 +114,28 @@ def test_bad_steps_are_counted_among_the_last():
     for step in range(7, 7 + 31):
         assert not judged(resumed, step, 1.0, 0.5)
     assert resumed.bad_recently == 1
+
+
+def curve(steps: int, seed: int = 0) -> np.ndarray:
+    """Losses that stay where they are, with a noise of 3 %."""
+    return 0.5 * np.exp(0.03 * np.random.default_rng(seed).standard_normal(steps))
+
+
+@pytest.mark.parametrize("growth", [1.01, 1.05, 1.2])
+def test_a_loss_that_grows_is_found_however_slowly(growth):
+    guard, steps = DivergenceGuard(SIGMAS), 64
+    for step, loss in enumerate(curve(steps).tolist(), 1):
+        assert not judged(guard, step, loss, 1.0)
+    grown = [loss * growth**step for step, loss in enumerate(curve(300, seed=1))]
+    found = next(loss for loss in grown if judged(guard, steps, float(loss), 1.0))
+    assert found < 0.5 * 5 * 1.3
+
+
+def test_a_rare_kind_of_batch_is_trained():
+    """One in twenty has 2.3 times the loss of the others."""
+    guard = DivergenceGuard(SIGMAS)
+    for step, loss in enumerate(curve(400).tolist(), 1):
+        assert not judged(guard, step, loss * (2.3 if step % 20 == 19 else 1.0), 1.0)
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -306,7 +306,11 @@ class RunCheckpointer(CheckpointManager):
             for name in ("ema", "divergence")
             if name in states and not any(key.startswith(f"{name}.") for key in table)
         ]
-        for name in absent:
+        # The loss of other data, another objective or another rate has another level.
+        changed = bool(self.config.resume.allow) or "dataloader" in self.exclude_from_loading
+        if "divergence" in states and (not resumes or (changed and not self.has_saved)):
+            absent.append("divergence")
+        for name in set(absent):
             del states[name]
         try:
             storage.load_checkpoint(states, path)

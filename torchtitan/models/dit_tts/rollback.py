@@ -31,17 +31,21 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) ->
     rank = dist.get_rank()
     tensors: dict[str, torch.Tensor] = {}
     samples: list[dict[str, Any]] = []
-    for number in range(loader.accumulation_steps):
-        batch, _ = loader.micro_batch(bad.global_batch * loader.accumulation_steps + number)
-        peaks = batch["latents"].abs().amax((1, 2)).tolist()
-        lengths = batch["frames"].tolist()
-        for name, frames, peak in zip(batch["sample_id"], lengths, peaks, strict=True):
-            samples.append({"id": name, "rank": rank, "frames": frames, "max_abs": _number(peak)})
-        tensors |= {
-            f"{number}.{name}": value.contiguous()
-            for name, value in batch.items()
-            if isinstance(value, torch.Tensor)
-        }
+    try:
+        for number in range(loader.accumulation_steps):
+            batch, _ = loader.micro_batch(bad.global_batch * loader.accumulation_steps + number)
+            peaks = batch["latents"].abs().amax((1, 2)).tolist()
+            lengths = batch["frames"].tolist()
+            for name, frames, peak in zip(batch["sample_id"], lengths, peaks, strict=True):
+                row = {"id": name, "rank": rank, "frames": frames, "max_abs": _number(peak)}
+                samples.append(row)
+            tensors |= {
+                f"{number}.{name}": value.contiguous()
+                for name, value in batch.items()
+                if isinstance(value, torch.Tensor)
+            }
+    except (InputError, OSError, RuntimeError) as error:  # the other ranks wait for this one
+        logger.error(f"the batch of {folder.name} could not be read again ({error})")
     every = [row for rows in gather_from_ranks(samples) for row in rows]
     every.sort(key=lambda row: -float(row["max_abs"]) if row["max_abs"] != "nan" else -math.inf)
     try:
@@ -82,17 +86,9 @@ class RollbackCounter:
         """
         self.number = self.number + 1 if saved_step == self.since else 1
         self.since = saved_step
-        if self.number > self.maximum:
-            raise self.error(bad, saved_step, kept)
-
-    def error(self, bad: Judgement, saved_step: int, kept: Path) -> DivergenceError:
-        """What ends a run that does not get past bad steps."""
-        tried = (
-            f"after {self.number - 1} rollbacks to step {saved_step}, which is intact"
-            if saved_step > 0
-            else "and there is no checkpoint to go back to"
-        )
-        return DivergenceError(
-            f"{bad}: too many bad steps, {tried}; lower [optimizer] lr, or look at the batches in "
-            f"{kept.parent}"
-        )
+        if saved_step > 0 and self.number > self.maximum:
+            raise DivergenceError(
+                f"{bad}: too many bad steps, after {self.maximum} rollbacks to step {saved_step}; lower "
+                f"[optimizer] lr, look at the batches in {kept.parent}, or rename the checkpoint of step "
+                f"{saved_step}, and the run continues from the one before it"
+            )

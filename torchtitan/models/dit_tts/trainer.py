@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
-from torchtitan.models.dit_tts.rollback import RollbackCounter, save_bad_step
+from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -296,7 +296,9 @@ class DiTTTSTrainer(Trainer):
             self.settled_ids = self.step_ids
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
             self.optimizers.step_unless(
-                self.divergence.judge(self.step, self.global_batch, loss, grad_norm)
+                self.divergence.judge(
+                    self.step, self.global_batch, loss, grad_norm, self._loss_group()
+                )
             )
             self.lr_schedulers.step()
             if should_log:
@@ -347,11 +349,14 @@ class DiTTTSTrainer(Trainer):
             logger.error(f"{bad}: {done}")
 
     def _roll_back(self, bad: Judgement, kept: Path) -> None:
-        saved_step, loader = self.checkpointer.saved_step, self.dataloader
-        self.rollbacks.count(bad, saved_step, kept)
-        skipped = loader.skipped
+        self.checkpointer.wait()
+        loader, skipped = self.dataloader, self.dataloader.skipped
+        self.rollbacks.count(bad, self.checkpointer.saved_step, kept)
         if not self.checkpointer.roll_back():
-            raise self.rollbacks.error(bad, saved_step, kept)
+            raise DivergenceError(
+                f"{bad}: too many bad steps, and no checkpoint of this start to go back to; lower "
+                f"[optimizer] lr, or look at the batches in {kept.parent}"
+            )
         first = loader.consumed // self.gradient_accumulation_steps
         loader.skipped = skipped.union(range(first, bad.global_batch + 1))
         self.divergence.recent.clear()
@@ -360,10 +365,15 @@ class DiTTTSTrainer(Trainer):
     def _global_loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
         """() The loss of the global batch; the sum over ranks stays on the device."""
         loss = torch.stack(losses).sum()
-        if self.parallel_dims.dp_cp_enabled:
-            group = self.parallel_dims.get_mesh("loss").get_group()
+        if (group := self._loss_group()) is not None:
             torch.distributed.all_reduce(loss, group=group)
         return loss
+
+    def _loss_group(self) -> torch.distributed.ProcessGroup | None:
+        """The ranks that the loss is a sum over; None for one."""
+        if not self.parallel_dims.dp_cp_enabled:
+            return None
+        return self.parallel_dims.get_mesh("loss").get_group()
 
     def _valid_frames(
         self, micro_batches: list[tuple[dict[str, Any], torch.Tensor]]

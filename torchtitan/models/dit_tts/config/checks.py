@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from torchtitan.models.dit_tts.config.job_config import (
+    BAD_STEPS_WINDOW,
     CONDITIONING_FIELDS,
     CUDA_GRAPH_MODES,
     FLOAT8_CONVERTER,
@@ -41,6 +42,7 @@ _NOT_NEGATIVE = {
     "encoder": "fsdp_min_gib vocab_size",
     "lr_scheduler": "warmup_steps",
     "benchmark": "steps duration_seconds",
+    "divergence": "spike_sigmas max_bad_steps max_rollbacks",
 }
 _FRACTIONS = {
     "data": "conditioning_dropout max_corrupt_fraction max_dropped_fraction",
@@ -195,6 +197,12 @@ def _check_ranges(config: JobConfig) -> None:
         require(0 <= value <= 1, f"{name} = {value}, but it must be from 0 to 1")
     for name, value in settings({"data": "max_frames max_speaker_frames epochs cache_gib"}):
         require(value <= 10**6, f"{name} = {value}, but it must not be greater than 10^6")
+    bad_steps = config.divergence.max_bad_steps
+    require(
+        bad_steps < BAD_STEPS_WINDOW,
+        f"[divergence] max_bad_steps = {bad_steps}, but it must be less than {BAD_STEPS_WINDOW}, the steps "
+        f"among which they are counted",
+    )
     for name, value in settings(_UNSUPPORTED):
         require(not value, f"{name} = true is not supported by this model family; set it to false")
 

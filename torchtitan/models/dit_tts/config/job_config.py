@@ -26,6 +26,10 @@ MAX_BETA2_BFLOAT16 = 0.999
 right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
 
 
+BAD_STEPS_WINDOW = 32
+"""Steps among which `[divergence] max_bad_steps` counts"""
+
+
 def is_pretrained(encoder_model: str) -> bool:
     """Whether `[encoder] model` names a pretrained encoder and not the learned one's unit."""
     return encoder_model not in LEARNED_UNITS

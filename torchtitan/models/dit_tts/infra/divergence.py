@@ -14,20 +14,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW
 
 WINDOW, RECENT = 128, 16
 """Steps that the spread is taken from, and of these the last, that the level is taken from"""
 
-RECENT_BAD = 32
-"""Steps among which bad ones are counted"""
-
 MIN_HISTORY = 32
 """Steps from which on a spike is judged by the spread of those before"""
 
-LOSS_FACTOR, NORM_FACTOR = 2.0, 20.0
-"""Least multiple of the level that is a spike. A large batch's loss varies by a few percent, and a model
-that has collapsed to the mean has about twice the loss; gradient norms may grow tenfold in a sound run, and
-clipping takes the rest."""
+LOSS_FACTOR, NORM_FACTOR = 3.0, 20.0
+"""Least multiple of the level that is a spike. A batch of another length or source may have twice the loss;
+gradient norms may grow tenfold in a sound run, and clipping takes the rest."""
+
+HIGHEST_FACTOR = 1.25
+"""Least multiple of the highest accepted value of the window that is a spike: what was seen before is none"""
+
+LOWEST_FACTOR = 5.0
+"""A loss above this multiple of the run's lowest level is a spike, however slowly it came there"""
 
 ABSURD_FACTOR = 100.0
 """A loss above this multiple of the level is a spike whatever the spread: that of single utterances
@@ -59,10 +64,18 @@ class Judgement:
         return f"step {self.step}: {loss}, {part('gradient norm', self.grad_norm, self.norm_limit)}"
 
 
-def spike_limit(logs: list[float], sigmas: float, factor: float, absurd: float) -> float:
+def level_of(logs: list[float]) -> float:
+    """The median of the last values."""
+    return statistics.median(logs[-RECENT:])
+
+
+def spike_limit(
+    logs: list[float], sigmas: float, factor: float, absurd: float, lowest: float = math.inf
+) -> float:
     """The largest value that is no spike after values of these logarithms.
 
-    level · exp(max(sigmas · spread, ln factor)), and at most level · absurd. The level is the median of the
+    level · exp(max(sigmas · spread, ln factor)) or 1.25 times the highest value, whichever is more; and at
+    most level · absurd, and as much above the lowest level as `LOWEST_FACTOR` and the spread allow. The level is the median of the
     last values. The spread comes from the median of the differences of neighbours, so that a loss that
     falls quickly does not look as if it varied. Until there are `MIN_HISTORY` values there is no spread,
     and the limit is level · absurd.
@@ -70,15 +83,18 @@ def spike_limit(logs: list[float], sigmas: float, factor: float, absurd: float) 
     Args:
         logs: natural logarithms of the last values, from the oldest.
         sigmas: 0: there is no limit.
+        lowest: logarithm of the lowest level so far.
     """
     if not logs or not sigmas:
         return math.inf
-    level = statistics.median(logs[-RECENT:])
-    above = math.log(absurd)
+    level = level_of(logs)
+    limit = level + math.log(absurd)
     if len(logs) >= MIN_HISTORY:
         steps = statistics.median(abs(b - a) for a, b in itertools.pairwise(logs))
-        above = min(above, max(sigmas * _MEDIAN_TO_STD * steps, math.log(factor)))
-    return math.exp(level + above) if level + above < 700.0 else math.inf
+        noise = sigmas * _MEDIAN_TO_STD * steps
+        usual = max(level + max(noise, math.log(factor)), max(logs) + math.log(HIGHEST_FACTOR))
+        limit = min(limit, usual, lowest + max(noise, math.log(LOWEST_FACTOR)))
+    return math.exp(limit) if limit < 700.0 else math.inf
 
 
 class DivergenceGuard:
@@ -93,28 +109,40 @@ class DivergenceGuard:
         self.sigmas = sigmas
         self.losses: deque[float] = deque(maxlen=WINDOW)
         self.norms: deque[float] = deque(maxlen=WINDOW)
-        self.recent: deque[float] = deque(maxlen=RECENT_BAD)
+        self.recent: deque[float] = deque(maxlen=BAD_STEPS_WINDOW)
+        self.lowest = math.inf
         self._pending: tuple[Judgement, torch.Tensor, torch.cuda.Event | None] | None = None
 
     def judge(
-        self, step: int, global_batch: int, loss: torch.Tensor, grad_norm: torch.Tensor
+        self,
+        step: int,
+        global_batch: int,
+        loss: torch.Tensor,
+        grad_norm: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
     ) -> torch.Tensor:
         """Compares a step on the device, without a wait.
 
         Args:
-            loss, grad_norm: () of the global batch, the same on every rank. The judgement of the step
-                before must have been read.
+            loss, grad_norm: () of the global batch. The judgement of the step before must have been read.
+            group: of ranks that must judge alike, although their norms may differ in the last bit.
 
         Returns:
-            () float32: 1 where the step must be left out, else 0.
+            () float32, on the norm's device: 1 where the step must be left out, else 0.
         """
         assert self._pending is None
-        loss_limit = spike_limit(list(self.losses), self.sigmas, LOSS_FACTOR, ABSURD_FACTOR)
+        loss_limit = spike_limit(
+            list(self.losses), self.sigmas, LOSS_FACTOR, ABSURD_FACTOR, self.lowest
+        )
         norm_limit = spike_limit(list(self.norms), self.sigmas, NORM_FACTOR, math.inf)
-        values = torch.stack([loss.detach().float(), grad_norm.detach().float()])
+        # With CPU offload the gradients, their norm and the optimizer are on the CPU.
+        loss = loss.detach().to(grad_norm.device)
+        values = torch.stack([loss.float(), grad_norm.detach().float()])
         # Plain numbers, which need no copy to the device. A comparison with nan is false.
         good = values.isfinite().all() & (values[0] <= loss_limit) & (values[1] <= norm_limit)
         bad = (~good).float()
+        if group is not None:
+            dist.all_reduce(bad, dist.ReduceOp.MAX, group)
         found = torch.cat([values, bad[None]])
         judgement = Judgement(
             step, global_batch, math.nan, math.nan, loss_limit, norm_limit, bad=False
@@ -153,11 +181,13 @@ class DivergenceGuard:
             # The logarithm of 0 would be no number; nothing is a spike against it.
             self.losses.append(math.log(max(loss, 1e-30)))
             self.norms.append(math.log(max(norm, 1e-30)))
+            if len(self.losses) >= RECENT:
+                self.lowest = min(self.lowest, level_of(list(self.losses)))
         return judgement
 
     @property
     def bad_recently(self) -> int:
-        """Number of bad steps among the last `RECENT_BAD`."""
+        """Number of bad steps among the last `BAD_STEPS_WINDOW`."""
         return int(sum(self.recent))
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,10 +198,12 @@ class DivergenceGuard:
             state[name] = torch.zeros(1 + WINDOW, dtype=torch.float64)
             state[name][0] = len(values)
             state[name][1 : 1 + len(values)] = torch.tensor(list(values), dtype=torch.float64)
+        state["lowest"] = torch.tensor(self.lowest, dtype=torch.float64)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._pending = None
+        self.lowest = float(state_dict["lowest"])
         for name in ("losses", "norms", "recent"):
             count, *values = state_dict[name].tolist()
             getattr(self, name).clear()

@@ -189,7 +189,7 @@ class TTSLRSchedulers(LRSchedulersContainer):
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
-            scheduler._last_lr = [group["lr"] for group in groups]
+            scheduler._last_lr = [float(group["lr"]) for group in groups]
 
 
 def build_tts_lr_schedulers(
