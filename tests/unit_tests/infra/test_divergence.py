@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.infra.divergence import (
     NORM_FACTOR,
     WINDOW,
     DivergenceGuard,
+    level_of,
     spike_limit,
 )
 
@@ -54,6 +55,7 @@ def test_limit_by_hand():
     assert spike_limit(highest, 10, 2.0, 100.0) == pytest.approx(1.25 * 50.0)
     assert spike_limit(logs[: MIN_HISTORY - 1], 10, 2.0, 100.0) == pytest.approx(level * 100.0)
     assert spike_limit(logs[:1], 10, 2.0, math.inf) == math.inf
+    assert level_of([0.0] * 64 + [1.0] * 16) == 1.0
     assert spike_limit([], 10, 2.0, 100.0) == math.inf == spike_limit(logs, 0, 2.0, 100.0)
 
 
