@@ -1,0 +1,380 @@
+"""Hostile and careless inputs: each ends in one plain sentence and status 2, or in a counted skip.
+
+In all rows nothing hangs, no traceback is shown, no file that was there is lost or changed, no run
+folder is left by a start that cannot train, and no secret or control sequence reaches the terminal.
+"""
+
+import hashlib
+import re
+import shutil
+import signal
+import stat
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.hostile_files import (
+    ESCAPE, HostileServer, fifo, flipped, float_wav, gz, latents, link, npy_header, put, recordings,
+    resized, sample, shard, socket, sparse, special, tar, wav,
+)
+from tests.helpers.tars import npy
+from tests.helpers.tiny_runs import tiny_data, train  # noqa: F401
+from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.data import remote
+
+LIMIT_SECONDS = 20
+SECRET = "hunter2"
+KEPT = ("in/s.tar.idx", "in/t.tar.idx", "out.partial")
+"""what a command that fails may leave: indexes, and finished work"""
+
+
+@dataclass
+class Row:
+    name: str
+    given: Any
+    """what stands at {in}; for a run, the files that are changed in a copy"""
+    args: list[str]
+    """of titan-tts; {in}, {out}, {data}, {run}, {url} and {d}, the folder of all, are filled in"""
+    words: str
+    """a pattern of the sentence, or of the report"""
+    status: int = 2
+    more: dict[str, Any] = field(default_factory=dict)
+    """other files, by their names in {d}"""
+
+
+ROWS: list[Row] = []
+
+
+def row(*values: Any, **named: Any) -> None:
+    ROWS.append(Row(*values, **named))
+
+
+# fmt: off
+SKIP = ["--on-error=skip", "--max-corrupt-fraction=1", "--workers=1", "--device=cpu"]
+LEFT_OUT = "left out: 1 of 2 recordings.*undecodable: 1.*"
+
+for _name, _bad, _words in [  # of one recording of two, which is left out and counted
+    ("fifo", fifo, "no regular file"),
+    ("socket", socket, "no regular file"),
+    ("folder", {"x": "y"}, "no regular file"),
+    ("dangling link", link("nowhere"), "No such file"),
+    ("link to itself", link("bad.wav"), "[Ss]ymbolic links"),
+    ("dev null", link("/dev/null"), "no regular file"),
+    ("dev zero", link("/dev/zero"), "no regular file"),
+    ("dev random", link("/dev/urandom"), "no regular file"),
+    ("missing", None, "No such file"),
+    ("empty", b"", "decoded"),
+    ("text", "this is not audio\n" * 99, "decoded"),
+    ("zeros", sparse(1 << 20), "decoded"),
+    ("html", "<html><body>404</body></html>", "decoded"),
+    ("riff alone", b"RIFF", "decoded"),
+    ("wav header alone", wav(data=b""), "sample"),
+    ("mp3 header alone", b"\xff\xfb\x90\x00", "decoded"),
+    ("mp3 header and noise", b"\xff\xfb\x90\x00" + bytes(range(256)) * 9, "decoded|sample"),
+    ("id3 tag alone", b"ID3\x04\x00\x00\x00\x00\x00\x00", "decoded"),
+    ("id3 tag with a huge size", b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f" + b"x" * 99, "decoded"),
+    ("flac header alone", b"fLaC\x00\x00\x00\x22", "decoded"),
+    ("ogg header alone", b"OggS" + bytes(24), "decoded"),
+    ("mp4 header alone", b"\x00\x00\x00\x20ftypM4A " + bytes(20), "decoded|audio"),
+    ("wav of 0 Hz", wav(rate=0), "decoded|Hz"),
+    ("wav of 1 Hz", wav(rate=1), "1 Hz"),
+    ("wav of 100 Hz", wav(rate=100), "100 Hz"),
+    ("wav of 2^31 Hz", wav(rate=2**31), "decoded|Hz"),
+    ("wav of 2^31 - 1 Hz", wav(rate=2**31 - 1), "Hz|decoded"),
+    ("wav of 10 MHz", wav(rate=10**7), "10000000 Hz"),
+    ("wav of no channel", wav(channels=0), "decoded"),
+    ("wav of 65535 channels", wav(channels=65535, samples=9), "decoded"),
+    ("wav of 0 bits", wav(bits=0, data=b"x" * 999), "decoded"),
+    ("wav of 64 bits", wav(bits=64, data=b"x" * 999), "decoded"),
+    ("wav of an unknown format", wav(tag=0x1234), "decoded"),
+    ("wav with nan", float_wav(float("nan")), "NaN"),
+    ("wav with inf", float_wav(float("-inf")), "infinite"),
+    ("wav with huge values", float_wav(3e38), "full scale|decoded|large|samples"),
+    ("wav that states 2 GB more", wav(lie=2 * 10**9), "cut short"),
+    ("wav that states one second more", wav(lie=32000), "cut short"),
+    ("wav that is cut in its header", wav()[:30], "decoded"),
+    ("wav with a flipped size of its format", flipped(wav(), 16), "decoded|cut short"),
+    ("big-endian wav", b"RIFX" + wav()[4:], "decoded"),
+]:
+    row(f"recording: {_name}", recordings(_bad), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
+
+for _name, _values, _words in [  # of a row of a manifest beside a good one
+    ("absolute path that is missing", {"audio": "/nowhere/x.wav"}, "No such file"),
+    ("path outside", {"audio": "../../../../nowhere.wav"}, "No such file"),
+    ("path with a NUL", {"audio": "a\0b.wav"}, "cannot be read"),
+    ("path of 5000 characters", {"audio": "x" * 5000}, "name too long"),
+    ("path that is a number", {"audio": 7}, "names no audio file"),
+    ("path with terminal escapes", {"audio": ESCAPE + ".wav"}, "No such file"),
+    ("path below a file", {"audio": "good.wav/x.wav"}, "Not a directory"),
+    ("text as a number", {"text": 7}, "a string is needed"),
+    ("text that is missing", {"text": None}, "a string is needed"),
+    ("text as a list", {"text": ["a"]}, "a string is needed"),
+    ("text with half a surrogate pair", {"text": "a\ud800"}, "surrogate"),
+    ("speaker that is missing", {"speaker": None}, "no speaker"),
+    ("speaker as true", {"speaker": True}, "name or number"),
+    ("split that nobody knows", {"split": "banana"}, "begin with train"),
+    ("offset that is negative", {"offset": -1}, "number of seconds"),
+    ("offset that is nan", {"offset": "nan"}, "number of seconds"),
+    ("offset behind the end", {"offset": 1e9, "audio": "good.wav"}, "ends behind|none of them"),
+    ("offset of 1e300", {"offset": 1e300, "audio": "good.wav"}, "ends behind|none of them"),
+    ("duration behind the end", {"offset": 0, "duration": 99, "audio": "good.wav"}, "ends behind"),
+    ("key of the other one", {"key": "good", "audio": "good.wav"}, "more than one recording"),
+]:
+    row(f"manifest: {_name}", recordings(None, **_values), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
+
+GOOD_ROW = '{"audio": "good.wav", "text": "one", "speaker": "ann"}\n'
+HEADER = "audio,text,speaker\n"
+for _name, _file, _content, _words, _status in [
+    ("of invalid json", "m.jsonl", GOOD_ROW + "{not json\n", LEFT_OUT + "no JSON object", 0),
+    ("of deep nesting", "m.jsonl", GOOD_ROW + "[" * 100000 + "\n", LEFT_OUT + "no JSON object", 0),
+    ("of a number", "m.jsonl", GOOD_ROW + "7\n", LEFT_OUT + "no JSON object", 0),
+    ("with NUL bytes", "m.jsonl", GOOD_ROW + "\0\0\0\n", LEFT_OUT + "no JSON object", 0),
+    ("with a huge number", "m.jsonl", GOOD_ROW + '{"audio": ' + "9" * 5000 + "}\n", LEFT_OUT + "no JSON object", 0),
+    ("with an empty text", "m.jsonl", GOOD_ROW + GOOD_ROW.replace("one", " ").replace("{", '{"key": "b", '), "left out: 1 of 2 recordings.*empty_text: 1", 0),
+    ("csv with too many fields", "m.csv", HEADER + "good.wav,one,ann\ngood.wav,one,ann,x\n", LEFT_OUT + "3 fields", 0),
+    ("csv with a line break in quotes", "m.csv", HEADER + 'good.wav,one,ann\ngood.wav,"a\nb",ann\n', "left out: 2 of 3.*line break", 0),
+    ("empty", "m.jsonl", "", "0 usable recordings", 2),
+    ("empty csv", "m.csv", "", "header with one of", 2),
+    ("csv in utf-16", "m.csv", (HEADER + "good.wav,one,ann\n").encode("utf-16"), "header with one of", 2),
+    ("jsonl in utf-16", "m.jsonl", GOOD_ROW.encode("utf-16"), "0 usable recordings", 2),
+    ("csv without an audio column", "m.csv", "wave,text\na,b\n", "header with one of audio", 2),
+    ("csv without a text column", "m.csv", "audio,speaker\ngood.wav,ann\n", "0 usable recordings", 2),
+    ("csv with an open quote", "m.csv", HEADER + 'good.wav,"one,ann\n', "mind its quotes", 2),
+    ("csv with NUL bytes", "m.csv", HEADER + "good.wav,o\0ne,ann\n", "train: samples 1|is not CSV", 0),
+    ("csv with a field of 200 kB", "m.csv", HEADER + "good.wav," + "x" * 200000 + ",ann\n", "field", 2),
+    ("binary csv", "m.csv", bytes(range(256)) * 20, "header with one of|is not CSV", 2),
+    ("parquet that is text", "m.parquet", "no table", "cannot be read as a table", 2),
+    ("parquet that is empty", "m.parquet", b"", "cannot be read as a table", 2),
+    ("parquet that is cut", "m.parquet", b"PAR1" + bytes(99) + b"PAR1", "cannot be read as a table", 2),
+    ("arrow that is cut", "m.arrow", b"ARROW1\0\0" + bytes(99), "cannot be read as a table", 2),
+    ("arrow that is empty", "m.arrow", b"", "cannot be read as a table", 2),
+    ("of an unknown ending", "m.xls", GOOD_ROW, "no known layout", 2),
+    ("fifo", "m.jsonl", fifo, "no known layout", 2),
+    ("socket", "m.csv", socket, "no known layout", 2),
+    ("dangling link", "m.jsonl", link("nowhere"), "does not exist", 2),
+    ("link to itself", "m.jsonl", link("m.jsonl"), "does not exist", 2),
+    ("dev zero", "m.jsonl", link("/dev/zero"), "no known layout", 2),
+]:
+    row(f"list: {_name}", {_file: _content, "good.wav": wav()}, ["prepare", "{in}/" + _file, "{out}", *SKIP], _words, _status)
+
+AUDIO = [("a.wav", wav()), ("a.json", b'{"text": "one", "speaker": "ann"}')]
+for _name, _tar, _words, _status in [
+    ("without json", tar(AUDIO, [("b.wav", wav())]), LEFT_OUT + "lacks KEY.json", 0),
+    ("with json alone", tar(AUDIO, [("b.json", b"{}")]), LEFT_OUT + "lacks an audio member", 0),
+    ("with a list as json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[]")]), LEFT_OUT + "no object", 0),
+    ("with a member twice", tar(AUDIO, [("b.wav", wav()), ("b.wav", wav()), ("b.json", b"{}")]), LEFT_OUT + "more than one audio", 0),
+    ("with a hard link", tar(AUDIO, special("b.wav", tarfile.LNKTYPE, "a.wav"), [("b.json", b"{}")]), LEFT_OUT + "or a link", 0),
+    ("with a deep json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[" * 100000)]), LEFT_OUT + "not JSON", 0),
+    ("with utf-16 json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"\xff\xfe{\0")]), LEFT_OUT + "not JSON", 0),
+    ("that is cut", tar(AUDIO)[:-8000], LEFT_OUT.replace("1 of 2", "1 of 2") + "truncated", 0),
+    ("that is empty", b"", "0 usable recordings", 2),
+    ("of zeros", bytes(10240), "0 usable recordings", 2),
+    ("that is compressed", gz(tar(AUDIO)), "0 usable recordings", 2),
+    ("that states a huge member", resized(tar(AUDIO), 1 << 60), "0 usable recordings", 2),
+]:
+    row(f"audio tar: {_name}", {"c.tar": _tar}, ["prepare", "{in}/c.tar", "{out}", *SKIP], _words, _status)
+
+LISTED = recordings(wav())
+for _name, _args, _words in [
+    ("a source that is missing", ["{in}/nowhere", "{out}"], "does not exist"),
+    ("a source with terminal escapes", ["{in}/" + ESCAPE, "{out}"], r"\\x1b.*does not exist"),
+    ("a pattern of nothing", ["{in}/{{00..99}}.tar", "{out}"], "does not exist"),
+    ("a folder without recordings", ["{in}/..", "{out}"], "no known layout|could be"),
+    ("an unknown format", ["{in}/manifest.jsonl", "{out}", "--format=mp3"], "--format = 'mp3'"),
+    ("the format of tars for a list", ["{in}/manifest.jsonl", "{out}", "--format=webdataset"], "so it is truncated"),
+    ("an output below a file", ["{in}/manifest.jsonl", "{in}/good.wav/out"], "cannot be written"),
+    ("an output below proc", ["{in}/manifest.jsonl", "/proc/x/y"], "cannot be written"),
+    ("an output that is a file", ["{in}/manifest.jsonl", "{in}/good.wav"], "not replaced"),
+    ("an output that is a folder of others", ["{in}/manifest.jsonl", "{in}"], "not replaced"),
+    ("an output that is full", ["{in}/manifest.jsonl", "/dev/full"], "not replaced|cannot be written"),
+    ("a loudness of nan", ["{in}/manifest.jsonl", "{out}", "--loudness=nan"], "--loudness = nan"),
+    ("a loudness of 10", ["{in}/manifest.jsonl", "{out}", "--loudness=10"], "--loudness = 10"),
+    ("negative workers", ["{in}/manifest.jsonl", "{out}", "--workers=-1"], "--workers = -1"),
+    ("references of 0", ["{in}/manifest.jsonl", "{out}", "--references=0"], "--references = 0"),
+    ("seconds of inf", ["{in}/manifest.jsonl", "{out}", "--max-seconds=inf"], "--max-seconds = inf"),
+    ("a fraction of nan", ["{in}/manifest.jsonl", "{out}", "--heldout-fraction=nan"], "--heldout-fraction = nan"),
+    ("all held out", ["{in}/manifest.jsonl", "{out}", "--heldout-fraction=1"], "none for training"),
+    ("a seed of 2^70", ["{in}/manifest.jsonl", "{out}", f"--seed={2**70}"], "--seed = "),
+    ("an unknown device", ["{in}/manifest.jsonl", "{out}", "--device=tpu"], "device"),
+    ("a device that is not there", ["{in}/manifest.jsonl", "{out}", "--device=cuda:99"], "device|cuda"),
+    ("an unknown codec", ["{in}/manifest.jsonl", "{out}", "--codec=nope"], "codec = nope"),
+    ("a codec that is no weights", ["{in}/manifest.jsonl", "{out}", "--codec={in}/good.wav"], "end in .pth"),
+    ("an encoder folder that is missing", ["{in}/manifest.jsonl", "{out}", "--encode-text=/nowhere/enc"], "/nowhere/enc"),
+    ("a text column that is missing", ["{in}/manifest.jsonl", "{out}", "--text-column=nope"], "nope"),
+    ("filters that leave nothing", ["{in}/manifest.jsonl", "{out}", "--min-seconds=99", "--workers=1"], "no training recording is left"),
+    ("a corrupt recording, not skipped", ["{in}/bad.jsonl", "{out}", "--workers=1"], "bad: .*NaN.*--on-error skip"),
+    ("too many corrupt ones", ["{in}/bad.jsonl", "{out}", "--workers=1", "--on-error=skip"], "1 of 2 recordings are corrupt"),
+]:
+    row(f"prepare: {_name}", LISTED | {"nan.wav": float_wav(float("nan")), "bad.jsonl": GOOD_ROW + GOOD_ROW.replace("good", "nan").replace("{", '{"key": "bad", ')}, ["prepare", *_args], _words)
+
+for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, and it is counted where it may be skipped
+    ("of objects", sample(array=npy(np.array([[None, 1]], object))), "dtype '.O'|pickle"),
+    ("of int", sample(array=latents(dtype="<i2")), "dtype '<i2'"),
+    ("of float64", sample(array=latents(dtype="<f8")), "dtype '<f8'"),
+    ("of big-endian", sample(array=latents(dtype=">f2")), "dtype '>f2'"),
+    ("of complex", sample(array=latents(dtype="<c8")), "dtype '<c8'"),
+    ("in Fortran order", sample(array=latents(order="F")), "fortran_order True"),
+    ("of one dimension", sample(array=npy(np.ones(64, "<f2"))), r"shape \(64,\)"),
+    ("of three dimensions", sample(array=npy(np.ones((2, 2, 8), "<f2"))), "shape"),
+    ("of no frame", sample(array=latents(rows=0)), "no latent frame"),
+    ("of no width", sample(array=latents(width=0)), "shape"),
+    ("with nan", sample(array=latents(value=np.nan)), "NaN or infinite"),
+    ("with inf in its reference", sample(reference=latents(value=np.inf)), "NaN or infinite"),
+    ("of another width", sample(reference=latents(width=7)), "7 wide"),
+    ("that is empty", sample(array=b""), "no npy array"),
+    ("that is text", sample(array=b"hello" * 99), "no npy array"),
+    ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "no npy array"),
+    ("with a header of 64 kB", sample(array=npy_header("{" + " " * 65000 + "}")), "no npy array"),
+    ("with a header that states 4 GB", sample(array=b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"), "no npy array"),
+    ("with a shape of 2^62", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (4611686018427387904, 8), }\n")), "shape"),
+    ("with a negative shape", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (-1, 8), }\n")), "shape"),
+    ("with code as its header", sample(array=npy_header("__import__('os').system('true')")), "no npy array"),
+    ("with deep brackets as its header", sample(array=npy_header("(" * 3000)), "no npy array"),
+    ("of less data than its shape", sample(array=latents()[:-8]), "needs"),
+    ("of json that is a list", sample(text=b"[]"), "JSON object"),
+    ("of json that is cut", sample(text=b'{"text": "on'), "JSON object"),
+    ("without text", sample(text=b"{}"), "JSON object"),
+    ("of text as a number", sample(text=7), "JSON object"),
+    ("of text as null", sample(text=None), "JSON object"),
+    ("of deep json", sample(text=b"[" * 100000), "JSON object"),
+    ("of half a surrogate pair", sample(text=b'{"text": "\\ud800"}'), "JSON object"),
+    ("of utf-16 json", sample(text='{"text": "one"}'.encode("utf-16")), "JSON object"),
+    ("of json with a byte-order mark", sample(text=b'\xef\xbb\xbf{"text": "one"}'), "JSON object"),
+    ("of latin-1 json", sample(text=b'{"text": "\xe4"}'), "JSON object"),
+    ("of json of 17 MB", sample(text=b" " * (17 << 20)), "at most"),
+    ("of empty json", sample(text=b""), "JSON object"),
+    ("without a reference", sample()[:1] + sample()[2:], "lacks .ref.npy"),
+    ("with a member twice", sample(tail=[("bad.npy", latents())]), "twice"),
+    ("with a hard link", special("bad.npy", tarfile.LNKTYPE, "good0.npy") + sample()[1:], "link"),
+    ("with a symbolic link", special("bad.npy", tarfile.SYMTYPE, "/etc/passwd") + sample()[1:], "link"),
+    ("with a fifo as its latents", special("bad.npy", tarfile.FIFOTYPE) + sample()[1:], "lacks .npy"),
+    ("with terminal escapes in its key", sample(key=ESCAPE, array=b""), r"\\x1b"),
+    ("with its hashes wrong", sample(text=b'{"text": "one", "xxh3_64": {"npy": "00"}}'), "not the one that was written"),
+]:
+    row(f"sample: {_name}", {"s.tar": shard(_bad)}, ["train", "--data.path={in}"], f"s.tar: .*{_words}")
+    if len(ROWS) % 6 == 0:
+        row(f"skipped sample: {_name}", {"s.tar": shard(_bad)}, ["data", "inspect", "{in}", "--latent-channels=8"], "problems in the shards: 1", 0)
+
+SHARD = shard()
+for _name, _tar, _words in [
+    ("empty", b"", "truncated"),
+    ("of zeros alone", bytes(10240), "none of its members"),
+    ("of text", "hello\n" * 200, "not a plain tar"),
+    ("compressed", gz(SHARD), "not a plain tar"),
+    ("cut in a member", SHARD[:3333], "truncated"),
+    ("cut at a member's end", SHARD[:5120], "truncated|end-of-archive"),
+    ("with a flipped bit in a header", flipped(SHARD, 512 * 20 + 3), "corrupt"),
+    ("of other files alone", tar([("x.txt", b"x")]), "none of its members"),
+    ("with a huge size", resized(SHARD, 1 << 60), "truncated"),
+    ("with a negative size", resized(SHARD, -5), "corrupt|plain tar"),
+    ("with a huge extended header", resized(tar([(b"x" * 200).decode() and ("x" * 200, b"x")]), 1 << 40), "corrupt|plain tar|truncated"),
+    ("joined to another", SHARD + shard(), "joined by cat"),
+    ("with text behind its end", SHARD + b"x" * 512, "follow a zero block"),
+    ("with names of 100 kB", tar(sample(key="k" * 100000, array=b"")), "no npy array"),
+    ("with an odd pax size", tar(sample(), form=tarfile.PAX_FORMAT, pax={"size": "-1"}), "corrupt|plain tar|truncated"),
+    ("of another width", tar(sample(array=latents(width=64), reference=latents(width=64))), "64 wide"),
+    ("fifo", fifo, "names no .tar|no regular file"),
+    ("socket", socket, "names no .tar|no regular file"),
+    ("folder", {"x": b""}, "names no .tar|no regular file"),
+    ("dangling link", link("nowhere"), "cannot be opened|names no .tar"),
+    ("link to itself", link("s.tar"), "cannot be opened|names no .tar"),
+    ("dev zero", link("/dev/zero"), "no regular file|names no .tar"),
+    ("dev null", link("/dev/null"), "no regular file|names no .tar"),
+]:
+    row(f"shard: {_name}", {"s.tar": _tar, "t.tar": SHARD}, ["train", "--data.path={in}"] if len(ROWS) % 2 else ["train", "--data.path={in}/s.tar"], _words)
+# fmt: on
+
+
+@pytest.fixture(scope="module")
+def server():
+    with HostileServer() as running:
+        yield running
+
+
+_made: dict[str, Path] = {}
+
+
+@pytest.fixture
+def trained(train, tmp_path, tmp_path_factory):  # noqa: F811
+    """The folder of a run of two steps, made once; not to be changed."""
+    if not _made:  # by a fixture of one test
+        assert train("run", "--training.steps=2", "--encoder.model=chars") == 0
+        folder = tmp_path_factory.mktemp("trained")
+        _made["run"] = Path(shutil.move(tmp_path / "run", folder))
+    return _made["run"]
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Kind and content of everything below a folder."""
+    found = {}
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        content = b""
+        if stat.S_ISREG(mode) and path.lstat().st_size < 1 << 26:
+            content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        found[str(path.relative_to(folder))] = f"{stat.S_IFMT(mode):o} {path.lstat().st_size if stat.S_ISREG(mode) else 0} {digest}"
+    return found
+
+
+class TooLong(BaseException):
+    """No handler of the product takes it."""
+
+
+def ring(*_: object) -> None:
+    raise TooLong(f"still at work after {LIMIT_SECONDS} s")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ROWS, ids=[each.name for each in ROWS])
+def test_hostile_input(case, train, trained, tiny_data, server, tmp_path, capfd, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.with_name(tmp_path.name + "-cache")))
+    monkeypatch.chdir(tmp_path)
+    places = {"d": tmp_path, "in": tmp_path / "in", "out": tmp_path / "out", "data": tiny_data}
+    places |= {"run": trained, "url": server.url}
+    if "{copy}" in " ".join(case.args):
+        places["copy"] = shutil.copytree(trained, tmp_path / "copy")
+        for name, content in case.given.items():
+            put(tmp_path / "copy" / name, content)
+    elif case.given is not None:
+        put(tmp_path / "in", case.given)
+    for name, content in case.more.items():
+        put(tmp_path / name, content)
+    args = [arg.format(**places) for arg in case.args]
+    before = snapshot(tmp_path)
+    capfd.readouterr()
+    handler = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    parsed = False
+    try:
+        status = train("out", *args[1:]) if args[0] == "train" else cli.main(args)
+    except SystemExit as stop:  # the parser of the command line
+        status, parsed = stop.code, True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    out, err = capfd.readouterr()
+    after = snapshot(tmp_path)
+    shown = out + err
+    assert status == case.status, shown
+    assert "Traceback" not in shown and SECRET not in shown and "\x1b" not in shown, shown
+    assert {name: after.get(name) for name in before} == before
+    if status == 2:
+        added = {name for name in after if not name.startswith(KEPT) and name not in before}
+        assert not added, added
+        sentences = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert parsed or len(sentences) == 1 and err.splitlines()[-1] == sentences[0], shown
+        shown = err if parsed else sentences[0]
+    elif (tmp_path / "out/report.md").is_file():
+        shown += (tmp_path / "out/report.md").read_text()
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", shown).split())
+    assert re.search(case.words, shown), shown
+
+
+def test_the_table_is_long():
+    assert len(ROWS) >= 150 and len({each.name for each in ROWS}) == len(ROWS)
