@@ -23,7 +23,8 @@ _LOST_PEER = (
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 """Lower-case substrings of out-of-memory errors of the libraries below torch."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
+# The scheme's length is limited, or a long text without a URL would take quadratic time.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LEFT_OUT = "***"
 
