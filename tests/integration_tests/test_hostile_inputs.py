@@ -324,9 +324,9 @@ for _args, _words in [
     ("--training.global_batch_size=0", "is not a multiple"), ("--training.local_batch_size=-4", "must not be negative"),
     (f"--training.global_batch_size={2**70}", "global_batch_size"),
     ("--training.max_norm=nan", "max_norm = nan"), ("--training.dtype=bfloat16", "is not supported"),
-    ("--training.seed=-1", "seed"), ("--debug.seed=-1", "seed = -1"), (f"--debug.seed={2**70}", "seed = 1180591"),
+    ("--training.seed=-1", "seed"), (f"--debug.seed={2**70}", "seed = 1180591"),
     (f"--data.seed={2**70}", "seed = 1180591"), ("--data.seed=-1", "seed = -1"),
-    ("--optimizer.lr=nan", "lr = nan"), ("--optimizer.lr=-1", "lr = -1"), ("--optimizer.lr=inf", "lr = inf"), ("--optimizer.lr=1e9", "lr = 1"),
+    ("--optimizer.lr=nan", "lr = nan"), ("--optimizer.lr=-1", "lr = -1"), ("--optimizer.lr=inf", "lr = inf"),
     ("--optimizer.beta1=1.5", "beta1 = 1.5"), ("--optimizer.beta2=nan", "beta2 = nan"), ("--optimizer.eps=-1", "eps = -1"), ("--optimizer.eps=0", "eps = 0"),
     ("--optimizer.weight_decay=nan", "weight_decay = nan"), ("--optimizer.weight_decay=-1", "weight_decay = -1"),
     ("--optimizer.name=SGD", "allowed are Adam"), ("--lr_scheduler.warmup_steps=-1", "must not be negative"),
@@ -339,17 +339,17 @@ for _args, _words in [
     ("--checkpoint.keep_latest_k=-3", "keep_latest_k = -3"), ("--checkpoint.initial_load_path=/nowhere", "is not a folder"), ("--checkpoint.load_step=7", "step-7"),
     ("--data.path=", "is empty"), ("--data.path=/nowhere", "names no .tar"), ("--data.path=/dev/zero", "names no .tar"), ("--data.path={d}/a\0b", "names no .tar"),
     ("--data.path={{1..", "names no .tar|no pattern"), ("--data.path={data},{data}", "twice"), ("--data.path={data}/000000.tar,{data}", "twice"),
-    ("--data.weights=nan", "weights"), ("--data.weights=1,2", "weights has 2 numbers"), ("--data.max_frames=0", "greater than 0"), ("--data.max_frames=4", "leaves out"),
-    ("--data.max_text_tokens=1", "max_text_tokens = 1 another"), ("--data.latent_channels=64", "8 wide"), ("--data.bucket_frames=8,4", "ascending"),
+    ("--data.weights=nan", "weights"), ("--data.weights=1,2", "weights has 2 numbers"), ("--data.max_frames=0", "greater than 0"), ("--data.max_frames=4", "none of the 40 samples fits"), ("--data.max_frames=9", "leaves out"),
+    ("--data.max_text_tokens=1", "none of the 40 samples fits"), ("--data.latent_channels=64", "8 wide"), ("--data.bucket_frames=8,4", "ascending"),
     ("--data.bucket_frames=99", "above max_frames"), ("--data.num_buckets=0", "num_buckets = 0"), ("--data.num_workers=-1", "must not be negative"),
-    ("--data.num_workers=100000", "num_workers = 100000"), (f"--data.prefetch_batches={2**70}", "prefetch_batches = 1180591"),
+    ("--data.num_workers=10000000", "num_workers = 1"), (f"--data.prefetch_batches={2**70}", "prefetch_batches = 1180591"),
     ("--data.cache_gib=nan", "cache_gib = nan"), ("--data.frames_per_second=inf", "frames_per_second = inf"), ("--data.conditioning=mood", "allowed are"),
     ("--data.balance_by=language", "no sample's JSON"), ("--data.epochs=-1", "must not be negative"), ("--data.speaker_patch_size=5", "not a multiple"),
-    ("--sampling.text_scale=nan", "text_scale = nan"), ("--sampling.codec=nope", "codec = 'nope'|codec = nope"), ("--resume.allow=everything", "resume"),
+    ("--sampling.text_scale=nan", "text_scale = nan"),
     ("--divergence.spike_sigmas=nan", "spike_sigmas = nan"), ("--divergence.max_rollbacks=-1", "max_rollbacks = -1"),
     ("--parallelism.data_parallel_shard_degree=3", "but 1 processes were started"), ("--parallelism.data_parallel_replicate_degree=0", "must be at least 1"),
     ("--parallelism.tensor_parallel_degree=2", "not supported"), ("--metrics.log_freq=0", "greater than 0"), ("--comm.init_timeout_seconds=-1", "init_timeout_seconds"),
-    ("--job.experiment=a/b", "without '/'"), ("--job.experiment=..", "without '/'"), ("--job.experiment=" + "x" * 300, "cannot be written"),
+    ("--job.experiment=a/b", "without '/'"), ("--job.experiment=..", "without '/'"), ("--job.experiment=" + "x" * 300, "at most 255 bytes"), ("--job.dump_folder=a\0b", "is no path"),
     ("--job.experiment=a\nb", "experiment"), ("--job.experiment=" + ESCAPE, "experiment"), ("--job.experiment=a\0b", "experiment"), ("--job.experiment= ", "experiment"),
     ("--job.dump_folder={data}/000000.tar", "cannot be written"), ("--job.dump_folder=/dev/null/x", "cannot be written"), ("--job.dump_folder=/proc/nope", "cannot be written"), ("--job.dump_folder=/dev/full", "cannot be written"),
 ]:
@@ -358,7 +358,6 @@ for _args, _words in [
 RESUME = ["train", "--job.dump_folder={d}", "--job.experiment=copy"]
 CHARS = "--encoder.model=chars"
 for _name, _given, _args, _words in [
-    ("fewer steps than done", {}, [CHARS, "--training.steps=1"], "steps"),
     ("another vocabulary", {}, ["--training.steps=4"], "bytes|tokenizer|encoder"),
     ("other conditioning", {}, [CHARS, "--training.steps=4", "--data.conditioning=speaker"], "conditioning|tokens|tokenizer"),
     ("another seed", {}, [CHARS, "--training.steps=4", "--data.seed=9"], "seed"),
@@ -366,8 +365,6 @@ for _name, _given, _args, _words in [
     ("other data", {"../s/s.tar": SHARD}, [CHARS, "--training.steps=4", "--data.path={d}/s"], "dataset|data"),
     ("a corrupt tokenizer", {"tokenizer.json": "{"}, [CHARS, "--training.steps=4"], "tokenizer.json"),
     ("a step that is not there", {}, [CHARS, "--training.steps=4", "--checkpoint.load_step=9"], "step-9|load_step"),
-    ("a state that is no object", {"state.json": "[]"}, [CHARS, "--training.steps=1"], "steps"),
-    ("a state of texts", {"state.json": '{"step": "x", "state": 5}'}, [CHARS, "--training.steps=1"], "steps"),
 ]:
     row(f"resume: {_name}", _given, [*RESUME, *_args, "{copy}"], _words)
 
@@ -380,7 +377,7 @@ for _name, _given, _args, _words in [
     ("no sampling steps", {}, ["--sampling-steps=0"], "--sampling-steps = 0"), ("a scale of nan", {}, ["--text-scale=nan"], "--text-scale = nan"),
     ("an empty text", {}, ["--text="], "--text is empty"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),
     ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"), ("a text of emoji", {}, ["--text=one \U0001f600"], "not trained with"),
-    ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "text"),
+    ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "1000000 characters"),
     ("an unknown ending", {}, ["--out={d}/x.mp3"], "only .wav is written"), ("an output that is a folder", {"../x.wav/y": b""}, [], "no file can be written"),
     ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "no file can be written"), ("an output below proc", {}, ["--out=/proc/x.wav"], "no file can be written"),
     ("an output of a long name", {}, ["--out={d}/" + "x" * 300 + ".wav"], "no file can be written|too long"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "no file can be written"),
@@ -404,7 +401,7 @@ for _name, _bad, _words in [
     row(f"reference: {_name}", {"../r.wav": _bad}, REFER, _words)
 
 EVALUATE = ["evaluate", "{copy}", "--heldout={data}"]
-for _name, _given, _args, _words, _status in [
+for _name, _given, _args, _words, _status, *_more in [
     ("generate of a file", "x", ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
     ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
     ("generate without checkpoints", {"config.toml": ""}, ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no complete checkpoint", 2),
@@ -430,7 +427,7 @@ for _name, _given, _args, _words, _status in [
     ("an unknown command", None, ["tarin"], "did you mean train", 2),
     ("a command of escapes", None, [ESCAPE], r"no command", 2),
     ("an unknown config", None, ["configs", "--copy=nope"], "there is no config 'nope'", 2),
-    ("a config that exists", None, ["configs", "--copy={data}/../x.toml"], "exists already", 2),
+    ("a config that exists", None, ["configs", "--copy=debug"], "exists already", 2, {"debug.toml": "x"}),
     ("a codec that is nothing", None, ["export-codec", "/nowhere.pth", "{d}/x.safetensors"], "no file", 2),
     ("a codec that is text", {"w.pth": "x"}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "w.pth", 2),
     ("a codec that is a fifo", {"w.pth": fifo}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "no file", 2),
@@ -461,7 +458,7 @@ for _name, _given, _args, _words, _status in [
     ("doctor of a negative top", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--latent-channels=8", "--top=-5", "--output={d}/out"], "top", 2),
     ("doctor with odd reference frames", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--max-speaker-frames=5"], "must be a multiple", 2),
 ]:
-    row(_name, _given, _args, _words, _status)
+    row(_name, _given, _args, _words, _status, *_more)
 
 for _name, _url, _words in [
     ("an unknown scheme", "banana://user:hunter2@host/x.tar", "banana"), ("a refusing host", "http://user:hunter2@127.0.0.1:1/x.tar", "127.0.0.1:1.*tried 5 times"),
@@ -564,4 +561,4 @@ def test_hostile_input(case, train, trained, tiny_data, server, tmp_path, capfd,
 
 
 def test_the_table_is_long():
-    assert len(ROWS) >= 150 and len({each.name for each in ROWS}) == len(ROWS)
+    assert len(ROWS) >= 400 and len({each.name for each in ROWS}) == len(ROWS)
