@@ -190,6 +190,12 @@ def load_for_sampling(
     loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
     s = loaded.config.sampling
     codec = build_codec(options.codec or s.codec, str(loaded.device))
+    channels = loaded.config.data.latent_channels
+    if codec.latent_channels != channels:
+        raise InputError(
+            f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
+            f"with [data] latent_channels = {channels}; give its codec by --codec"
+        )
     check_codec(codec, loaded.config.data.path)
 
     def first(option: float | None, default: float) -> float:
