@@ -68,7 +68,7 @@ def wav(
     """A tone of half a second; `lie` is added to both sizes in its header."""
     if data is None:
         tone = np.sin(np.arange(samples) / 9).repeat(channels or 1) * (0.5 * 2 ** (bits - 1))
-        data = (tone + 128 * (bits == 8)).astype({8: 'u1', 16: '<i2', 32: '<i4'}[bits]).tobytes()
+        data = (tone + 128 * (bits == 8)).astype({8: "u1", 16: "<i2", 32: "<i4"}[bits]).tobytes()
     block = max(1, channels * bits // 8)
     fields = (tag, channels, rate % 2**32, rate * block % 2**32, block % 2**16, bits)
     form = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, *fields)
@@ -93,7 +93,12 @@ def sample(key="bad", array=None, reference=None, text: Any = "one two", tail=()
     """The members of a sample; `text` as bytes is the JSON itself."""
     metadata = text if isinstance(text, bytes) else json.dumps({"text": text}).encode()
     arrays = (latents() if array is None else array, latents(4) if reference is None else reference)
-    return [(f"{key}.npy", arrays[0]), (f"{key}.ref.npy", arrays[1]), (f"{key}.json", metadata), *tail]
+    return [
+        (f"{key}.npy", arrays[0]),
+        (f"{key}.ref.npy", arrays[1]),
+        (f"{key}.json", metadata),
+        *tail,
+    ]
 
 
 def tar(*groups, form=tarfile.GNU_FORMAT, pax=None) -> bytes:

@@ -56,6 +56,11 @@ def _hidden(url: re.Match[str]) -> str:
     return scheme + (LEFT_OUT + "@" if user else "") + rest + query
 
 
+def printable(text: str) -> str:
+    """A text for a terminal: a file's name or a sample's key may hold what it would obey."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 class InputError(ValueError):
     """A mistake in the user's config, command line or data.
 
@@ -102,9 +107,7 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
                 message = _missing_module(error.name)
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
-            # A name of a file may hold what a terminal would obey.
-            shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", without_secrets(message))
-            print(f"error: {shown}", file=sys.stderr, flush=True)
+            print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
             if not is_lost_peer(error):

@@ -219,7 +219,9 @@ def _check_ranges(config: JobConfig) -> None:
         if isinstance(value, float):
             finite = math.isfinite(value) or (name == "[training] max_norm" and value == math.inf)
             require(finite, f"{name} = {value}, but it must be finite")
-        require(abs(value) < 2**63 or value == math.inf, f"{name} = {value}, but it must be below 2^63")
+        require(
+            abs(value) < 2**63 or value == math.inf, f"{name} = {value}, but it must be below 2^63"
+        )
     for name, value in settings(_POSITIVE):
         require(value > 0, f"{name} = {value}, but it must be greater than 0")
     for name, value in settings(_NOT_NEGATIVE):
