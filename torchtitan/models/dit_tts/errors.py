@@ -24,7 +24,8 @@ _LOST_PEER = (
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 """Lower-case substrings of out-of-memory errors of the libraries below torch."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
+# The scheme's length is limited, or a long text without a URL would take quadratic time.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LEFT_OUT = "***"
 
@@ -54,6 +55,11 @@ def _hidden(url: re.Match[str]) -> str:
     if query and scheme.startswith("http"):
         query = "?" + LEFT_OUT
     return scheme + (LEFT_OUT + "@" if user else "") + rest + query
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: a file's name or a sample's key may hold what it would obey."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class InputError(ValueError):
@@ -107,9 +113,7 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
                 message = f"{where}no space is left on the disk; free some and give the same command again"
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
-            # A name of a file may hold what a terminal would obey.
-            shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", without_secrets(message))
-            print(f"error: {shown}", file=sys.stderr, flush=True)
+            print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
             if not is_lost_peer(error):

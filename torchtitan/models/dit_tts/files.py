@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import re
+import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,8 +111,17 @@ def local_path(path: str) -> str:
 def check_writable(path: str | os.PathLike, option: str) -> None:
     """Raises InputError where no file can be written at `path`, whose folders may be missing yet."""
     path = Path(path).expanduser().absolute()
-    folder = next(parent for parent in path.parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    try:
+        folder = next(parent for parent in path.parents if parent.exists())
+        with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell, and do not bind root
+            pass
+        try:
+            fits = stat.S_ISREG(os.stat(path).st_mode)  # a device would be replaced by a file
+        except FileNotFoundError:
+            fits = True
+    except (OSError, ValueError):  # ValueError: a NUL
+        fits = False
+    if not fits:
         raise InputError(f"{option} = {path}, but no file can be written there; give another path")
 
 

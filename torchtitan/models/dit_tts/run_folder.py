@@ -176,9 +176,11 @@ class RunFolder:
 
     def _state(self) -> dict[str, Any]:
         try:
-            return json.loads((self.path / "state.json").read_text())
-        except (OSError, ValueError):
+            state = json.loads((self.path / "state.json").read_text())
+        except (OSError, ValueError, RecursionError):
             return {}
+        known = isinstance(state, dict) and isinstance(state.get("step"), int)
+        return state if known else {}
 
     def resume_at(self, step: int) -> None:
         """Drops the lines of steps after `step`, which is the one that was loaded."""

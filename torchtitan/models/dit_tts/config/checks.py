@@ -1,7 +1,9 @@
 """Checks a config against itself and the machine before anything is built or opened."""
 
+import math
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +31,9 @@ _POSITIVE = {
     "training": "steps max_norm",
     "metrics": "log_freq",
     "checkpoint": "interval",
+    "encoder": "n_layers n_heads",
+    "optimizer": "eps",
+    "comm": "init_timeout_seconds train_timeout_seconds",
     "data": "max_frames max_speaker_frames max_text_tokens batch_multiple latent_channels "
     "speaker_patch_size frames_per_second duration_token_seconds",
     "sampling": "steps",
@@ -38,8 +43,10 @@ _POSITIVE = {
 _NOT_NEGATIVE = {
     "training": "local_batch_size",
     "data": "epochs cache_gib num_workers prefetch_batches",
-    "optimizer": "lr encoder_lr muon_lr",
-    "encoder": "fsdp_min_gib vocab_size",
+    "optimizer": "lr encoder_lr muon_lr weight_decay",
+    "encoder": "fsdp_min_gib vocab_size dim",
+    "checkpoint": "keep_latest_k",
+    "divergence": "spike_sigmas max_bad_steps max_rollbacks",
     "lr_scheduler": "warmup_steps",
     "benchmark": "steps duration_seconds",
     "divergence": "spike_sigmas max_bad_steps max_rollbacks",
@@ -48,9 +55,12 @@ _FRACTIONS = {
     "data": "conditioning_dropout max_corrupt_fraction max_dropped_fraction",
     "objective": "text_dropout speaker_dropout",
     "ema": "decay",
+    "optimizer": "beta1 beta2",
+    "lr_scheduler": "min_lr_factor",
     "sampling": "min_t",
     "activation_checkpoint": "memory_budget",
 }
+_LIMITED = "max_frames max_speaker_frames epochs cache_gib num_workers prefetch_batches"
 # Upstream's switches that this family would ignore or break on.
 _UNSUPPORTED = {
     "optimizer": "early_step_in_backward",
@@ -62,6 +72,10 @@ _UNSUPPORTED = {
     "quantize.linear.float8": "enable_fsdp_float8_all_gather "
     "precompute_float8_dynamic_scale_for_fsdp",
 }
+
+
+MAX_NAME_BYTES = 255
+"""of a file's name, on all usual file systems"""
 
 
 def require(condition: bool, message: str) -> None:
@@ -154,9 +168,23 @@ def validate_config(
         config.model.flavor in flavors,
         f"[model] flavor = {config.model.flavor!r} is not known; allowed are {', '.join(flavors)}",
     )
+    name = config.job.experiment
     require(
-        "/" not in config.job.experiment and config.job.experiment not in (".", ".."),
-        f"[job] experiment = {config.job.experiment!r} must be a folder's name without '/'",
+        "/" not in name
+        and name.strip() not in ("", ".", "..")
+        and name.isprintable()
+        and len(name.encode()) <= MAX_NAME_BYTES,
+        f"[job] experiment = {name!r} must be a folder's name without '/', of printable characters and at "
+        f"most {MAX_NAME_BYTES} bytes",
+    )
+    require(
+        "\0" not in config.job.dump_folder,
+        f"[job] dump_folder = {config.job.dump_folder!r} is no path; give that of a folder",
+    )
+    decay_ratio = config.lr_scheduler.decay_ratio
+    require(
+        decay_ratio is None or 0 <= decay_ratio <= 1,
+        f"[lr_scheduler] decay_ratio = {decay_ratio}, but it must be from 0 to 1",
     )
     dp_degree = data_parallel_degree(config, world_size)
     global_batch, steps = batch_split(config.training, dp_degree)
@@ -189,13 +217,20 @@ def _check_ranges(config: JobConfig) -> None:
             for key in keys.split():
                 yield f"[{section}] {key}", attrgetter(f"{section}.{key}")(config)
 
+    for name, value in _numbers(asdict(config)):
+        if isinstance(value, float):
+            finite = math.isfinite(value) or (name == "[training] max_norm" and value == math.inf)
+            require(finite, f"{name} = {value}, but it must be finite")
+        require(
+            abs(value) < 2**63 or value == math.inf, f"{name} = {value}, but it must be below 2^63"
+        )
     for name, value in settings(_POSITIVE):
         require(value > 0, f"{name} = {value}, but it must be greater than 0")
     for name, value in settings(_NOT_NEGATIVE):
         require(value >= 0, f"{name} = {value}, but it must not be negative")
     for name, value in settings(_FRACTIONS):
         require(0 <= value <= 1, f"{name} = {value}, but it must be from 0 to 1")
-    for name, value in settings({"data": "max_frames max_speaker_frames epochs cache_gib"}):
+    for name, value in settings({"data": _LIMITED}):
         require(value <= 10**6, f"{name} = {value}, but it must not be greater than 10^6")
     bad_steps = config.divergence.max_bad_steps
     require(
@@ -205,6 +240,15 @@ def _check_ranges(config: JobConfig) -> None:
     )
     for name, value in settings(_UNSUPPORTED):
         require(not value, f"{name} = true is not supported by this model family; set it to false")
+
+
+def _numbers(sections: dict[str, Any], place: str = "") -> Iterator[tuple[str, int | float]]:
+    """([section] key, value) of every number of a config."""
+    for name, value in sections.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{place}.{name}" if place else name)
+        elif isinstance(value, (int, float)):
+            yield f"[{place}] {name}", value
 
 
 def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:

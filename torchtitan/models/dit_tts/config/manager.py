@@ -123,6 +123,8 @@ class TTSConfigManager(ConfigManager):
         if not self._file:
             return None
         try:
+            if os.path.exists(self._file) and not os.path.isfile(self._file):  # without an end
+                raise OSError(0, "is no regular file")
             with open(self._file, "rb") as toml:
                 return tomllib.load(toml)
         except OSError as error:
@@ -130,7 +132,8 @@ class TTSConfigManager(ConfigManager):
                 f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
                 f"for example train_configs/debug.toml"
             ) from error
-        except ValueError as error:  # TOML's grammar, or bytes that are no utf-8
+        # TOML's grammar, bytes that are no utf-8, thousands of brackets
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self._file} is not valid TOML: {error}") from error
 
     def _dict_to_dataclass(self, cls, data: dict[str, Any]) -> Any:

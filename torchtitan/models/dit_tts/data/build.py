@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.tools.logging import logger
 
 
@@ -185,7 +185,8 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
     first = {tar_path: problem.sentence for tar_path, problem in reversed(dataset.problems)}
     for tar_path, count in counts.items():
         name = plain_name(tar_path)
-        lines.append(f"data: {name}: {count} problems left out, the first: {first[tar_path]}")
+        sentence = printable(first[tar_path])
+        lines.append(f"data: {printable(name)}: {count} problems left out, the first: {sentence}")
     lines.append("data: bucket  frames  text  speaker  samples  global batch  micro-batch")
     for number, (T, L, R) in enumerate(policy.shapes):
         size = policy.batch_sizes[number]

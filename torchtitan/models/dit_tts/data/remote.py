@@ -307,7 +307,8 @@ def _wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bo
         raise InputError(f"{shown(url)}: cannot be {doing} ({reason}{times}); {advice}") from None
     wait = FIRST_WAIT_SECONDS * WAIT_FACTOR**attempt * random.uniform(0.75, 1.0)
     if warn:
-        logger.warning("%s: cannot be %s (%s); again in %.1f s", shown(url), doing, reason, wait)
+        again = f"trying again in {wait:.1f} s ({attempt + 2} of {TRIES})"
+        logger.warning("%s: cannot be %s (%s); %s", shown(url), doing, reason, again)
     return wait
 
 

@@ -157,6 +157,11 @@ def find_shards(path: str) -> list[str]:
             f"[data] path '{path}' has {LEFT_OUT} where a run's files leave out what may be a secret; give "
             f"the complete URL on the command line, or the credentials by the environment"
         )
+    if is_remote(path):
+        try:
+            urlsplit(path)
+        except ValueError as error:
+            raise InputError(f"[data] path '{path}' is no URL ({error}); correct it") from None
     found = []
     for piece in _expand_braces(path):
         shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)

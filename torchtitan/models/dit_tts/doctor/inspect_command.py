@@ -1,6 +1,7 @@
 """`titan-tts data inspect`: what a dataset holds, from its indexes alone."""
 
 import glob
+import math
 import os
 from dataclasses import dataclass
 from typing import Annotated
@@ -53,8 +54,10 @@ def check_input(paths: list[str], frames_per_second: float) -> None:
     """Raises InputError where nothing can come of it, and names the splits of a prepared folder."""
     if not paths:
         raise InputError("no path was given; give a folder of .tar, a .tar, a glob or a URL")
-    if not frames_per_second > 0:
-        raise InputError(f"--frames-per-second = {frames_per_second}, but it must be positive")
+    if not 0 < frames_per_second < math.inf:
+        raise InputError(
+            f"--frames-per-second = {frames_per_second}, but it must be positive and finite"
+        )
     for path in paths:
         below = glob.glob(os.path.join(glob.escape(path), "*", "*.tar"))
         if below and not glob.glob(os.path.join(glob.escape(path), "*.tar")):

@@ -2,11 +2,13 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from torchtitan.models.dit_tts.doctor.summary import QUANTILES
+from torchtitan.models.dit_tts.errors import printable
 
 _BAR_CELLS = 40
 _EXAMPLES = 3
@@ -20,14 +22,16 @@ LENGTHS = {
 
 
 def show(text: str) -> None:
-    """Print, with escapes for what the terminal's encoding lacks: texts have all scripts."""
+    """Print, with escapes for what the terminal's encoding lacks (texts have all scripts), and for what
+    it would obey."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def show_json(value: dict[str, Any]) -> None:
-    show(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
+    show(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def thousands(value: float | None) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 MAX_SECONDS = 600.0
+# More than anybody says in that time.
+MAX_CHARACTERS = 20_000
 # None: as the run has it.
 Integer = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
@@ -141,6 +143,11 @@ def check_options(options: Options) -> None:
     """Raises InputError for what can be seen without the run, whose checkpoint takes long to load."""
     if not options.text.strip():
         raise InputError("--text is empty; give what to say")
+    if len(options.text) > MAX_CHARACTERS:
+        raise InputError(
+            f"--text has {len(options.text)} characters, but at most {MAX_CHARACTERS} are said at once; "
+            "split it"
+        )
     if bool(options.reference) == bool(options.speaker):
         raise InputError("give either --reference FILE or --speaker NAME")
     if options.reference and not Path(options.reference).is_file():
@@ -183,6 +190,12 @@ def load_for_sampling(
     loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
     s = loaded.config.sampling
     codec = build_codec(options.codec or s.codec, str(loaded.device))
+    channels = loaded.config.data.latent_channels
+    if codec.latent_channels != channels:
+        raise InputError(
+            f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
+            f"with [data] latent_channels = {channels}; give its codec by --codec"
+        )
     check_codec(codec, loaded.config.data.path)
 
     def first(option: float | None, default: float) -> float:

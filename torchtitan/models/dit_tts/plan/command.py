@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def run(options: Options) -> int:
         return 0
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
-    if min(options.gpus_per_node, options.nodes) < 1 or options.inter_node_gbps < 0:
+    if min(options.gpus_per_node, options.nodes) < 1 or not 0 <= options.inter_node_gbps < math.inf:
         raise InputError("--gpus-per-node, --nodes and --inter-node-gbps must be greater than 0")
     path = find_config(options.config)
     # torch takes seconds to import.

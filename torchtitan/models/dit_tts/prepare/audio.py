@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _LIBSNDFILE_STARTS = (b"fLaC", b"RIFF", b"RF64", b"OggS", b"FORM")
 # Sizes in a WAV that was written to a pipe: by some programs 0, by sox 2 GiB, by ffmpeg 4 GiB.
 _UNKNOWN_SIZES = (range(1), range(0x7FFFF000, 0x80000000), range(0xFFFFFF00, 0x100000000))
+MIN_RATE, MAX_RATE = 1000, 1_000_000  # Hz
 _UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC without one is above it
 _BLOCK_FRAMES = 1 << 18
 _MP3_TAGS = (b"Xing", b"Info", b"VBRI")  # in an MP3's first frame, with the number of frames
@@ -62,6 +63,9 @@ def decode(
         raise InputError(f"the audio cannot be decoded ({error.error_string})") from error
     except (av.FFmpegError, OSError) as error:
         raise InputError(f"the audio cannot be decoded ({error.strerror})") from None
+    if not MIN_RATE <= rate <= MAX_RATE:
+        # A corrupt header: at 1 Hz a small file would be resampled to hours.
+        raise InputError(f"the audio has {rate} Hz; {MIN_RATE} to {MAX_RATE} are read")
     if not np.isfinite(samples).all():
         raise InputError("the audio holds NaN or infinite samples")
     return samples, rate

@@ -86,6 +86,8 @@ class Loader:
         else:
             path = os.path.join(self.root, place["file"])
         try:
+            if os.path.exists(path) and not os.path.isfile(path):  # without an end
+                raise ValueError("is no regular file")
             return Path(path).read_bytes()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error

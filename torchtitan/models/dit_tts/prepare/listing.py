@@ -8,6 +8,7 @@ kills or machines.
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,11 +70,13 @@ def list_items(reader: Reader) -> Iterator[Listed]:
 def _with_file(root: str, item: Item) -> Listed:
     path = os.path.join(root, item.audio["file"])
     try:
-        stat = os.stat(path)
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # a FIFO or a device may have no end
+            raise ValueError("is no regular file")
     except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
         reason = getattr(error, "strerror", None) or error
         return Listed(Unusable(item.key, f"the audio file {path!r} cannot be read ({reason})"))
-    return Listed(item, stat.st_size, stat.st_mtime_ns)
+    return Listed(item, found.st_size, found.st_mtime_ns)
 
 
 def source_digest(reader: Reader) -> str:
@@ -90,8 +93,8 @@ def source_digest(reader: Reader) -> str:
             size, time = source.size, source.version
             source.close()
         else:
-            stat = os.stat(path)
-            size, time = stat.st_size, stat.st_mtime_ns
+            found = os.stat(path)
+            size, time = found.st_size, found.st_mtime_ns
         digest.update(f"{name}\0{size}\0{time}\n".encode("utf-8", "backslashreplace"))
     if not reader.self_contained:
         for item, size, time in list_items(reader):

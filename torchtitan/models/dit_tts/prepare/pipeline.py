@@ -28,7 +28,7 @@ from typing import Any
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import build_codec, codec_kind
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, printable, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare import report, work_folder
 from torchtitan.models.dit_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
@@ -65,7 +65,7 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     options = replace(options, format=find_format(options.source, options.format), codec=codec.name)
     reader = open_corpus(options)
     print(
-        f"preparing {options.source} ({options.format}) with codec {codec.name}: "
+        f"preparing {printable(without_secrets(options.source))} ({options.format}) with codec {codec.name}: "
         f"{codec.sample_rate} Hz, {codec.frames_per_second:g} latent frames per second"
     )
     state = {
@@ -193,7 +193,7 @@ def _build(
     seconds = time.monotonic() - began
     record = {
         **state,
-        "source_name": Path(options.source).name,
+        "source_name": Path(without_secrets(options.source)).name,
         "shards": shards,
         "summary": report.summarize(
             shards,
@@ -211,7 +211,9 @@ def _build(
             "devices": devices,
         },
     }
-    write_atomic(folder / work_folder.REPORT_NAME, report.markdown(record, options.source))
+    write_atomic(
+        folder / work_folder.REPORT_NAME, report.markdown(record, without_secrets(options.source))
+    )
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 
 

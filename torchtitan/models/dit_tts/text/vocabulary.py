@@ -264,7 +264,7 @@ def from_json(text: str, where: str) -> Vocabulary:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
         vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width, subwords)
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the "
             f"file that the run wrote"

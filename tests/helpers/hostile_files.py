@@ -1,0 +1,206 @@
+"""Files that no careful program would write: tiny builders of one each, and a server that misbehaves.
+
+What stands under a name is bytes, a text, a folder as a dictionary, or a function of the path.
+"""
+
+import gzip
+import http.server
+import io
+import json
+import os
+import stat
+import struct
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.helpers.tars import npy
+
+CHANNELS = 8
+ESCAPE = "\x1b]0;title\x07\x1b[31m"
+"""what a terminal would obey"""
+
+
+def put(path: Path, content: Any) -> None:
+    """Makes what is to stand at a path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, dict):
+        path.mkdir(exist_ok=True)
+        for name, each in content.items():
+            put(path / name, each)
+    elif callable(content):
+        content(path)
+    else:
+        if path.is_file():
+            path.unlink()
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+def link(target: str):
+    """A symbolic link: dangling, to a device, or to itself."""
+    return lambda path: path.symlink_to(target)
+
+
+def sparse(size: int, head: bytes = b""):
+    """So many bytes that take no disk, behind `head`."""
+
+    def make(path: Path) -> None:
+        path.write_bytes(head)
+        os.truncate(path, size)
+
+    return make
+
+
+def wav(
+    rate=16000, channels=1, bits=16, tag=1, samples=8000, data: bytes | None = None, lie: int = 0
+) -> bytes:
+    """A tone of half a second; `lie` is added to both sizes in its header."""
+    if data is None:
+        tone = np.sin(np.arange(samples) / 9).repeat(channels or 1) * (0.5 * 2 ** (bits - 1))
+        data = (tone + 128 * (bits == 8)).astype({8: "u1", 16: "<i2", 32: "<i4"}[bits]).tobytes()
+    block = max(1, channels * bits // 8)
+    fields = (tag, channels, rate % 2**32, rate * block % 2**32, block % 2**16, bits)
+    form = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, *fields)
+    form += b"data" + struct.pack("<I", len(data) + lie) + data
+    return b"RIFF" + struct.pack("<I", len(form) + lie) + form
+
+
+def float_wav(value: float) -> bytes:
+    return wav(bits=32, tag=3, data=np.full(8000, value, "<f4").tobytes())
+
+
+def latents(rows=16, width=CHANNELS, dtype="<f2", value=0.5, order="C") -> bytes:
+    return npy(np.full((rows, width), value, dtype, order))
+
+
+def npy_header(text: str, data: bytes = b"", version: int = 1) -> bytes:
+    size = struct.pack("<H" if version == 1 else "<I", len(text))
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode() + data
+
+
+def sample(key="bad", array=None, reference=None, text: Any = "one two", tail=()) -> list:
+    """The members of a sample; `text` as bytes is the JSON itself."""
+    metadata = text if isinstance(text, bytes) else json.dumps({"text": text}).encode()
+    arrays = (latents() if array is None else array, latents(4) if reference is None else reference)
+    return [
+        (f"{key}.npy", arrays[0]),
+        (f"{key}.ref.npy", arrays[1]),
+        (f"{key}.json", metadata),
+        *tail,
+    ]
+
+
+def tar(*groups, form=tarfile.GNU_FORMAT, pax=None) -> bytes:
+    """A tar of groups of (name, bytes) or of `tarfile.TarInfo`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form, pax_headers=pax) as archive:
+        for name, data in (member for group in groups for member in group):
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            if data is not None:
+                info.size = len(data)
+            archive.addfile(info, io.BytesIO(data or b""))
+    return buffer.getvalue()
+
+
+GOOD = [sample(f"good{number}", text="one two three") for number in range(20)]
+
+
+def shard(*bad, **options) -> bytes:
+    """Twenty good samples, then others."""
+    return tar(*GOOD, *bad, **options)
+
+
+def special(name: str, kind: bytes, target: str = "") -> list:
+    """A member without data: a link, a device, a folder."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return [(info, None)]
+
+
+def resized(data: bytes, size: int) -> bytes:
+    """The tar with another size in its first header, whose checksum fits."""
+    info = tarfile.TarInfo.frombuf(data[:512], "utf-8", "strict")
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT) + data[512:]
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
+
+
+def gz(data: bytes) -> bytes:
+    return gzip.compress(data, 1)
+
+
+def manifest(*rows: Any) -> str:
+    return "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+
+
+def recordings(bad: Any, name="bad.wav", **columns: Any) -> dict[str, Any]:
+    """A manifest of one good recording and a bad one."""
+    row = {"audio": name, "text": "three", "speaker": "ann", **columns}
+    good = {"audio": "good.wav", "text": "one two", "speaker": "ann"}
+    there = {} if bad is None else {name: bad}
+    return {"manifest.jsonl": manifest(good, row), "good.wav": wav(), **there}
+
+
+class HostileServer(http.server.ThreadingHTTPServer):
+    """Answers by the first folder of the path: a status, html, loop, short, or no size."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> "HostileServer":
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        kind = self.path.split("/")[1]
+        status, headers, body = 200, {"Accept-Ranges": "bytes", "Content-Length": "99999"}, b""
+        if kind.isdigit():
+            status, headers = int(kind), {"Content-Length": "0"}
+        elif kind == "loop":
+            status, headers = 302, {"Location": self.path, "Content-Length": "0"}
+        elif kind == "html":
+            body = b"<html>please log in</html>"
+            headers["Content-Length"] = str(len(body))
+        elif kind == "short":
+            status, body = 206, b"short"
+            headers["Content-Range"] = "bytes 0-99998/99999"
+        elif kind == "sizeless":
+            headers = {}
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)

@@ -1,0 +1,605 @@
+"""Hostile and careless inputs: each ends in one plain sentence and status 2, or in a counted skip.
+
+In all rows nothing hangs, no traceback is shown, no file that was there is lost or changed, no run
+folder is left by a start that cannot train, and no secret or control sequence reaches the terminal.
+"""
+
+import hashlib
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.hostile_files import (
+    ESCAPE,
+    HostileServer,
+    fifo,
+    flipped,
+    float_wav,
+    gz,
+    latents,
+    link,
+    npy_header,
+    put,
+    recordings,
+    resized,
+    sample,
+    shard,
+    socket,
+    sparse,
+    special,
+    tar,
+    wav,
+)
+from tests.helpers.tars import npy
+from tools.harness.synthetic import make_shards
+from tests.helpers.tiny_runs import tiny_data, train  # noqa: F401
+from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.data import remote
+
+LIMIT_SECONDS = 20
+SECRET = "hunter2"
+KEPT = ("s/s.tar.idx", "in/s.tar.idx", "in/t.tar.idx", "out.partial")
+"""what a command that fails may leave: indexes, and finished work"""
+
+
+@dataclass
+class Row:
+    name: str
+    given: Any
+    """what stands at {in}; for a run, the files that are changed in a copy"""
+    args: list[str]
+    """of titan-tts; {in}, {out}, {data}, {run}, {url} and {d}, the folder of all, are filled in"""
+    words: str
+    """a pattern of the sentence, or of the report"""
+    status: int = 2
+    more: dict[str, Any] = field(default_factory=dict)
+    """other files, by their names in {d}"""
+
+
+ROWS: list[Row] = []
+
+
+def row(*values: Any, **named: Any) -> None:
+    ROWS.append(Row(*values, **named))
+
+
+# fmt: off
+SKIP = ["--on-error=skip", "--max-corrupt-fraction=1", "--workers=1", "--device=cpu"]
+LEFT_OUT = "left out: 1 of 2 recordings.*undecodable: 1.*"
+
+for _name, _bad, _words in [  # of one recording of two, which is left out and counted
+    ("fifo", fifo, "no regular file"),
+    ("socket", socket, "no regular file"),
+    ("folder", {"x": "y"}, "no regular file"),
+    ("dangling link", link("nowhere"), "No such file"),
+    ("link to itself", link("bad.wav"), "[Ss]ymbolic links"),
+    ("dev null", link("/dev/null"), "no regular file"),
+    ("dev zero", link("/dev/zero"), "no regular file"),
+    ("dev random", link("/dev/urandom"), "no regular file"),
+    ("missing", None, "No such file"),
+    ("empty", b"", "decoded"),
+    ("text", "this is not audio\n" * 99, "decoded"),
+    ("zeros", sparse(1 << 20), "decoded"),
+    ("html", "<html><body>404</body></html>", "decoded"),
+    ("riff alone", b"RIFF", "decoded"),
+    ("wav header alone", wav(data=b""), "sample"),
+    ("mp3 header alone", b"\xff\xfb\x90\x00", "decoded"),
+    ("mp3 header and noise", b"\xff\xfb\x90\x00" + bytes(range(256)) * 9, "decoded|sample"),
+    ("id3 tag alone", b"ID3\x04\x00\x00\x00\x00\x00\x00", "decoded"),
+    ("id3 tag with a huge size", b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f" + b"x" * 99, "decoded"),
+    ("flac header alone", b"fLaC\x00\x00\x00\x22", "decoded"),
+    ("ogg header alone", b"OggS" + bytes(24), "decoded"),
+    ("mp4 header alone", b"\x00\x00\x00\x20ftypM4A " + bytes(20), "decoded|audio"),
+    ("wav of 0 Hz", wav(rate=0), "decoded|Hz"),
+    ("wav of 1 Hz", wav(rate=1), "1 Hz"),
+    ("wav of 100 Hz", wav(rate=100), "100 Hz"),
+    ("wav of 2^31 Hz", wav(rate=2**31), "decoded|Hz"),
+    ("wav of 2^31 - 1 Hz", wav(rate=2**31 - 1), "Hz|decoded"),
+    ("wav of 10 MHz", wav(rate=10**7), "10000000 Hz"),
+    ("wav of no channel", wav(channels=0), "decoded"),
+    ("wav of 65535 channels", wav(channels=65535, samples=9), "decoded"),
+    ("wav of 0 bits", wav(bits=0, data=b"x" * 999), "decoded"),
+    ("wav of 64 bits", wav(bits=64, data=b"x" * 999), "decoded"),
+    ("wav of an unknown format", wav(tag=0x1234), "decoded"),
+    ("wav with nan", float_wav(float("nan")), "NaN"),
+    ("wav with inf", float_wav(float("-inf")), "infinite"),
+    ("wav with huge values", float_wav(3e38), "full scale|decoded|large|samples"),
+    ("wav that states 2 GB more", wav(lie=2 * 10**9), "cut short"),
+    ("wav that states one second more", wav(lie=32000), "cut short"),
+    ("wav that is cut in its header", wav()[:30], "decoded"),
+    ("wav with a flipped size of its format", flipped(wav(), 16), "decoded|cut short"),
+    ("big-endian wav", b"RIFX" + wav()[4:], "decoded"),
+]:
+    row(f"recording: {_name}", recordings(_bad), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
+
+for _name, _values, _words in [  # of a row of a manifest beside a good one
+    ("absolute path that is missing", {"audio": "/nowhere/x.wav"}, "No such file"),
+    ("path outside", {"audio": "../../../../nowhere.wav"}, "No such file"),
+    ("path with a NUL", {"audio": "a\0b.wav"}, "cannot be read"),
+    ("path of 5000 characters", {"audio": "x" * 5000}, "name too long"),
+    ("path that is a number", {"audio": 7}, "names no audio file"),
+    ("path with terminal escapes", {"audio": ESCAPE + ".wav"}, "No such file"),
+    ("path below a file", {"audio": "good.wav/x.wav"}, "Not a directory"),
+    ("text as a number", {"text": 7}, "a string is needed"),
+    ("text that is missing", {"text": None}, "a string is needed"),
+    ("text as a list", {"text": ["a"]}, "a string is needed"),
+    ("text with half a surrogate pair", {"text": "a\ud800"}, "surrogate"),
+    ("speaker that is missing", {"speaker": None}, "no speaker"),
+    ("speaker as true", {"speaker": True}, "name or number"),
+    ("split that nobody knows", {"split": "banana"}, "begin with train"),
+    ("offset that is negative", {"offset": -1}, "number of seconds"),
+    ("offset that is nan", {"offset": "nan"}, "number of seconds"),
+    ("offset behind the end", {"offset": 1e9, "audio": "good.wav"}, "ends behind|none of them"),
+    ("offset of 1e300", {"offset": 1e300, "audio": "good.wav"}, "ends behind|none of them"),
+    ("duration behind the end", {"offset": 0, "duration": 99, "audio": "good.wav"}, "ends behind"),
+    ("key of the other one", {"key": "good", "audio": "good.wav"}, "more than one recording"),
+]:
+    row(f"manifest: {_name}", recordings(None, **_values), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
+
+GOOD_ROW = '{"audio": "good.wav", "text": "one", "speaker": "ann"}\n'
+HEADER = "audio,text,speaker\n"
+for _name, _file, _content, _words, _status in [
+    ("of invalid json", "m.jsonl", GOOD_ROW + "{not json\n", LEFT_OUT + "no JSON object", 0),
+    ("of deep nesting", "m.jsonl", GOOD_ROW + "[" * 100000 + "\n", LEFT_OUT + "no JSON object", 0),
+    ("of a number", "m.jsonl", GOOD_ROW + "7\n", LEFT_OUT + "no JSON object", 0),
+    ("with NUL bytes", "m.jsonl", GOOD_ROW + "\0\0\0\n", LEFT_OUT + "no JSON object", 0),
+    ("with a huge number", "m.jsonl", GOOD_ROW + '{"audio": ' + "9" * 5000 + "}\n", LEFT_OUT + "no JSON object", 0),
+    ("with an empty text", "m.jsonl", GOOD_ROW + GOOD_ROW.replace("one", " ").replace("{", '{"key": "b", '), "left out: 1 of 2 recordings.*empty_text: 1", 0),
+    ("csv with too many fields", "m.csv", HEADER + "good.wav,one,ann\ngood.wav,one,ann,x\n", LEFT_OUT + "3 fields", 0),
+    ("csv with a line break in quotes", "m.csv", HEADER + 'good.wav,one,ann\ngood.wav,"a\nb",ann\n', "left out: 2 of 3.*line break", 0),
+    ("empty", "m.jsonl", "", "0 usable recordings", 2),
+    ("empty csv", "m.csv", "", "header with one of", 2),
+    ("csv in utf-16", "m.csv", (HEADER + "good.wav,one,ann\n").encode("utf-16"), "header with one of", 2),
+    ("jsonl in utf-16", "m.jsonl", GOOD_ROW.encode("utf-16"), "0 usable recordings", 2),
+    ("csv without an audio column", "m.csv", "wave,text\na,b\n", "header with one of audio", 2),
+    ("csv without a text column", "m.csv", "audio,speaker\ngood.wav,ann\n", "0 usable recordings", 2),
+    ("csv with an open quote", "m.csv", HEADER + 'good.wav,"one,ann\n', "mind its quotes", 2),
+    ("csv with NUL bytes", "m.csv", HEADER + "good.wav,o\0ne,ann\n", "train: samples 1|is not CSV", 0),
+    ("csv with a field of 200 kB", "m.csv", HEADER + "good.wav," + "x" * 200000 + ",ann\n", "field", 2),
+    ("binary csv", "m.csv", bytes(range(256)) * 20, "header with one of|is not CSV", 2),
+    ("parquet that is text", "m.parquet", "no table", "cannot be read as a table", 2),
+    ("parquet that is empty", "m.parquet", b"", "cannot be read as a table", 2),
+    ("parquet that is cut", "m.parquet", b"PAR1" + bytes(99) + b"PAR1", "cannot be read as a table", 2),
+    ("arrow that is cut", "m.arrow", b"ARROW1\0\0" + bytes(99), "cannot be read as a table", 2),
+    ("arrow that is empty", "m.arrow", b"", "cannot be read as a table", 2),
+    ("of an unknown ending", "m.xls", GOOD_ROW, "no known layout", 2),
+    ("fifo", "m.jsonl", fifo, "no known layout", 2),
+    ("socket", "m.csv", socket, "no known layout", 2),
+    ("dangling link", "m.jsonl", link("nowhere"), "does not exist", 2),
+    ("link to itself", "m.jsonl", link("m.jsonl"), "does not exist", 2),
+    ("dev zero", "m.jsonl", link("/dev/zero"), "no known layout", 2),
+]:
+    row(f"list: {_name}", {_file: _content, "good.wav": wav()}, ["prepare", "{in}/" + _file, "{out}", *SKIP], _words, _status)
+
+AUDIO = [("a.wav", wav()), ("a.json", b'{"text": "one", "speaker": "ann"}')]
+for _name, _tar, _words, _status in [
+    ("without json", tar(AUDIO, [("b.wav", wav())]), LEFT_OUT + "lacks KEY.json", 0),
+    ("with json alone", tar(AUDIO, [("b.json", b"{}")]), LEFT_OUT + "lacks an audio member", 0),
+    ("with a list as json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[]")]), LEFT_OUT + "no object", 0),
+    ("with a member twice", tar(AUDIO, [("b.wav", wav()), ("b.wav", wav()), ("b.json", b"{}")]), LEFT_OUT + "more than one audio", 0),
+    ("with a hard link", tar(AUDIO, special("b.wav", tarfile.LNKTYPE, "a.wav"), [("b.json", b"{}")]), LEFT_OUT + "or a link", 0),
+    ("with a deep json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[" * 100000)]), LEFT_OUT + "not JSON", 0),
+    ("with utf-16 json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"\xff\xfe{\0")]), LEFT_OUT + "not JSON", 0),
+    ("that is cut", tar(AUDIO, [("b.wav", wav())])[:20000], LEFT_OUT + "truncated", 0),
+    ("that is empty", b"", "0 usable recordings", 2),
+    ("of zeros", bytes(10240), "0 usable recordings", 2),
+    ("that is compressed", gz(tar(AUDIO)), "0 usable recordings", 2),
+    ("that states a huge member", resized(tar(AUDIO), 1 << 60), "0 usable recordings", 2),
+]:
+    row(f"audio tar: {_name}", {"c.tar": _tar}, ["prepare", "{in}/c.tar", "{out}", *SKIP], _words, _status)
+
+LISTED = recordings(wav())
+for _name, _args, _words in [
+    ("a source that is missing", ["{in}/nowhere", "{out}"], "does not exist"),
+    ("a source with terminal escapes", ["{in}/" + ESCAPE, "{out}"], r"\\x1b.*no known layout"),
+    ("a pattern of nothing", ["{in}/{{00..99}}.tar", "{out}"], "does not exist"),
+    ("a folder without recordings", ["{in}/..", "{out}"], "no known layout|could be"),
+    ("an unknown format", ["{in}/manifest.jsonl", "{out}", "--format=mp3"], "--format = 'mp3'"),
+    ("the format of tars for a list", ["{in}/manifest.jsonl", "{out}", "--format=webdataset"], "so it is truncated"),
+    ("an output below a file", ["{in}/manifest.jsonl", "{in}/good.wav/out"], "cannot be written"),
+    ("an output below proc", ["{in}/manifest.jsonl", "/proc/x/y"], "cannot be written"),
+    ("an output that is a file", ["{in}/manifest.jsonl", "{in}/good.wav"], "not replaced"),
+    ("an output that is a folder of others", ["{in}/manifest.jsonl", "{in}"], "not replaced"),
+    ("an output that is full", ["{in}/manifest.jsonl", "/dev/full"], "not replaced|cannot be written"),
+    ("a loudness of nan", ["{in}/manifest.jsonl", "{out}", "--loudness=nan"], "--loudness = nan"),
+    ("a loudness of 10", ["{in}/manifest.jsonl", "{out}", "--loudness=10"], "--loudness = 10"),
+    ("negative workers", ["{in}/manifest.jsonl", "{out}", "--workers=-1"], "--workers = -1"),
+    ("references of 0", ["{in}/manifest.jsonl", "{out}", "--references=0"], "--references = 0"),
+    ("seconds of inf", ["{in}/manifest.jsonl", "{out}", "--max-seconds=inf"], "--max-seconds = inf"),
+    ("a fraction of nan", ["{in}/manifest.jsonl", "{out}", "--heldout-fraction=nan"], "--heldout-fraction = nan"),
+    ("all held out", ["{in}/manifest.jsonl", "{out}", "--heldout-fraction=1"], "none for training"),
+    ("an unknown device", ["{in}/manifest.jsonl", "{out}", "--device=tpu"], "device"),
+    ("a device that is not there", ["{in}/manifest.jsonl", "{out}", "--device=cuda:99"], "device|cuda"),
+    ("an unknown codec", ["{in}/manifest.jsonl", "{out}", "--codec=nope"], "codec = nope"),
+    ("a codec that is no weights", ["{in}/manifest.jsonl", "{out}", "--codec={in}/good.wav"], "end in .pth"),
+    ("an encoder folder that is missing", ["{in}/manifest.jsonl", "{out}", "--encode-text=/nowhere/enc"], "/nowhere/enc"),
+    ("a text column that is missing", ["{in}/manifest.jsonl", "{out}", "--text-column=nope"], "nope"),
+    ("filters that leave nothing", ["{in}/manifest.jsonl", "{out}", "--min-seconds=99", "--workers=1"], "no training recording is left"),
+    ("a corrupt recording, not skipped", ["{in}/bad.jsonl", "{out}", "--workers=1"], "bad: .*NaN.*--on-error skip"),
+    ("too many corrupt ones", ["{in}/bad.jsonl", "{out}", "--workers=1", "--on-error=skip"], "1 of 2 recordings are corrupt"),
+]:
+    row(f"prepare: {_name}", LISTED | {"nan.wav": float_wav(float("nan")), "bad.jsonl": GOOD_ROW + GOOD_ROW.replace("good", "nan").replace("{", '{"key": "bad", ')}, ["prepare", *_args], _words)
+
+for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, and it is counted where it may be skipped
+    ("of objects", sample(array=npy(np.array([[None, 1]], object))), "dtype '.O'|pickle"),
+    ("of int", sample(array=latents(dtype="<i2")), "dtype '<i2'"),
+    ("of float64", sample(array=latents(dtype="<f8")), "dtype '<f8'"),
+    ("of big-endian", sample(array=latents(dtype=">f2")), "dtype '>f2'"),
+    ("of complex", sample(array=latents(dtype="<c8")), "dtype '<c8'"),
+    ("in Fortran order", sample(array=latents(order="F")), "fortran_order True"),
+    ("of one dimension", sample(array=npy(np.ones(64, "<f2"))), r"shape \(64,\)"),
+    ("of three dimensions", sample(array=npy(np.ones((2, 2, 8), "<f2"))), "shape"),
+    ("of no frame", sample(array=latents(rows=0)), "no latent frame"),
+    ("of no width", sample(array=latents(width=0)), "shape"),
+    ("with nan", sample(array=latents(value=np.nan)), "NaN or infinite"),
+    ("with inf in its reference", sample(reference=latents(value=np.inf)), "NaN or infinite"),
+    ("of another width", sample(reference=latents(width=7)), "7 wide"),
+    ("that is empty", sample(array=b""), "no npy array"),
+    ("that is text", sample(array=b"hello" * 99), "no npy array"),
+    ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "no npy array"),
+    ("with a header of 64 kB", sample(array=npy_header("{" + " " * 65000 + "}")), "no npy array"),
+    ("with a header that states 4 GB", sample(array=b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"), "no npy array"),
+    ("with a shape of 2^62", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (4611686018427387904, 8), }\n")), "shape"),
+    ("with a negative shape", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (-1, 8), }\n")), "shape"),
+    ("with code as its header", sample(array=npy_header("__import__('os').system('true')")), "no npy array"),
+    ("with deep brackets as its header", sample(array=npy_header("(" * 3000)), "no npy array"),
+    ("of less data than its shape", sample(array=latents()[:-8]), "needs"),
+    ("of json that is a list", sample(text=b"[]"), "JSON object"),
+    ("of json that is cut", sample(text=b'{"text": "on'), "JSON object"),
+    ("without text", sample(text=b"{}"), "JSON object"),
+    ("of text as a number", sample(text=7), "JSON object"),
+    ("of text as null", sample(text=None), "JSON object"),
+    ("of deep json", sample(text=b"[" * 100000), "JSON object"),
+    ("of half a surrogate pair", sample(text=b'{"text": "\\ud800"}'), "JSON object"),
+    ("of utf-16 json", sample(text='{"text": "one"}'.encode("utf-16")), "JSON object"),
+    ("of json with a byte-order mark", sample(text=b'\xef\xbb\xbf{"text": "one"}'), "JSON object"),
+    ("of latin-1 json", sample(text=b'{"text": "\xe4"}'), "JSON object"),
+    ("of json of 17 MB", sample(text=b" " * (17 << 20)), "at most"),
+    ("of empty json", sample(text=b""), "JSON object"),
+    ("without a reference", sample()[:1] + sample()[2:], "lacks .ref.npy"),
+    ("with a member twice", sample(tail=[("bad.npy", latents())]), "twice"),
+    ("with a hard link", special("bad.npy", tarfile.LNKTYPE, "good0.npy") + sample()[1:], "link"),
+    ("with a symbolic link", special("bad.npy", tarfile.SYMTYPE, "/etc/passwd") + sample()[1:], "link"),
+    ("with a fifo as its latents", special("bad.npy", tarfile.FIFOTYPE) + sample()[1:], "lacks .npy"),
+    ("with terminal escapes in its key", sample(key=ESCAPE, array=b""), r"\\x1b"),
+    ("with its hashes wrong", sample(text=b'{"text": "one", "xxh3_64": {"npy": "00"}}'), "not the one that was written"),
+]:
+    row(f"sample: {_name}", {"s.tar": shard(_bad)}, ["train", "--data.path={in}"], f"s.tar: .*{_words}")
+    if len(ROWS) % 6 == 0:
+        row(f"skipped sample: {_name}", {"s.tar": shard(_bad)}, ["data", "inspect", "{in}", "--latent-channels=8"], "problems in the shards: 1", 0)
+
+SHARD = shard()
+for _name, _tar, _words in [
+    ("empty", b"", "truncated"),
+    ("of zeros alone", bytes(10240), "none of its members"),
+    ("of text", "hello\n" * 200, "not a plain tar"),
+    ("compressed", gz(SHARD), "not a plain tar"),
+    ("cut in a member", SHARD[:3333], "truncated"),
+    ("cut at a member's end", SHARD[:5120], "truncated|end-of-archive"),
+    ("with a flipped bit in a header", flipped(SHARD, 512 * 20 + 3), "corrupt"),
+    ("of other files alone", tar([("x.txt", b"x")]), "none of its members"),
+    ("with a huge size", resized(SHARD, 1 << 60), "truncated"),
+    ("with a negative size", resized(SHARD, -5), "corrupt|plain tar"),
+    ("with a huge extended header", resized(tar([("x" * 200, b"x")]), 1 << 40), "corrupt|plain tar|truncated"),
+    ("joined to another", SHARD + shard(), "joined by cat"),
+    ("with text behind its end", SHARD + b"x" * 512, "follow a zero block"),
+    ("with names of 100 kB", tar(sample(key="k" * 100000, array=b"")), "no npy array"),
+    ("with an odd pax size", tar(sample(), form=tarfile.PAX_FORMAT, pax={"size": "-1"}), "no npy array"),
+    ("of another width", tar(sample(array=latents(width=64), reference=latents(width=64))), "64 wide"),
+    ("fifo", fifo, "names no .tar|no regular file"),
+    ("socket", socket, "names no .tar|no regular file"),
+    ("folder", {"x": b""}, "names no .tar|no regular file"),
+    ("dangling link", link("nowhere"), "cannot be opened|names no .tar"),
+    ("link to itself", link("s.tar"), "cannot be opened|names no .tar"),
+    ("dev zero", link("/dev/zero"), "no regular file|names no .tar"),
+    ("dev null", link("/dev/null"), "no regular file|names no .tar"),
+]:
+    row(f"shard: {_name}", {"s.tar": _tar, "t.tar": SHARD}, ["train", "--data.path={in}"] if len(ROWS) % 2 else ["train", "--data.path={in}/s.tar"], _words)
+
+for _name, _toml, _words in [
+    ("with an unknown section", "[modell]\n", r"\[modell\]: did you mean model"),
+    ("with an unknown key", "[training]\nstep = 5\n", r"\[training\] step: did you mean steps"),
+    ("with a text as a number", '[training]\nsteps = "5"\n', "steps = '5' has the wrong type"),
+    ("with a number as a text", "[data]\npath = 5\n", "path = 5 has the wrong type"),
+    ("with true as a number", "[training]\nsteps = true\n", "steps = True has the wrong type"),
+    ("with a float as an integer", "[training]\nsteps = 5.5\n", "steps = 5.5 has the wrong type"),
+    ("with a number as a section", "model = 5\n", "must be a section"),
+    ("with a list of sections", "[[model]]\nflavor = 'debug'\n", "must be a section"),
+    ("with a key outside sections", "steps = 5\n", r"unknown section \[steps\]"),
+    ("with a section in a section", "[training.deep]\nx = 1\n", r"unknown \[training\] deep"),
+    ("with a table twice", "[data]\nseed = 1\n[data]\nseed = 2\n", "not valid TOML.*twice"),
+    ("with a key twice", "[data]\nseed = 1\nseed = 2\n", "not valid TOML"),
+    ("that is binary", bytes(range(256)), "not valid TOML"),
+    ("in utf-16", "[data]\n".encode("utf-16"), "not valid TOML"),
+    ("with a byte-order mark", b"\xef\xbb\xbf[data]\n", "not valid TOML"),
+    ("that is json", '{"data": {}}', "not valid TOML"),
+    ("of deep nesting", "a = " + "[" * 100000, "not valid TOML"),
+    ("of a long dotted key", "a." * 20000 + "b = 1\n", "unknown section|not valid TOML"),
+    ("with a huge number", "[training]\nsteps = " + "9" * 5000 + "\n", "not valid TOML"),
+    ("with terminal escapes", f'["{ESCAPE}"]\n'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"), r"unknown section \[\\x1b"),
+    ("with a nan", "[objective]\nlogit_std = nan\n", "logit_std = nan"),
+    ("with steps of 2^70", f"[data]\nseed = {2**70}\n", "seed = 1180591620717411303424"),
+    ("that is a folder", {"x": b""}, "cannot read|Is a directory"),
+    ("that is missing", None, "cannot read.*No such file"),
+    ("that is a link to itself", link("in"), "cannot read"),
+    ("that is a fifo", fifo, "no regular file|cannot read"),
+    ("that is endless", link("/dev/zero"), "no regular file|cannot read"),
+]:
+    row(f"config: {_name}", _toml, ["train", "--job.config_file={in}"], _words)
+
+for _args, _words in [
+    ("--training.steps=0", "steps = 0, but"), ("--training.steps=-5", "steps = -5, but"),
+    (f"--training.steps={2**70}", "steps = 11805"), ("--training.steps=nan", "steps"), ("--training.steps=", "steps"),
+    ("--training.stepz=5", "stepz"), ("--training.global_batch_size=7", "is not a multiple of local_batch_size"),
+    ("--training.global_batch_size=0", "is not a multiple"), ("--training.local_batch_size=-4", "must not be negative"),
+    (f"--training.global_batch_size={2**70}", "global_batch_size"),
+    ("--training.max_norm=nan", "max_norm = nan"), ("--training.dtype=bfloat16", "is not supported"),
+    ("--training.seed=-1", "seed"), (f"--debug.seed={2**70}", "seed = 1180591"),
+    (f"--data.seed={2**70}", "seed = 1180591"), ("--data.seed=-1", "seed = -1"),
+    ("--optimizer.lr=nan", "lr = nan"), ("--optimizer.lr=-1", "lr = -1"), ("--optimizer.lr=inf", "lr = inf"),
+    ("--optimizer.beta1=1.5", "beta1 = 1.5"), ("--optimizer.beta2=nan", "beta2 = nan"), ("--optimizer.eps=-1", "eps = -1"), ("--optimizer.eps=0", "eps = 0"),
+    ("--optimizer.weight_decay=nan", "weight_decay = nan"), ("--optimizer.weight_decay=-1", "weight_decay = -1"),
+    ("--optimizer.name=SGD", "allowed are Adam"), ("--lr_scheduler.warmup_steps=-1", "must not be negative"),
+    ("--lr_scheduler.decay_ratio=nan", "decay_ratio = nan"), ("--lr_scheduler.decay_ratio=2", "decay_ratio = 2"), ("--lr_scheduler.min_lr_factor=nan", "min_lr_factor = nan"),
+    ("--lr_scheduler.decay_type=step", "decay.type"), ("--model.flavor=9000b", "allowed are"), ("--model.name=llama", "only 'dit_tts'"),
+    ("--encoder.model=nope", "allowed are 'bytes'"), ("--encoder.model=/nowhere/encoder", "/nowhere/encoder"), ("--encoder.model={data}", "data"),
+    ("--encoder.n_heads=3", "n_heads"), ("--encoder.n_layers=-1", "n_layers = -1"), ("--encoder.dim=-8", "dim = -8"),
+    ("--ema.decay=1.5", "from 0 to 1"), ("--ema.decay=nan", "decay = nan"), ("--objective.logit_mean=nan", "logit_mean = nan"),
+    ("--checkpoint.interval=0", "interval = 0"), ("--checkpoint.folder=../x", "without '/'"), ("--checkpoint.folder=", "folder = ''"),
+    ("--checkpoint.keep_latest_k=-3", "keep_latest_k = -3"), ("--checkpoint.initial_load_path=/nowhere", "is not a folder"), ("--checkpoint.load_step=7", "step-7"),
+    ("--data.path=", "is empty"), ("--data.path=/nowhere", "names no .tar"), ("--data.path=/dev/zero", "names no .tar"), ("--data.path={d}/a\0b", "names no .tar"),
+    ("--data.path={{1..", "names no .tar|no pattern"), ("--data.path={data},{data}", "twice"), ("--data.path={data}/000000.tar,{data}", "twice"),
+    ("--data.weights=nan", "weights"), ("--data.weights=1,2", "weights has 2 numbers"), ("--data.max_frames=0", "greater than 0"), ("--data.max_frames=4", "none of the 40 samples fits"), ("--data.max_frames=9", "leaves out"),
+    ("--data.max_text_tokens=1", "none of the 40 samples fits"), ("--data.latent_channels=64", "8 wide"), ("--data.bucket_frames=8,4", "ascending"),
+    ("--data.bucket_frames=99", "above max_frames"), ("--data.num_buckets=0", "num_buckets = 0"), ("--data.num_workers=-1", "must not be negative"),
+    ("--data.num_workers=10000000", "num_workers = 1"), (f"--data.prefetch_batches={2**70}", "prefetch_batches = 1180591"),
+    ("--data.cache_gib=nan", "cache_gib = nan"), ("--data.frames_per_second=inf", "frames_per_second = inf"), ("--data.conditioning=mood", "allowed are"),
+    ("--data.balance_by=language", "no sample's JSON"), ("--data.epochs=-1", "must not be negative"), ("--data.speaker_patch_size=5", "not a multiple"),
+    ("--sampling.text_scale=nan", "text_scale = nan"),
+    ("--divergence.spike_sigmas=nan", "spike_sigmas = nan"), ("--divergence.max_rollbacks=-1", "max_rollbacks = -1"),
+    ("--parallelism.data_parallel_shard_degree=3", "but 1 processes were started"), ("--parallelism.data_parallel_replicate_degree=0", "must be at least 1"),
+    ("--parallelism.tensor_parallel_degree=2", "not supported"), ("--metrics.log_freq=0", "greater than 0"), ("--comm.init_timeout_seconds=-1", "init_timeout_seconds"),
+    ("--job.experiment=a/b", "without '/'"), ("--job.experiment=..", "without '/'"), ("--job.experiment=" + "x" * 300, "at most 255 bytes"), ("--job.dump_folder=a\0b", "is no path"),
+    ("--job.experiment=a\nb", "experiment"), ("--job.experiment=" + ESCAPE, "experiment"), ("--job.experiment=a\0b", "experiment"), ("--job.experiment= ", "experiment"),
+    ("--job.dump_folder={data}/000000.tar", "cannot be written"), ("--job.dump_folder=/dev/null/x", "cannot be written"), ("--job.dump_folder=/proc/nope", "cannot be written"), ("--job.dump_folder=/dev/full", "cannot be written"),
+]:
+    row(f"train {_args[:40]!a}", None, ["train", _args], _words)
+
+RESUME = ["train", "--data.latent_channels=128", "--data.path={wide}", "--job.dump_folder={d}", "--job.experiment=copy"]
+CHARS = "--encoder.model=chars"
+WIDE = [CHARS, "--data.latent_channels=128"]
+for _name, _given, _args, _words in [
+    ("another vocabulary", {}, ["--training.steps=4"], "bytes|tokenizer|encoder"),
+    ("other conditioning", {}, [CHARS, "--training.steps=4", "--data.conditioning=speaker"], "conditioning|tokens|tokenizer"),
+    ("another seed", {}, [CHARS, "--training.steps=4", "--data.seed=9"], "seed"),
+    ("another batch size", {}, [CHARS, "--training.steps=4", "--training.global_batch_size=4"], "batch"),
+    ("other data", {"../s/s.tar": tar(*(sample(f"k{n}", latents(width=128), latents(width=128)) for n in range(20)))}, [CHARS, "--training.steps=4", "--data.path={d}/s"], "dataset|data"),
+    ("a corrupt tokenizer", {"tokenizer.json": "{"}, [CHARS, "--training.steps=4"], "tokenizer.json"),
+    ("a step that is not there", {}, [CHARS, "--training.steps=4", "--checkpoint.load_step=9"], "step-9|load_step"),
+]:
+    row(f"resume: {_name}", _given, [*RESUME, *_args, "{copy}"], _words)
+
+SAY = ["generate", "{copy}", "--text=one", "--speaker=s1", "--duration=1", "--out={d}/x.wav"]
+REFER = ["generate", "{copy}", "--text=one", "--duration=1", "--out={d}/x.wav", "--reference={d}/r.wav"]
+for _name, _given, _args, _words in [
+    ("a duration of nan", {}, ["--duration=nan"], "--duration = nan"), ("a duration of inf", {}, ["--duration=inf"], "--duration = inf"),
+    ("a duration of -1", {}, ["--duration=-1"], "--duration = -1"), ("a duration of 1e9", {}, ["--duration=1e9"], "--duration = 1e"), ("a duration of 0", {}, ["--duration=0"], "--duration = 0"),
+    ("a seed of 2^70", {}, [f"--seed={2**70}"], "--seed"), ("a seed of -1", {}, ["--seed=-1"], "--seed"), ("a seed of text", {}, ["--seed=x"], "seed"),
+    ("no sampling steps", {}, ["--sampling-steps=0"], "--sampling-steps = 0"), ("a scale of nan", {}, ["--text-scale=nan"], "--text-scale = nan"),
+    ("an empty text", {}, ["--text="], "--text is empty"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),
+    ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"), ("a text of emoji", {}, ["--text=one \U0001f600"], "not trained with"),
+    ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "1000000 characters"),
+    ("an unknown ending", {}, ["--out={d}/x.mp3"], "only .wav is written"), ("an output that is a folder", {"../x.wav/y": b""}, [], "no file can be written"),
+    ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "no file can be written"), ("an output below proc", {}, ["--out=/proc/x.wav"], "no file can be written"),
+    ("an output of a long name", {}, ["--out={d}/" + "x" * 300 + ".wav"], "no file can be written|too long"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "no file can be written"),
+    ("an unknown speaker", {}, ["--speaker=nobody"], "no such speaker"), ("an unknown condition", {}, ["--condition=mood=sad"], "it has none"),
+    ("a step that is not there", {}, ["--step=7"], "no checkpoint step-7"), ("a codec that is not there", {}, ["--codec=/nowhere.pth"], "no file"),
+    ("data that is not there", {}, ["--data=/nowhere"], "names no .tar"), ("no config", {"config.toml": ""}, [], "."), ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"),
+    ("a config of another program", {"config.toml": "[tool]\n"}, [], r"unknown section \[tool\]"), ("a tokenizer that is cut", {"tokenizer.json": "{"}, [], "tokenizer.json"),
+    ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"), ("a binary tokenizer", {"tokenizer.json": b"\xff\xfe"}, [], "tokenizer.json"),
+    ("a tokenizer of deep nesting", {"tokenizer.json": "[" * 100000}, [], "tokenizer.json"),
+    ("a manifest that is cut", {"checkpoint/step-2/manifest.json": "{"}, [], "manifest.json is corrupt"), ("a manifest of a list", {"checkpoint/step-2/manifest.json": "[]"}, [], "manifest.json is corrupt"),
+    ("a manifest with a path outside", {"checkpoint/step-2/manifest.json": '{"files": {"../../config.toml": {"bytes": 1, "xxh3": ""}}, "trained_with": {}}'}, [], "other bytes|corrupt"),
+    ("weights that are cut", {"checkpoint/step-2/__0_0.distcp": b"x"}, [], "other bytes"), ("a table that is a pickle", {"checkpoint/step-2/.metadata": b"cos\nsystem\n(S'true'\ntR."}, [], "other bytes"),
+]:
+    row(f"generate: {_name}", _given, [*SAY, *_args], _words)
+for _name, _bad, _words in [
+    ("fifo", fifo, "no such file"), ("folder", {"x": b""}, "no such file"), ("dev zero", link("/dev/zero"), "no such file"), ("empty", b"", "cannot be decoded"), ("text", "hello\n" * 99, "cannot be decoded"),
+    ("of 1 Hz", wav(rate=1), "1 Hz"), ("silent", wav(data=bytes(32000)), "quieter"), ("of one sample", wav(data=b"\1\1"), "quieter|give"), ("with nan", float_wav(float("nan")), "NaN"),
+]:
+    row(f"reference: {_name}", {"../r.wav": _bad}, REFER, _words)
+
+EVALUATE = ["evaluate", "{copy}", "--heldout={data}"]
+for _name, _given, _args, _words, _status, *_more in [
+    ("generate of a file", "x", ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
+    ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
+    ("generate without checkpoints", {"config.toml": ""}, ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no complete checkpoint", 2),
+    ("generate without a voice", {}, ["generate", "{copy}", "--text=a", "--out={d}/x.wav"], "--reference FILE or --speaker", 2),
+    ("evaluate of nothing", None, ["evaluate", "{d}/nowhere", "--heldout={data}"], "no config.toml", 2),
+    ("evaluate on nothing", {}, ["evaluate", "{copy}", "--heldout=/nowhere"], "names no .tar", 2),
+    ("evaluate on other text", {}, EVALUATE, "wide|channels|text|characters", 2),
+    ("evaluate with words of nobody", {}, [*EVALUATE, "--vocabulary=xyzzyq"], "'xyzzyq' is not in", 2),
+    ("evaluate with no words", {}, [*EVALUATE, "--vocabulary="], "vocabulary", 2),
+    ("evaluate with a grammar as words", {}, [*EVALUATE, "--vocabulary=one;two"], "vocabulary word", 2),
+    ("verify of nothing", None, ["checkpoint", "verify", "{d}/nowhere"], "is no folder", 2),
+    ("verify of a file", "x", ["checkpoint", "verify", "{in}"], "is no folder", 2),
+    ("verify of an empty folder", {}, ["checkpoint", "verify", "{d}"], "no readable manifest.json", 1),
+    ("verify without checkpoints", {"config.toml": ""}, ["checkpoint", "verify", "{in}"], "has no checkpoints", 2),
+    ("verify of weights that are gone", {"manifest.json": '{"files": {"a": {"bytes": 1, "xxh3": "0"}}, "trained_with": {}}'}, ["checkpoint", "verify", "{in}"], "cannot be read", 1),
+    ("verify of a binary manifest", {"manifest.json": b"\xff\xfe\0"}, ["checkpoint", "verify", "{in}"], "corrupt", 1),
+    ("verify of a changed byte", {"checkpoint/step-2/__0_0.distcp": b"x"}, ["checkpoint", "verify", "{copy}"], "step-2: .*other bytes", 1),
+    ("an unknown action on checkpoints", {}, ["checkpoint", "delete", "{d}"], "verify", 2),
+    ("an unknown command", None, ["tarin"], "did you mean train", 2),
+    ("a command of escapes", None, [ESCAPE], r"no command", 2),
+    ("an unknown config", None, ["configs", "--copy=nope"], "there is no config 'nope'", 2),
+    ("a config that exists", None, ["configs", "--copy=debug"], "exists already", 2, {"debug.toml": "x"}),
+    ("a codec that is nothing", None, ["export-codec", "/nowhere.pth", "{d}/x.safetensors"], "no file", 2),
+    ("a codec that is text", {"w.pth": "x"}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "w.pth", 2),
+    ("a codec that is a fifo", {"w.pth": fifo}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "no file", 2),
+    ("a codec that is a pickle", {"w.pth": b"cos\nsystem\n(S'true'\ntR."}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "w.pth", 2),
+    ("a codec of a huge header", {"w.safetensors": b"\xff" * 99}, ["export-codec", "{in}/w.safetensors", "{d}/x.safetensors"], "w.safetensors", 2),
+    ("a codec of an empty header", {"w.safetensors": bytes(8)}, ["export-codec", "{in}/w.safetensors", "{d}/x.safetensors"], "w.safetensors", 2),
+    ("a codec to a folder", None, ["export-codec", "/nowhere.pth", "{d}"], "must end in .safetensors", 2),
+    ("a codec below a file", "x", ["export-codec", "/nowhere.pth", "{in}/x.safetensors"], "no file can be written", 2),
+    ("a plan of nothing", None, ["plan"], "needs a config", 2),
+    ("a plan of an unknown config", None, ["plan", "nope"], "there is no config", 2),
+    ("a plan of a folder", {}, ["plan", "{in}"], "there is no config", 2),
+    ("a plan for an unknown gpu", None, ["plan", "debug", "--gpu=Voodoo"], "allowed are", 2),
+    ("a plan for no node", None, ["plan", "debug", "--nodes=0"], "greater than 0", 2),
+    ("a plan for a link of nan", None, ["plan", "debug", "--inter-node-gbps=nan"], "inter-node-gbps", 2),
+    ("a plan from a corrupt plan.json", {"plan.json": "["}, ["plan", "--calibrate", "{in}/plan.json"], "plan.json", 2),
+    ("a plan from nothing", None, ["plan", "--calibrate", "{in}"], "in", 2),
+    ("inspect of nothing", None, ["data", "inspect", "{in}"], "names no .tar", 2),
+    ("inspect of no path", None, ["data", "inspect"], "path", 2),
+    ("inspect of the folder above", {"a": {"s.tar": SHARD}}, ["data", "inspect", "{in}"], "folders in it do", 2),
+    ("inspect at nan frames", {"s.tar": SHARD}, ["data", "inspect", "{in}", "--frames-per-second=nan"], "must be positive", 2),
+    ("inspect at inf frames", {"s.tar": SHARD}, ["data", "inspect", "{in}", "--frames-per-second=inf"], "must be positive and finite", 2),
+    ("inspect of another width", {"s.tar": SHARD}, ["data", "inspect", "{in}"], "8 wide", 2),
+    ("doctor of all at once", {"s.tar": shard(sample(key=ESCAPE, array=b"")), "t.tar": b"", "u.tar": gz(SHARD)}, ["data", "doctor", "{in}", "--latent-channels=8", "--output={d}/out"], "truncated", 1),
+    ("doctor onto another file", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--output={in}/s.tar"], "is not overwritten", 2),
+    ("doctor into a folder", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--output={in}"], "no file can be written", 2),
+    ("doctor onto a fifo", {"s.tar": SHARD, "f": fifo}, ["data", "doctor", "{in}", "--output={in}/f"], "output", 2),
+    ("doctor onto dev zero", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--output=/dev/zero"], "output", 2),
+    ("doctor with odd reference frames", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--max-speaker-frames=5"], "must be a multiple", 2),
+]:
+    row(_name, _given, _args, _words, _status, *_more)
+
+for _name, _url, _words in [
+    ("an unknown scheme", "banana://user:hunter2@host/x.tar", "banana"), ("a refusing host", "http://user:hunter2@127.0.0.1:1/x.tar", "127.0.0.1:1.*tried 5 times"),
+    ("a port of 99999", "http://127.0.0.1:99999/x.tar", "99999"), ("no host", "http:///x.tar", "http://"), ("a broken address", "http://[::1/x.tar", "URL"), ("404", "{url}/404/x.tar?sig=hunter2", "not found"), ("403", "{url}/403/x.tar?sig=hunter2", "access denied"),
+    ("500", "{url}/500/x.tar?sig=hunter2", "status 500, tried 5 times"), ("html", "{url}/html/x.tar", "not a plain tar|truncated|ignores range"), ("a redirect to itself", "{url}/loop/x.tar", "loop"),
+    ("a short body", "{url}/short/x.tar", "short|changed|content"), ("no size", "{url}/sizeless/x.tar", "does not give its size"), ("a listing of html", "{url}/html/", "names no .tar"), ("a listing of 500", "{url}/500/", "status 500"),
+    ("a hidden secret", "s3://***@bucket/x.tar", "where a run's files leave out"),
+]:
+    row(f"url: {_name}", None, ["train", "--data.path=" + _url], _words)
+row("prepare from a refusing host", None, ["prepare", "http://user:hunter2@127.0.0.1:1/x.tar", "{out}"], "127.0.0.1:1")
+row("a recording of a url", recordings(None, name="http://user:hunter2@127.0.0.1:1/a.wav"), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT, 0)
+# fmt: on
+
+
+@pytest.fixture(scope="module")
+def server():
+    with HostileServer() as running:
+        yield running
+
+
+_made: dict[str, Path] = {}
+
+
+@pytest.fixture
+def trained(train, tmp_path, tmp_path_factory):  # noqa: F811
+    """A run of two steps and its data, made once; not to be changed."""
+    if not _made:  # by a fixture of one test
+        folder = tmp_path_factory.mktemp("trained")
+        _made["wide"] = make_shards(
+            folder / "wide", 40, frames=lambda generator: int(generator.integers(8, 33))
+        )
+        assert train("run", "--training.steps=2", *WIDE, f"--data.path={folder}/wide") == 0
+        _made["run"] = Path(shutil.move(tmp_path / "run", folder))
+    return _made
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Kind and content of everything below a folder."""
+    found = {}
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        content = b""
+        if stat.S_ISREG(mode) and path.lstat().st_size < 1 << 26:
+            content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        found[str(path.relative_to(folder))] = (
+            f"{stat.S_IFMT(mode):o} {path.lstat().st_size if stat.S_ISREG(mode) else 0} {digest}"
+        )
+    return found
+
+
+class TooLong(BaseException):
+    """No handler of the product takes it."""
+
+
+def ring(*_: object) -> None:
+    raise TooLong(f"still at work after {LIMIT_SECONDS} s")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ROWS, ids=[each.name for each in ROWS])
+def test_hostile_input(case, train, trained, tiny_data, server, tmp_path, capfd, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.with_name(tmp_path.name + "-cache")))
+    monkeypatch.chdir(tmp_path)
+    places = {"d": tmp_path, "in": tmp_path / "in", "out": tmp_path / "out", "data": tiny_data}
+    places |= {"run": trained["run"], "wide": trained["wide"], "url": server.url}
+    if "{copy}" in " ".join(case.args):
+        places["copy"] = shutil.copytree(trained["run"], tmp_path / "copy")
+        for name, content in case.given.items():
+            put(tmp_path / "copy" / name, content)
+    elif case.given is not None:
+        put(tmp_path / "in", case.given)
+    for name, content in case.more.items():
+        put(tmp_path / name, content)
+    args = [arg.format(**places) for arg in case.args if arg != "{copy}" or case.args[0] != "train"]
+    before = snapshot(tmp_path)
+    capfd.readouterr()
+    handler = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    parsed = False
+    try:
+        status = (
+            train("out", "--training.steps=1", *args[1:]) if args[0] == "train" else cli.main(args)
+        )
+    except SystemExit as stop:  # the parser of the command line
+        status, parsed = stop.code, True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    out, err = capfd.readouterr()
+    after = snapshot(tmp_path)
+    shown = out + err
+    assert status == case.status, shown
+    assert "Traceback" not in shown and SECRET not in shown and "\x1b" not in shown, shown
+    assert {name: after.get(name) for name in before} == before
+    if status == 2:
+        added = {name for name in after if not name.startswith(KEPT) and name not in before}
+        assert not added, added
+        sentences = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert parsed or len(sentences) == 1 and err.splitlines()[-1] == sentences[0], shown
+        shown = err if parsed else sentences[0]
+    elif (tmp_path / "out/report.md").is_file():
+        shown += (tmp_path / "out/report.md").read_text()
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", shown).split())
+    assert re.search(case.words, shown), shown
+
+
+FEW_FILES = """
+import resource, sys
+from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.data import dataset, index
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), 99))
+sys.exit(cli.main(["data", "inspect", sys.argv[2], "--latent-channels=8"]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("files, status", [(3, 2), (16, 0)])
+def test_few_file_descriptors(tmp_path, files, status):
+    for number in range(40):
+        put(tmp_path / f"{number}.tar", SHARD)
+    command = [sys.executable, "-c", FEW_FILES, str(files), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+    assert ("Too many open files" in done.stderr) == bool(status)
+
+
+def test_the_table_is_long():
+    assert len(ROWS) >= 400 and len({each.name for each in ROWS}) == len(ROWS)
