@@ -42,7 +42,7 @@ REFUSED = """
 1 | data = {path = ['a', 'b'], weights = [1, 0]} | weights = [1, 0] | 1e-6
 1 | data = {path = ['a', 'b'], weights = [1, nan]} | weights = [1, nan] | 1e-6
 1 | data.balance_beta = 1 | balance_beta = 1 | below 1
-1 | data.duration_alpha = nan | duration_alpha = nan | from -10 to 10
+1 | data.duration_alpha = nan | duration_alpha = nan | finite
 1 | data.prefetch_batches = 0 | prefetch_batches = 0 | num_workers = 2
 1 | parallelism.data_parallel_replicate_degree = 2 | degree 2 x | 1 processes
 8 | parallelism = {data_parallel_replicate_degree = 2, data_parallel_shard_degree = 3} | 2 x | 3 = 6 | 8

@@ -90,6 +90,15 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
     assert asked["request"].frames == 30
 
 
+def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.codec.build_codec", lambda *_: Echo(latent_channels=CHANNELS + 1)
+    )
+    assert main(["generate", "run", "--text=one", "--speaker=ann"]) == 2
+    assert f"latents of {CHANNELS + 1} channels" in capsys.readouterr().err
+    assert asked == {}
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

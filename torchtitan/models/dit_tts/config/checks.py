@@ -217,13 +217,6 @@ def _check_ranges(config: JobConfig) -> None:
             for key in keys.split():
                 yield f"[{section}] {key}", attrgetter(f"{section}.{key}")(config)
 
-    for name, value in _numbers(asdict(config)):
-        if isinstance(value, float):
-            finite = math.isfinite(value) or (name == "[training] max_norm" and value == math.inf)
-            require(finite, f"{name} = {value}, but it must be finite")
-        require(
-            abs(value) < 2**63 or value == math.inf, f"{name} = {value}, but it must be below 2^63"
-        )
     for name, value in settings(_POSITIVE):
         require(value > 0, f"{name} = {value}, but it must be greater than 0")
     for name, value in settings(_NOT_NEGATIVE):
@@ -240,6 +233,13 @@ def _check_ranges(config: JobConfig) -> None:
     )
     for name, value in settings(_UNSUPPORTED):
         require(not value, f"{name} = true is not supported by this model family; set it to false")
+    for name, value in _numbers(asdict(config)):
+        if isinstance(value, float):
+            finite = math.isfinite(value) or (name == "[training] max_norm" and value == math.inf)
+            require(finite, f"{name} = {value}, but it must be finite")
+        require(
+            abs(value) < 2**63 or value == math.inf, f"{name} = {value}, but it must be below 2^63"
+        )
 
 
 def _numbers(sections: dict[str, Any], place: str = "") -> Iterator[tuple[str, int | float]]:
