@@ -46,7 +46,6 @@ _NOT_NEGATIVE = {
     "optimizer": "lr encoder_lr muon_lr weight_decay",
     "encoder": "fsdp_min_gib vocab_size dim",
     "checkpoint": "keep_latest_k",
-    "divergence": "spike_sigmas max_bad_steps max_rollbacks",
     "lr_scheduler": "warmup_steps",
     "benchmark": "steps duration_seconds",
     "divergence": "spike_sigmas max_bad_steps max_rollbacks",
