@@ -221,6 +221,15 @@ def test_a_change_of_what_is_trained_is_refused_or_allowed_by_its_key(tmp_path, 
     assert "was written with another optimizer" in capsys.readouterr().err
     assert train("other", "--training.steps=1", initial, "--optimizer.lr=1e-5") == 0
 
+    capsys.readouterr()
+    for steps, change, sentence in (
+        (1, [], "[training] steps = 1, but"),
+        (4, ["--encoder.n_layers=2"], "is of another model than this config's (Missing key"),
+        (4, ["--data.latent_channels=8", "--encoder.dim=16"], "is of another model"),
+    ):
+        assert train("run", f"--training.steps={steps}", *change) == 2
+        assert sentence in capsys.readouterr().err
+
     off = ["--ema.no-enable", "--resume.allow=ema.enable"]
     assert train("run", "--training.steps=4", *off) == 0
     assert "ema" not in run.checkpoint(4)

@@ -60,6 +60,21 @@ def flip(path, offset=-1) -> None:
     path.write_bytes(data)
 
 
+def in_manifest(folder, change) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def fifo(path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path, target) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
 @pytest.mark.parametrize(
     ("corrupt", "sentence"),
     [
@@ -70,6 +85,11 @@ def flip(path, offset=-1) -> None:
         (lambda f: (f / "manifest.json").unlink(), "no readable manifest.json"),
         (lambda f: os.truncate(f / "manifest.json", 40), "manifest.json is corrupt"),
         (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is corrupt"),
+        (lambda f: (f / "manifest.json").write_text("[" * 10**5), "manifest.json is corrupt"),
+        (lambda f: in_manifest(f, {"files": {"a": 3}}), "manifest.json is corrupt"),
+        (lambda f: fifo(f / "manifest.json"), "no readable manifest.json (is no regular file)"),
+        (lambda f: fifo(f / "__0_0.distcp"), "cannot be read (is no regular file)"),
+        (lambda f: link(f / ".metadata", "/dev/zero"), "cannot be read (is no regular file)"),
     ],
 )
 def test_corruption_is_named(saved, corrupt, sentence):

@@ -1,6 +1,7 @@
 """Checkpoints of a run: which one is loaded, what is refused, kept and removed."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,11 @@ from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.tools.logging import logger
+
+_MISFIT = re.compile(
+    r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
+)
+"""what DCP says of tensors that do not fit"""
 
 _SECTIONS = ("objective", "optimizer", "lr_scheduler", "ema")
 _KEYS = ("model.flavor", "model.converters", "training.max_norm", "encoder.frozen")
@@ -296,6 +302,15 @@ class RunCheckpointer(CheckpointManager):
 
     def _load(self, path: Path, resumes: bool) -> None:
         model_only = path.name == "step-0" if resumes else self.initial_load_model_only
+        step, steps = (
+            int(path.name.removeprefix("step-")) if resumes else 0,
+            self.config.training.steps,
+        )
+        if step > steps:
+            raise InputError(
+                f"[training] steps = {steps}, but {path} has trained {step} already; give as many or more, or "
+                f"another [job] experiment"
+            )
         self._check_trained_with(path, resumes and not model_only)
         if self._starts_to_train_text_encoder(model_only):
             self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
@@ -315,19 +330,7 @@ class RunCheckpointer(CheckpointManager):
         try:
             storage.load_checkpoint(states, path)
         except (CheckpointException, RuntimeError) as error:
-            missing = "Missing key in checkpoint state_dict: "
-            if f"{missing}dataloader." in str(error):
-                raise InputError(
-                    f"{path} was written by an earlier version, whose position in the data this one cannot "
-                    f"take; start a new run from its weights by [checkpoint] initial_load_path"
-                ) from None
-            if f"{missing}optimizer." not in str(error):
-                raise
-            raise InputError(
-                f"[optimizer] name = {self.config.optimizer.name!r}, but {path} was written with another "
-                f"optimizer, whose state this one cannot take; set name as it was, or start a new run "
-                f"from its weights by [checkpoint] initial_load_path"
-            ) from error
+            raise self._misfit(path, error) or error from None
         self.states[MODEL].load_state_dict(states)
         if isinstance(self.states[MODEL], _WithoutTextEncoder):
             self.states[MODEL] = self.states[MODEL].model
@@ -335,6 +338,28 @@ class RunCheckpointer(CheckpointManager):
             logger.warning(f"{path} holds no averaged weights: the average starts at its weights")
         if resumes:
             self.saved_step = self.run_folder.saved_step = int(path.name.removeprefix("step-"))
+
+    def _misfit(self, path: Path, error: BaseException) -> InputError | None:
+        """The sentence for a checkpoint that has other tensors than this run; None for other errors."""
+        found = _MISFIT.search(str(error))
+        if found is None:
+            return None
+        what, name = found[0].rstrip("."), found["name"] or ""
+        if name.startswith("dataloader."):
+            return InputError(
+                f"{path} was written by an earlier version, whose position in the data this one cannot "
+                f"take; start a new run from its weights by [checkpoint] initial_load_path"
+            )
+        if name.startswith("optimizer."):
+            return InputError(
+                f"[optimizer] name = {self.config.optimizer.name!r}, but {path} was written with another "
+                f"optimizer, whose state this one cannot take; set name as it was, or start a new run "
+                f"from its weights by [checkpoint] initial_load_path"
+            )
+        return InputError(
+            f"{path} is of another model than this config's ({what}); set [model] and [encoder] as they "
+            f"were"
+        )
 
     def _check_trained_with(self, path: Path, resumes: bool) -> None:
         try:

@@ -18,6 +18,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -197,11 +198,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         InputError: it is missing or cannot be read.
     """
     try:
+        _check_regular(path / MANIFEST)
         manifest = json.loads((path / MANIFEST).read_text())
-        assert isinstance(manifest["files"], dict) and isinstance(manifest["trained_with"], dict)
+        assert isinstance(manifest["trained_with"], dict)
+        for each in manifest["files"].values():
+            assert isinstance(each["bytes"], int) and isinstance(each["xxh3"], str)
     except OSError as error:
         raise InputError(f"{path} has no readable {MANIFEST} ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         raise InputError(f"{path / MANIFEST} is corrupt") from None
     return manifest
 
@@ -239,7 +243,14 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
     return None
 
 
+def _check_regular(path: Path) -> None:
+    """Raises OSError for a FIFO or a device, which may have no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(0, "is no regular file")
+
+
 def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
+    _check_regular(path)
     digest, size = xxhash.xxh3_64(), 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
