@@ -4,15 +4,17 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tyro
+from torchtitan.config import JobConfig as TitanJobConfig
 
 from torchtitan.models.dit_tts import cli, main, torchrun
 from torchtitan.models.dit_tts.config.help import print_help
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.shipped import find_config, shipped_configs
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 
@@ -251,6 +253,10 @@ def test_help_on_the_config_shows_what_is_used_ours_first(capsys):
     used, shown = sections(False)
     every, known = sections(True)
     assert shown[:4] == ["job", "data", "encoder", "model"]
+    ours = {each.name for each in fields(JobConfig)} - {
+        each.name for each in fields(TitanJobConfig)
+    }
+    assert "divergence" in ours and ours <= set(shown)
     assert set(shown) < set(known) and "validation" in set(known) - set(shown)
     for key in ("--data.path", "--training.global-batch-size", "--quantize.linear.float8."):
         assert key in used

@@ -302,14 +302,11 @@ class RunCheckpointer(CheckpointManager):
 
     def _load(self, path: Path, resumes: bool) -> None:
         model_only = path.name == "step-0" if resumes else self.initial_load_model_only
-        step, steps = (
-            int(path.name.removeprefix("step-")) if resumes else 0,
-            self.config.training.steps,
-        )
-        if step > steps:
+        steps = self.config.training.steps
+        if resumes and steps < int(path.name.removeprefix("step-")):
             raise InputError(
-                f"[training] steps = {steps}, but {path} has trained {step} already; give as many or more, or "
-                f"another [job] experiment"
+                f"[training] steps = {steps}, but {path} is beyond them; give as many or more, or another "
+                f"[job] experiment"
             )
         self._check_trained_with(path, resumes and not model_only)
         if self._starts_to_train_text_encoder(model_only):

@@ -201,8 +201,8 @@ class RunFolder:
 
     def fail(self, error: BaseException, behind: str = "") -> None:
         """Any rank writes why the run ended, and which rank the others waited for. The first rank to fail
-        since this start wins: the others fail because of it. Where a wrong input or a signal ends the start before it can train, a new
-        folder is removed, and another has the state that it had."""
+        since this start wins: the others fail because of it. Where a wrong input or a signal ends the
+        start before it can train, a new folder is removed, and another has the state that it had."""
         if self._refused:
             return  # the folder is another start's
         if not self.confirmed and isinstance(error, (InputError, KeyboardInterrupt)):

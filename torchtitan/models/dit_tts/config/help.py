@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import TTSConfigManager
 
 _SECTIONS = """job data encoder model attention objective optimizer lr_scheduler training ema sampling
-checkpoint resume parallelism activation_checkpoint compile quantize metrics benchmark profiling comm
+checkpoint resume divergence parallelism activation_checkpoint compile quantize metrics benchmark profiling comm
 debug""".split()
 
 # Beginnings of the keys of upstream that this model family does not use, by section.
