@@ -15,7 +15,7 @@ PRODUCT = ROOT / FAMILY.replace(".", "/")
 # A module imports from its own package and from lines above its own.
 LAYERS = [
     {"errors"},
-    {"files", "compat"},
+    {"files", "compat", "factors"},
     {"config"},
     {"model", "flow", "codec"},
     {"data"},

@@ -7,14 +7,14 @@ sentence, and none is left out.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled, with_blocks
 from torchtitan.models.dit_tts.plan.devices import ACCELERATOR, Cluster, check_device
 from torchtitan.models.dit_tts.plan.memory import capacity, states_total
@@ -53,15 +53,6 @@ class Choice:
     """in the longest bucket; None where it is refused or not even the states fit"""
 
 
-def checkpointing_name(options: ActivationCheckpoint) -> str:
-    """Activation checkpointing in a word or two."""
-    if options.mode == "memory_budget":
-        return f"memory_budget {options.memory_budget:g}"
-    if options.mode != "selective":
-        return options.mode
-    return "op" if options.selective_ac_option == "op" else f"every {options.selective_ac_option}"
-
-
 def grid(config: JobConfig, cluster: Cluster, factor: Factor) -> list[Choice]:
     """All choices, the fastest that fits first."""
     check_device(config, cluster.device)
@@ -74,11 +65,11 @@ def grid(config: JobConfig, cluster: Cluster, factor: Factor) -> list[Choice]:
         blocks_compiled(config),
         config.training.local_batch_size,
     )
-    checkpointing = {checkpointing_name(own_options): own_options}
+    checkpointing = {checkpointing_name(asdict(own_options)): own_options}
     mode: Any
     for mode, option in _CHECKPOINTING:
         other = replace(own_options, mode=mode, selective_ac_option=option)
-        checkpointing.setdefault(checkpointing_name(other), other)
+        checkpointing.setdefault(checkpointing_name(asdict(other)), other)
     # DDP, FSDP2 and HSDP; on one GPU or one node some of them are the same.
     shards = (1, cluster.gpus, cluster.gpus_per_node)
     others = [DataParallelLayout(cluster.gpus // each, each) for each in shards]
@@ -133,7 +124,7 @@ def _choice(
         max_bytes = max(step.memory.total, *needs)
     return Choice(
         layout=layout_of(config, cluster.gpus),
-        checkpointing=checkpointing_name(config.activation_checkpoint),
+        checkpointing=checkpointing_name(asdict(config.activation_checkpoint)),
         compiled=blocks_compiled(config),
         micro_batch=samples,
         accumulation=accumulation,

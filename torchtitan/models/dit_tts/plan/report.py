@@ -1,10 +1,13 @@
 """A summary, a plan or a grid as aligned plain text, each figure with its origin."""
 
+from dataclasses import asdict
+
 from torchtitan.models.dit_tts.config.job_config import Optimizer
+from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory
 from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.plan.devices import Cluster
-from torchtitan.models.dit_tts.plan.grid import Choice, checkpointing_name
+from torchtitan.models.dit_tts.plan.grid import Choice
 from torchtitan.models.dit_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from torchtitan.models.dit_tts.plan.parameters import frozen_total, trained_total
 from torchtitan.models.dit_tts.plan.plan import Plan, Step, Summary
@@ -51,7 +54,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"plan of {config.job.config_file}: flavor {config.model.flavor}",
         *_cluster(plan.cluster, plan.factor),
         f"{_layout(summary)}; {mode}, activation checkpointing "
-        f"'{checkpointing_name(config.activation_checkpoint)}'",
+        f"'{checkpointing_name(asdict(config.activation_checkpoint))}'",
         *_section("Parameters", _parameters(summary)),
         *_section(
             f"Memory of one GPU in the bucket that needs the most, {neediest.batches.lengths.frames} frames",
@@ -128,7 +131,7 @@ def memory_lines(
         how = "replicate computes on it"
         lines.append(("second copy of weights", states.gathered.total, how))
     how = f"{samples} samples, {'compiled' if compiled else 'eager'}, activation checkpointing "
-    how += f"'{checkpointing_name(config.activation_checkpoint)}', on fake tensors"
+    how += f"'{checkpointing_name(asdict(config.activation_checkpoint))}', on fake tensors"
     return [
         *lines,
         ("micro-batch", activations.batch, "latents, noise, target, speaker, text"),

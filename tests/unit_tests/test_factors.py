@@ -1,0 +1,66 @@
+"""The factors of a run, from its resolved config."""
+
+from dataclasses import asdict
+
+import pytest
+
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.factors import FACTORS, factors
+
+DEBUG = ["--job.config_file", "train_configs/debug.toml"]
+
+
+def of(args, gpus=4, gpus_per_node=4):
+    return factors(asdict(load_config([*DEBUG, *args])), gpus, gpus_per_node)
+
+
+def test_all_factors_of_the_debug_config():
+    assert of([]) == {
+        "size": "debug",
+        "backend": "torchtitan",
+        "layout": "fsdp",
+        "tensor_parallel": 1,
+        "gpus": 4,
+        "nodes": 1,
+        "batch": 3,
+        "accumulation": 1,
+        "checkpointing": "none",
+        "compile": "off",
+        "precision": "fp32",
+        "attention": "auto",
+        "optimizer": "AdamW",
+        "lengths": "data",
+    }
+    assert tuple(of([])) == FACTORS
+
+
+@pytest.mark.parametrize(
+    "args, expected",
+    [
+        (["--parallelism.data_parallel_replicate_degree=4"], {"layout": "ddp"}),
+        (["--parallelism.data_parallel_replicate_degree=2"], {"layout": "hsdp"}),
+        (
+            ["--training.local_batch_size=4", "--training.global_batch_size=32"],
+            {"batch": 4, "accumulation": 2},
+        ),
+        (
+            ["--training.local_batch_size=4", "--training.global_batch_size=-1"],
+            {"batch": 4, "accumulation": 1},
+        ),
+        (["--compile.enable", "--compile.mode=max-autotune"], {"compile": "max-autotune"}),
+        (["--model.converters=float8"], {"precision": "fp8"}),
+        (["--optimizer.state_dtype=8bit"], {"optimizer": "AdamW 8bit"}),
+        (["--activation_checkpoint.mode=selective"], {"checkpointing": "every 2"}),
+        (["--benchmark.enable", "--benchmark.lengths=longest"], {"lengths": "longest"}),
+    ],
+)
+def test_each_setting_changes_its_factor_alone(args, expected):
+    found = of(args)
+    assert {name: found[name] for name in expected} == expected
+    plain = of([])
+    assert {name for name in FACTORS if found[name] != plain[name]} <= set(expected)
+
+
+def test_nodes_and_one_gpu():
+    assert of([], gpus=1)["layout"] == "single"
+    assert of([], gpus=12, gpus_per_node=8)["nodes"] == 2
