@@ -54,7 +54,7 @@ def killed_and_resumed(settings: Settings) -> Values:
     train_runs.wait(settings, first, until=far_enough)
     if not far_enough():
         raise RuntimeError(
-            f"the run ended with status {first.returncode} before step {_KILLED_AFTER}"
+            f"the run ended with status {first.process.returncode} before step {_KILLED_AFTER}"
         )
     killed_at = max(train_runs.losses(runs / "killed"))
     resumed = train_runs.losses(train_runs.finished(settings, "debug", "killed", given))

@@ -5,7 +5,6 @@ does not end is killed. What was not reached has a row that says so.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from tools.gpu_check.items import AGAIN, FAILED, NOT_MEASURED, Row, read_stage, write_row
 from tools.gpu_check.settings import ROOT, STAGES, Settings, Stage
+from torchtitan.models.dit_tts.supervisor import kill_tree, last_line
 
 _GRACE_SECONDS = 15.0
 """after its time a stage may finish the item it is at, for so long at most"""
@@ -95,14 +95,14 @@ class Supervisor:
                     reported = self._report(place, lines, reported, began, deadline, result)
                 timed_out = process.poll() is None
             finally:
-                _end(process)
+                kill_tree(process)
             names, rows = read_stage(lines)
             if names is None:
                 state = "timeout" if timed_out else "failed"
                 why = (
                     f"the stage's {budget:.0f} s were over before its first item"
                     if timed_out
-                    else f"the stage's process ended with status {process.returncode}: {_last_words(log)}"
+                    else f"the stage's process ended with status {process.returncode}: {last_line(log)}"
                 )
                 write_row(lines, Row("start", NOT_MEASURED if timed_out else FAILED, why=why))
                 break
@@ -116,7 +116,7 @@ class Supervisor:
                     write_row(lines, Row(name, NOT_MEASURED, why=why))
                 break
             if process.returncode != AGAIN:
-                why = f"its process ended with status {process.returncode}: {_last_words(log)}"
+                why = f"its process ended with status {process.returncode}: {last_line(log)}"
                 write_row(lines, Row(missing[0], FAILED, why=why))
         result.state = state
         self._report(place, lines, reported, began, deadline, result)
@@ -186,17 +186,3 @@ def short(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-
-
-def _last_words(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "it printed nothing"
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Kills what is left of a stage's processes."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()

@@ -1,9 +1,6 @@
 """Starts train.py as a user would, within a stage's time, and reads what the run leaves."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +8,7 @@ from typing import Any
 
 from tools.gpu_check.items import NotMeasured
 from tools.gpu_check.settings import ROOT, Settings
+from torchtitan.models.dit_tts.supervisor import RunProcess, read_json, train_command
 
 _CONFIGS = {
     "debug": "debug.toml",
@@ -18,8 +16,6 @@ _CONFIGS = {
     "3B": "dit_tts_3b.toml",
     "8B": "dit_tts_8b.toml",
 }
-
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class OutOfMemoryError(Exception):
@@ -30,40 +26,25 @@ def config_of(flavor: str) -> str:
     return str(ROOT / "train_configs" / _CONFIGS[flavor])
 
 
-def start(settings: Settings, flavor: str, name: str, arguments: list[str]) -> subprocess.Popen:
+def start(settings: Settings, flavor: str, name: str, arguments: list[str]) -> RunProcess:
     """Starts a run in the folder `work/runs/name`; its output goes to a log beside."""
     runs = settings.folder / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, str(ROOT / "train.py"), "--job.config_file", config_of(flavor)]
-    command += ["--job.dump_folder", str(runs), "--job.experiment", name, *arguments]
-    environment = {
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # as scripts/train_tts.sh has it
-        **{key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES},
-    }
-    with open(runs / f"{name}.log", "ab") as log:
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+    place = ["--job.dump_folder", str(runs), "--job.experiment", name]
+    command = train_command(config_of(flavor), 1, [*place, *arguments])
+    return RunProcess(command, runs / name, runs / f"{name}.log")
 
 
-def wait(
-    settings: Settings,
-    process: subprocess.Popen,
-    until: Callable[[], bool] | None = None,
-) -> None:
+def wait(settings: Settings, run: RunProcess, until: Callable[[], bool] = lambda: False) -> None:
     """Waits for the end of a run, or until something holds of it, when it is killed.
 
     Raises:
         NotMeasured: the stage's time was over first; the run is killed.
     """
     try:
-        while process.poll() is None and not (until is not None and until()):
-            if time.time() > settings.deadline:
-                raise NotMeasured("time: the stage's time was over before the run had ended")
-            time.sleep(0.05)
+        if not run.wait(settings.deadline - time.time(), until):
+            raise NotMeasured("time: the stage's time was over before the run had ended")
     finally:
-        process.kill()
-        process.wait()
+        run.end()
 
 
 def finished(settings: Settings, flavor: str, name: str, arguments: list[str]) -> Path:
@@ -74,23 +55,19 @@ def finished(settings: Settings, flavor: str, name: str, arguments: list[str]) -
 
     Raises:
         OutOfMemoryError: it ended in the state oom.
-        RuntimeError: it failed, with the run's own words.
+        RuntimeError: it failed, with its error.
     """
     folder = settings.folder / "runs" / name
-
-    def completed() -> bool:
-        return _state(folder).get("state") == "completed"
-
-    if completed():
+    if read_json(folder / "state.json").get("state") == "completed":
         return folder
-    process = start(settings, flavor, name, arguments)
-    wait(settings, process, until=completed)
-    if completed():
-        return folder
-    state = _state(folder)
-    if state.get("state") == "oom":
-        raise OutOfMemoryError(state.get("error", "")[:200])
-    raise RuntimeError(f"run {name} ended with status {process.returncode}: {_last_words(folder)}")
+    run = start(settings, flavor, name, arguments)
+    wait(settings, run, until=run.completed)
+    outcome = run.outcome()
+    if outcome.state == "oom":
+        raise OutOfMemoryError(outcome.reason[:200])
+    if outcome.state != "completed":
+        raise RuntimeError(f"run {name}: {outcome.state}: {outcome.reason}")
+    return folder
 
 
 def sizes(micro_batch: int) -> list[str]:
@@ -148,17 +125,3 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / "state.json").read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _last_words(folder: Path) -> str:
-    log = folder.with_name(f"{folder.name}.log").read_text(errors="replace")
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if "rror" in line]
-    return (errors or lines or ["it printed nothing"])[-1][:300]

@@ -1,6 +1,5 @@
 """Parts of the GPU check that start no stage: how runs are waited for, and what is timed."""
 
-import json
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from tools.gpu_check.items import NotMeasured, is_out_of_memory
 from tools.gpu_check.models import Mode, built
 from tools.gpu_check.settings import Settings
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.supervisor import RunProcess
 
 TINY = DiTTTSModelArgs(
     dim=64,
@@ -35,17 +35,19 @@ def settings(folder: Path, seconds: float = 60.0) -> Settings:
     return Settings("cpu", True, str(folder), ("debug",), (), "H100", time.time() + seconds)
 
 
-def run_that(monkeypatch, state: str, then: str) -> list[subprocess.Popen]:
+def run_that(monkeypatch, state: str, then: str) -> list[RunProcess]:
     """Puts a process in a training run's place, which leaves a state and continues."""
-    started: list[subprocess.Popen] = []
+    started: list[RunProcess] = []
 
     def start(settings, flavor, name, arguments):
         folder = settings.folder / "runs" / name
         folder.mkdir(parents=True)
-        folder.with_name(f"{name}.log").write_text("ValueError: its words")
-        code = f"import sys, time; open(sys.argv[1], 'w').write({json.dumps({'state': state})!r}); {then}"
-        command = [sys.executable, "-c", code, str(folder / "state.json")]
-        started.append(subprocess.Popen(command))
+        code = (
+            "import json, sys, time; state = {'state': sys.argv[2], 'time': time.time(), 'error': 'its words'};"
+            f"open(sys.argv[1], 'w').write(json.dumps(state)); {then}"
+        )
+        command = [sys.executable, "-c", code, str(folder / "state.json"), state]
+        started.append(RunProcess(command, folder, folder.with_name(f"{name}.log")))
         return started[-1]
 
     monkeypatch.setattr(train_runs, "start", start)
@@ -55,7 +57,7 @@ def run_that(monkeypatch, state: str, then: str) -> list[subprocess.Popen]:
 def test_a_completed_run_is_not_waited_for(tmp_path, monkeypatch):
     started = run_that(monkeypatch, "completed", "time.sleep(1000)")
     folder = train_runs.finished(settings(tmp_path), "debug", "long end", [])
-    assert folder.is_dir() and started[0].returncode is not None
+    assert folder.is_dir() and started[0].process.returncode is not None
     assert train_runs.finished(settings(tmp_path), "debug", "long end", []) == folder
     assert len(started) == 1
 
@@ -66,12 +68,12 @@ def test_how_a_run_ends_otherwise(tmp_path, monkeypatch):
     with pytest.raises(train_runs.OutOfMemoryError):
         train_runs.finished(settings(tmp_path), "debug", "large", [])
     run_that(monkeypatch, "failed", "sys.exit(1)")
-    with pytest.raises(RuntimeError, match="status 1: ValueError: its words"):
+    with pytest.raises(RuntimeError, match="failed: its words"):
         train_runs.finished(settings(tmp_path), "debug", "faulty", [])
     started = run_that(monkeypatch, "running", "time.sleep(1000)")
     with pytest.raises(NotMeasured, match="time"):
         train_runs.finished(settings(tmp_path, seconds=0.5), "debug", "slow", [])
-    assert started[0].returncode is not None
+    assert started[0].process.returncode is not None
 
 
 def test_a_plan_is_waited_for_within_the_stages_time(tmp_path):

@@ -1,17 +1,22 @@
 """Errors as the user meets them: the exception for a mistake, exit codes, the state a run ends in."""
 
 import errno
+import json
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+ERROR_FILE_VARIABLE = "TITAN_TTS_ERROR_FILE"
+"""Environment variable: a file in which a command that fails leaves its state and its error as JSON"""
 
 _LOST_PEER = (
     "connection closed by peer",
@@ -93,7 +98,8 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
 
     def wrapped(args: list[str]) -> int:
         try:
-            status = function(args) or 0
+            with _error_left_in_file():
+                status = function(args) or 0
             sys.stdout.flush()
             return status
         except BrokenPipeError:
@@ -127,6 +133,20 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
     return wrapped
 
 
+@contextmanager
+def _error_left_in_file() -> Iterator[None]:
+    """Writes an error to the file that ERROR_FILE_VARIABLE names: the first of several ranks' only."""
+    try:
+        yield
+    except Exception as error:
+        path = os.environ.get(ERROR_FILE_VARIABLE)
+        if path and not is_lost_peer(error):
+            sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__
+            with suppress(OSError), open(path, "x") as file:
+                json.dump({"state": failure_state(error), "error": sentence}, file)
+        raise
+
+
 def _reader_left() -> bool:
     """Whether nobody reads stdout any more (`| head`); then the rest goes to the null device."""
     try:
@@ -149,10 +169,12 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def failure_state(error: BaseException) -> str:
     """The state in which an error leaves a run: oom, timeout or failed."""
+    if isinstance(error, MemoryError):
+        return "oom"
     import torch
 
     message = str(error).lower()
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(error, torch.OutOfMemoryError):
         return "oom"
     # What torch's allocator did not ask for: "CUDA error: out of memory", "Triton Error [CUDA]: out of
     # memory", CUBLAS_STATUS_ALLOC_FAILED; and its allocator on a CPU.

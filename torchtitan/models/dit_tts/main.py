@@ -78,10 +78,11 @@ def train(args: list[str]) -> int:
 
     from torchtitan.models.dit_tts.codec.record import check_kind
     from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
-    from torchtitan.models.dit_tts.infra.stop_signal import StopSignal, die_with_parent, state_after
+    from torchtitan.models.dit_tts.infra.stop_signal import StopSignal, state_after
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
+    from torchtitan.models.dit_tts.supervisor import die_with_parent
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module

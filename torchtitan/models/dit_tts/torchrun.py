@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
+
+from torchtitan.models.dit_tts.supervisor import children, die_with_parent
 
 _PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -23,23 +24,13 @@ _AGENT = (
 )
 
 
-def _children(parent: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent:
-                found.append(int(folder.name))
-    return found
-
-
 def launch(args: list[str]) -> int:
     """Runs torchrun with its own arguments. Returns the first failed rank's exit status, or 0."""
     process = subprocess.Popen([sys.executable, "-c", _AGENT, *args], start_new_session=True)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         # Before it has ranks there is nothing to save.
-        for pid in _children(process.pid) or [process.pid]:
+        for pid in children(process.pid) or [process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -57,8 +48,6 @@ def agent(args: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
-
-    from torchtitan.models.dit_tts.infra.stop_signal import die_with_parent
 
     die_with_parent()
     try:

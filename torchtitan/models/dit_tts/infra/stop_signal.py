@@ -4,7 +4,6 @@ A handler of Python runs only between two instructions of the main thread, which
 for minutes. So the numbers of the signals come through a pipe to a thread.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -27,12 +26,6 @@ _SAME_SECONDS = 1.0
 """A launcher and a terminal may each send the same signal; a second one comes later."""
 _SAY_SO_SECONDS = 3.0
 """within which the ranks of a collective that has timed out say so"""
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Has the kernel send SIGTERM to this process when its parent dies, even of SIGKILL (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def state_after(number: int) -> str:
@@ -54,6 +47,7 @@ class StopSignal:
         self._at_once = at_once
         self._number, self._since = 0, 0.0
         self._armed = False
+        self._once = threading.Lock()
         self._group: dist.ProcessGroup | None = None
         self._reader, writer = socket.socketpair()
         writer.setblocking(False)
@@ -107,7 +101,7 @@ class StopSignal:
                 f"{signal.Signals(number).name}: this step ends, a checkpoint is saved, and the run ends; "
                 f"another signal ends it at once"
             )
-        elif time.monotonic() - self._since > _SAME_SECONDS:
+        elif time.monotonic() - self._since > _SAME_SECONDS and self._once.acquire(blocking=False):
             self._at_once(number)
             os._exit(128 + number)
 

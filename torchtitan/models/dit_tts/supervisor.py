@@ -1,0 +1,206 @@
+"""Starts a training run in processes of its own, waits for it, ends it, and reads what became of it.
+
+The outcome comes from what the run has written, `state.json` and the file of its error, never from its
+log. torch is not imported: a supervisor starts at once and leaves the memory to the runs.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE
+
+ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
+"""States of `state.json` in which a run has ended"""
+
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 30.0
+
+
+def die_with_parent() -> None:
+    """Has the kernel send SIGTERM to this process when its parent dies, even of SIGKILL (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def children(parent: int) -> list[int]:
+    """Process ids of the children of a process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found.append(int(folder.name))
+    return found
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """Kills a process and all that it has started, also in sessions of their own, and waits for it."""
+    doomed = [process.pid] if process.poll() is None else []
+    for pid in doomed:
+        doomed.extend(children(pid))
+    for pid in doomed:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # what a leader that has ended left in its group
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty, for messages."""
+    with suppress(OSError):
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+        return next((line[:300] for line in reversed(lines) if line), "it printed nothing")
+    return "it printed nothing"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one where the file is missing, incomplete or something else."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def train_command(config: str | Path, processes: int, arguments: Sequence[str]) -> list[str]:
+    """The command of a run on this machine.
+
+    Args:
+        config: TOML file or the name of a shipped config.
+        processes: ranks.
+        arguments: keys of the config, --section.key=value.
+    """
+    count = ["--nproc", str(processes)] if processes > 1 else []
+    return [sys.executable, "-m", "titan_tts", "train", str(config), *count, *arguments]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    state: str
+    """one of ENDED"""
+
+    reason: str
+    """one sentence; empty for a completed run"""
+
+    seconds: float
+    """from its start to its end"""
+
+
+class RunProcess:
+    """A training run that was just started.
+
+    Args:
+        command: of one process, which may start others.
+        folder: the run folder.
+        log: file to which its output is appended.
+        environment: variables beside those of this process.
+        memory_gib: limit of the address space of each of its processes; 0: none.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        memory_gib: float = 0.0,
+    ):
+        self.folder = folder
+        self.log = log
+        self.began = time.time()
+        self._error_file = log.with_name(f"{log.name}.error.json")
+        self._error_file.unlink(missing_ok=True)
+        self._oom_kills = _oom_kills()
+        limit = int(memory_gib * 2**30)
+
+        def prepare() -> None:
+            die_with_parent()
+            if limit:
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+        variables = {
+            # Batches of several shapes fragment the allocator's fixed segments.
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            **{key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES},
+            **(environment or {}),
+            ERROR_FILE_VARIABLE: str(self._error_file),
+        }
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as output:
+            self.process = subprocess.Popen(
+                list(command),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """The run's state.json, empty before this start has written it."""
+        state = read_json(self.folder / "state.json")
+        written = state.get("time", 0.0)
+        return state if isinstance(written, float) and written >= self.began else {}
+
+    def completed(self) -> bool:
+        return self.state().get("state") == "completed"
+
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until the run has ended or `until` holds. Returns False if neither came in time."""
+        deadline = time.time() + seconds
+        while self.process.poll() is None and not until():
+            if time.time() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def end(self, grace_seconds: float = 0.0) -> None:
+        """Ends the run: by SIGTERM with time to save, if there is any, and then by SIGKILL."""
+        if grace_seconds and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.wait(grace_seconds)
+        kill_tree(self.process)
+
+    def outcome(self) -> Outcome:
+        """What became of the run, which has ended; a run that was killed counts as failed."""
+        seconds = time.time() - self.began
+        state, error = self.state(), read_json(self._error_file)
+        if state.get("state") in ENDED:
+            return Outcome(state["state"], str(state.get("error", "")), seconds)
+        if error:
+            return Outcome(str(error.get("state")), str(error.get("error")), seconds)
+        status = self.process.returncode
+        if status in (-signal.SIGKILL, 128 + signal.SIGKILL) and _oom_kills() > self._oom_kills:
+            return Outcome("oom", "the kernel ended it for lack of memory", seconds)
+        step = state.get("step", 0)
+        return Outcome(
+            "failed", f"its process ended with status {status} after step {step}", seconds
+        )
+
+
+def _oom_kills() -> int:
+    """Processes of this control group that the kernel has killed for lack of memory."""
+    for counters in _OOM_COUNTERS:
+        with suppress(OSError):
+            for line in Path(counters).read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    return 0
