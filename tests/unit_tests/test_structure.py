@@ -25,7 +25,7 @@ LAYERS = [
     {"metrics", "checkpointing", "benchmark", "rollback"},
     {"train_spec", "trainer"},
     {"plan", "prepare", "doctor"},
-    {"inference"},
+    {"inference", "ablate"},
     {"main", "torchrun"},
     {"train_command", "checkpoint_command"},
     {"cli"},

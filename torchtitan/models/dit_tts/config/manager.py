@@ -31,7 +31,7 @@ def _of_type(value: Any, kind: Any) -> bool:
     return kind is bool or not any(isinstance(element, bool) for element in elements)
 
 
-def _section(cls: Any, values: dict[str, Any], where: str, name: str = "") -> Any:
+def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str = "") -> Any:
     """A section (or, without a name, the complete config) from a dictionary; `where` is its file.
 
     Raises:
@@ -49,7 +49,7 @@ def _section(cls: Any, values: dict[str, Any], where: str, name: str = "") -> An
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, dict):
                 raise InputError(f"{where}: {shown} = {value!r} must be a section, [{key}]")
-            made[key] = _section(kind, value, where, f"{name}.{key}" if name else key)
+            made[key] = dataclass_from_dict(kind, value, where, f"{name}.{key}" if name else key)
         elif _of_type(value, kind):
             made[key] = value
         else:
@@ -137,7 +137,7 @@ class TTSConfigManager(ConfigManager):
             raise InputError(f"{self._file} is not valid TOML: {error}") from error
 
     def _dict_to_dataclass(self, cls, data: dict[str, Any]) -> Any:
-        return _section(cls, data, self._file)
+        return dataclass_from_dict(cls, data, self._file)
 
     def _validate_config(self) -> None:
         """Upstream looks for a language model's tokenizer here; this family has none."""
@@ -184,7 +184,7 @@ def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfi
     Raises:
         InputError: an unknown key, a value of the wrong type.
     """
-    return _section(JobConfig, without_none(content), where)
+    return dataclass_from_dict(JobConfig, without_none(content), where)
 
 
 def load_config(args: list[str]) -> JobConfig:

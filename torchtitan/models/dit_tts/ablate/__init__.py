@@ -1,0 +1,1 @@
+"""Grids of benchmark runs, and the search for the largest batch that fits."""

@@ -1,0 +1,277 @@
+"""The runs of a grid: what each changes in the base config, its factors and its name."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.ablate.grid_file import AUTO, AXES, GridFile, combinations
+from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, resolve
+from torchtitan.models.dit_tts.config.shipped import find_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.factors import factors
+from torchtitan.models.dit_tts.model_config import model_flavors
+
+WARM_UP_STEPS = 3
+"""per shape of mixed lengths"""
+
+_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid."""
+
+    name: str
+    """of its folder; nothing is read from it"""
+
+    axes: dict[str, Any]
+    """values of the grid's axes"""
+
+    repeat: int
+    """from 0"""
+
+    settings: dict[str, Any]
+    """what is set in the base config, by section.key"""
+
+    config: JobConfig
+    """resolved"""
+
+    factors: dict[str, Any]
+    """of `factors.factors`, and the other axes"""
+
+    gpus: int
+    gpus_per_node: int
+    refused: str
+    """the sentence with which training would refuse the config; empty where it starts"""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.config.job.dump_folder) / self.config.job.experiment
+
+    @property
+    def group(self) -> str:
+        """The same for runs that differ only in batch and repeat."""
+        return repr({axis: value for axis, value in self.axes.items() if axis != "batch"})
+
+    @property
+    def batch(self) -> int:
+        """Samples of the longest bucket on one rank; 0: still to be found."""
+        batch = self.factors["batch"]
+        return 0 if batch == AUTO else int(batch)
+
+
+class Cells:
+    """Makes the runs of a grid.
+
+    Args:
+        folder: the grid's, in which each run has a folder.
+    """
+
+    def __init__(self, grid: GridFile, folder: Path):
+        self.grid = grid
+        self.folder = folder
+        self._bases: dict[str, dict[str, Any]] = {}
+
+    def all(self) -> list[Cell]:
+        """Every run, grouped and by growing batch, the first repeat of all before the second of any.
+
+        Raises:
+            InputError: a value that its axis does not have, or a config key that is not known.
+        """
+        repeats = range(self.grid.grid.repeats)
+        found = [self.make(axes, n) for n in repeats for axes in combinations(self.grid)]
+        cells = {cell.name: cell for cell in found}
+        if len(cells) < len(found):
+            raise InputError(
+                f"[grid] {self.grid.grid.name}: two runs have the same values; each of [[extra]] must differ "
+                f"from the runs of the axes"
+            )
+        groups = list(dict.fromkeys(cell.group for cell in found))
+        return sorted(found, key=lambda c: (c.repeat, groups.index(c.group), c.batch))
+
+    def make(
+        self,
+        axes: dict[str, Any],
+        repeat: int,
+        batch: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+    ) -> Cell:
+        """A run with these values of the axes.
+
+        Args:
+            batch: takes the place of the axis's "auto".
+            settings: config keys that win over the grid's.
+            folder: the run's; by default in the grid's folder, by its name.
+        """
+        options = self.grid.grid
+        chosen = axes if batch is None else {**axes, "batch": batch}
+        gpus = _whole("gpus", chosen.get("gpus", options.gpus))
+        changed = {
+            "benchmark.enable": True,
+            "benchmark.lengths": options.lengths,
+            "metrics.enable_tensorboard": False,
+            **_steps(options),
+            **_flat(self.grid.settings),
+            **_axis_settings(chosen, gpus, -(-gpus // options.gpus_per_node)),
+            **{key: value for key, value in chosen.items() if key not in AXES},
+            **(settings or {}),
+        }
+        base = chosen.get("size", options.config)
+        config = self._config(base, changed)
+        refused = ""
+        try:
+            validate_config(config, gpus, list(model_flavors()))
+            validate_machine(config)
+        except InputError as error:
+            refused = str(error)
+        found: dict[str, Any] = dict(factors(asdict(config), gpus, options.gpus_per_node))
+        if chosen.get("batch") == AUTO:
+            found["batch"] = AUTO
+        found |= {axis: value for axis, value in axes.items() if axis not in AXES}
+        name = _name(config, found, repeat if options.repeats > 1 else None)
+        folder = folder or self.folder / name
+        job = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
+        return Cell(
+            name=name,
+            axes=axes,
+            repeat=repeat,
+            settings=changed,
+            config=replace(config, job=job),
+            factors=found,
+            gpus=gpus,
+            gpus_per_node=options.gpus_per_node,
+            refused=refused,
+        )
+
+    def _config(self, base: str, settings: Mapping[str, Any]) -> JobConfig:
+        if base not in self._bases:
+            path = find_config(str(base))
+            self._bases[base] = asdict(load_config(["--job.config_file", str(path)]))
+        content = {section: dict(keys) for section, keys in self._bases[base].items()}
+        for key, value in settings.items():
+            *sections, name = key.split(".")
+            place = content
+            for section in sections:
+                place[section] = dict(place.get(section) or {})
+                place = place[section]
+            place[name] = value
+        return resolve(config_from_dict(content, f"[grid] {self.grid.grid.name}"))
+
+
+def _steps(options) -> dict[str, Any]:
+    if options.lengths == "mixed":
+        return {"benchmark.steps": options.steps, "benchmark.warmup_steps": WARM_UP_STEPS}
+    warm_up = options.steps - options.counted_steps
+    return {"benchmark.steps": options.counted_steps, "benchmark.warmup_steps": warm_up}
+
+
+def _flat(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """`data.max_frames` and `"data.max_frames"` are the same key here."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{place}{key}.")
+        else:
+            flat[f"{place}{key}"] = value
+    return flat
+
+
+def _axis_settings(axes: Mapping[str, Any], gpus: int, nodes: int) -> dict[str, Any]:
+    """The config keys that the axes of AXES stand for."""
+    settings: dict[str, Any] = {}
+    if "layout" in axes:
+        replicas, shards = _degrees(axes["layout"], gpus, nodes)
+        settings["parallelism.data_parallel_replicate_degree"] = replicas
+        settings["parallelism.data_parallel_shard_degree"] = shards
+    if "batch" in axes:
+        batch = 1 if axes["batch"] == AUTO else _whole("batch", axes["batch"])
+        steps = _whole("accumulation", axes.get("accumulation", 1))
+        settings["training.local_batch_size"] = batch
+        settings["training.global_batch_size"] = batch * gpus * steps
+        settings["data.batch_multiple"] = gpus * steps
+    elif "accumulation" in axes:
+        raise InputError("[axes] accumulation needs an axis batch; add one")
+    if "checkpointing" in axes:
+        settings |= _checkpointing(axes["checkpointing"])
+    if "compile" in axes:
+        mode = axes["compile"]
+        settings["compile.enable"] = mode != "off"
+        settings |= {} if mode == "off" else {"compile.mode": mode}
+    if "precision" in axes:
+        precision = axes["precision"]
+        if precision not in _PRECISIONS:
+            raise InputError(
+                f"[axes] precision has {precision!r}, but there are {', '.join(_PRECISIONS)}"
+            )
+        settings["training.mixed_precision_param"] = _PRECISIONS[precision]
+        settings["model.converters"] = ["float8"] if precision == "fp8" else []
+    if "attention" in axes:
+        settings["attention.backend"] = axes["attention"]
+    return settings
+
+
+def _whole(axis: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 10**6:
+        raise InputError(f"[axes] {axis} has {value!r}, but it must be a whole number above 0")
+    return value
+
+
+def _degrees(layout: Any, gpus: int, nodes: int) -> tuple[int, int]:
+    """(replicas, shards) of a layout. HSDP shards within a node, or in two parts on one node."""
+    replicas = {"ddp": gpus, "fsdp": 1, "hsdp": nodes if nodes > 1 else 2}.get(layout)
+    if replicas is not None:
+        return replicas, max(1, gpus // replicas)
+    degrees = re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout))
+    if degrees is None:
+        raise InputError(
+            f"[axes] layout has {layout!r}, but there are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
+        )
+    return int(degrees[1]), int(degrees[2])
+
+
+def _checkpointing(value: Any) -> dict[str, Any]:
+    kind, _, number = str(value).partition(" ")
+    if kind in ("none", "full") and not number:
+        return {"activation_checkpoint.mode": kind}
+    if kind == "op" and not number or kind == "every" and number.isdigit():
+        return {
+            "activation_checkpoint.mode": "selective",
+            "activation_checkpoint.selective_ac_option": number or "op",
+        }
+    if kind == "memory_budget" and re.fullmatch(r"[01](\.\d+)?", number):
+        return {
+            "activation_checkpoint.mode": "memory_budget",
+            "activation_checkpoint.memory_budget": float(number),
+        }
+    raise InputError(
+        f"[axes] checkpointing has {value!r}, but there are none, full, op, 'every N' and 'memory_budget F'"
+    )
+
+
+def _name(config: JobConfig, found: Mapping[str, Any], repeat: int | None) -> str:
+    """The run's name, as the project's predecessor had it: ps is the patch size of the latents, which are
+    not patched."""
+    parallelism = config.parallelism
+    replicas, shards = (
+        parallelism.data_parallel_replicate_degree,
+        parallelism.data_parallel_shard_degree,
+    )
+    if shards < 0:
+        shards = found["gpus"] // replicas
+    parts = [
+        f"dit_{found['size']}_bs{found['batch']}_ps1_act{found['checkpointing']}_c{found['compile']}",
+        f"{found['precision']}_p{replicas}x{shards}",
+    ]
+    if found["accumulation"] != 1:
+        parts.append(f"acc{found['accumulation']}")
+    if found["attention"] != "auto":
+        parts.append(str(found["attention"]))
+    parts += [f"{key.rpartition('.')[2]}{value}" for key, value in found.items() if "." in key]
+    parts += [] if repeat is None else [f"r{repeat}"]
+    return re.sub(r"[^\w.=-]+", "-", "_".join(parts))[:200]

@@ -1,0 +1,55 @@
+"""`titan-tts ablate`: runs a grid of benchmarks, and continues one that was ended."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError
+
+
+@dataclass
+class Options:
+    """Run a grid of benchmarks.
+
+    The same command continues a grid that was ended. Several commands, as of a SLURM array, share a grid
+    between them.
+    """
+
+    grid: tyro.conf.Positional[Path]
+    """TOML file of the grid; see docs/ablations.md."""
+
+    dry_run: bool = False
+    """List the runs, with the plan's forecast where the GPU is known; start none."""
+
+    retry: str = ""
+    """States whose runs are run again, with commas: oom, failed, timeout, skipped."""
+
+    run_what_cannot_fit: bool = False
+    """Run also what does not fit by the plan."""
+
+
+def run(options: Options) -> int:
+    """Runs what is left of a grid. Returns the exit status: 1 where a run has failed or timed out.
+
+    Raises:
+        InputError: the grid's file is wrong, or its folder holds other runs.
+    """
+    from torchtitan.models.dit_tts.ablate.grid_file import read_grid
+
+    grid = read_grid(options.grid)
+    # torch takes seconds to import.
+    from torchtitan.models.dit_tts.ablate.grid_run import GridRun
+    from torchtitan.models.dit_tts.ablate.runner import FINAL
+    from torchtitan.models.dit_tts.errors import quiet_known_warnings
+
+    quiet_known_warnings()
+    retried = {state for state in options.retry.split(",") if state}
+    if retried - set(FINAL):
+        raise InputError(f"--retry {options.retry}, but there are {', '.join(FINAL)}")
+    grid_run = GridRun(grid, retried, options.run_what_cannot_fit)
+    if options.dry_run:
+        for line in grid_run.list():
+            print(line)
+        return 0
+    return grid_run.run(options.grid.read_text())

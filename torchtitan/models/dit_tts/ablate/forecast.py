@@ -1,0 +1,84 @@
+"""What `titan-tts plan` predicts of a grid's runs."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from torchtitan.models.dit_tts.ablate.cells import Cell
+from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.plan.compare import load_factor
+from torchtitan.models.dit_tts.plan.devices import (
+    Cluster,
+    Device,
+    check_device,
+    device_of,
+    find_device,
+    with_peak,
+)
+from torchtitan.models.dit_tts.plan.plan import Batches, Planner, estimated_buckets, longest_batches
+from torchtitan.tools import utils
+
+_GIB = 2**30
+_VARIED = ("parallelism", "activation_checkpoint", "compile", "job")
+"""Sections in which the configs of one `Planner` may differ; and batches"""
+
+
+class Forecaster:
+    """Args:
+    gpu: name in the plan's table; empty: this machine's, without forecasts where it is not known.
+    """
+
+    def __init__(self, gpu: str):
+        self.device: Device | None
+        self.device = find_device(gpu) if gpu else device_of(utils.device_module.get_device_name())
+        self._planners: dict[str, Planner] = {}
+
+    def forecast(self, cell: Cell) -> dict[str, Any] | None:
+        """Memory, time and MFU of a run; None where the plan knows nothing of it."""
+        if self.device is None or cell.refused or not cell.batch:
+            return None
+        config = upstream_view(cell.config, run_folder_path(cell.config), cell.gpus)
+        device = with_peak(self.device, config)
+        try:
+            check_device(config, device)
+        except InputError:
+            return None
+        nodes = -(-cell.gpus // cell.gpus_per_node)
+        cluster = Cluster(device, cell.gpus // nodes, nodes)
+        planner = self._planner(cell)
+        batches = longest_batches(config, cell.gpus)
+        step = planner.step(config, cluster, load_factor(device.name), batches)
+        memory = [step.memory]
+        if config.benchmark.lengths == "mixed":
+            others = estimated_buckets(config, cell.gpus)
+            memory += [planner.memory(config, device, each) for _, each in others]
+        return {
+            "gpu": device.name,
+            "fits": all(each.fits for each in memory),
+            "gib": max(each.total for each in memory) / _GIB,
+            "seconds_per_step": step.seconds.middle,
+            "samples_per_second": step.samples_per_second.middle,
+            "mfu": step.mfu.middle,
+        }
+
+    def largest(self, cell: Cell, batches: Batches) -> int:
+        """The largest micro-batch of a shape that fits by the plan; 0 where it knows nothing."""
+        if self.device is None or cell.refused:
+            return 0
+        device = with_peak(self.device, cell.config)
+        try:
+            check_device(cell.config, device)
+        except InputError:
+            return 0
+        return self._planner(cell).largest(cell.config, device, batches)
+
+    def _planner(self, cell: Cell) -> Planner:
+        content = asdict(cell.config)
+        training = {**content["training"], "local_batch_size": 0, "global_batch_size": 0}
+        data = {**content["data"], "batch_multiple": 0}
+        rest = {key: value for key, value in content.items() if key not in _VARIED}
+        key = json.dumps([cell.gpus, {**rest, "training": training, "data": data}], sort_keys=True)
+        if key not in self._planners:
+            self._planners[key] = Planner(cell.config, cell.gpus)
+        return self._planners[key]

@@ -1,0 +1,173 @@
+"""The TOML file of a grid: a base config, axes, exclusions, repeats.
+
+[grid]
+name = "800m"
+config = "800m"             # path or name of a shipped config
+gpus_per_node = 8
+
+[settings]                  # keys of the config that hold for every run
+"data.max_frames" = 768
+
+[axes]                      # every combination is a run; an axis is a name of AXES or a config key
+layout = ["ddp", "fsdp"]
+batch = [1, 2, 4, 8]
+compile = ["off", "default"]
+
+[[exclude]]                 # combinations that have all of these values are left out
+layout = "ddp"
+batch = 8
+
+[[extra]]                   # one more run: values of the axes, and keys of the config
+batch = 1
+"optimizer.lr" = 0.5
+"""
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torchtitan.models.dit_tts.config.manager import dataclass_from_dict
+from torchtitan.models.dit_tts.errors import InputError
+
+AXES = (
+    "size",
+    "gpus",
+    "layout",
+    "batch",
+    "accumulation",
+    "checkpointing",
+    "compile",
+    "precision",
+    "attention",
+)
+"""Axes with values of their own; every other axis is a config key, `section.key`. `size` is a config,
+`batch` the micro-batch of a rank or "auto": the largest that fits."""
+
+AUTO = "auto"
+
+MAX_RUNS = 10_000
+
+
+@dataclass
+class Options:
+    """`[grid]`."""
+
+    name: str = ""
+    """of the grid's folder in dump_folder; empty: the file's name without .toml"""
+
+    config: str = ""
+    """path or name of the base config; the axis `size` takes its place"""
+
+    dump_folder: str = "./outputs"
+    """the grid's folder is made in it"""
+
+    gpus: int = 1
+    """processes of every run, where there is no axis gpus"""
+
+    gpus_per_node: int = 8
+    """more than these are several nodes"""
+
+    gpu: str = ""
+    """name of the GPU for the plan's forecasts, as in `titan-tts plan --gpu`; empty: this machine's"""
+
+    steps: int = 50
+    """of a run; with lengths = "longest" the last `counted_steps` are counted"""
+
+    counted_steps: int = 10
+    """with lengths = "longest"; with "mixed" all steps after those of the warm-up are"""
+
+    lengths: Literal["longest", "mixed"] = "longest"
+    """of `[benchmark]`"""
+
+    repeats: int = 1
+    """of each run; the grid is run through once before it is repeated"""
+
+    timeout_minutes: float = 20.0
+    """of a run"""
+
+    memory_gib: float = 0.0
+    """limit of the address space of each process; 0: none"""
+
+
+@dataclass
+class GridFile:
+    grid: Options = field(default_factory=Options)
+    settings: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, list[Any]] = field(default_factory=dict)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
+    extra: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_grid(path: Path) -> GridFile:
+    """Reads and checks a grid.
+
+    Raises:
+        InputError: it cannot be read, or a key or a value is wrong.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); give the TOML file of a grid"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    grid: GridFile = dataclass_from_dict(GridFile, content, str(path))
+    options = grid.grid
+    options.name = options.name or path.stem
+    if not options.config and "size" not in grid.axes:
+        raise InputError(f"{path}: [grid] config is missing; give a TOML file or a shipped config")
+    if "/" in options.name or options.name in (".", ".."):
+        raise InputError(f"{path}: [grid] name = {options.name!r} must be a folder's name")
+    for name in ("gpus", "gpus_per_node", "steps", "counted_steps", "repeats", "timeout_minutes"):
+        value = getattr(options, name)
+        if not 0 < value < 10**9:
+            raise InputError(f"{path}: [grid] {name} = {value}, but it must be greater than 0")
+    if not 0 <= options.memory_gib < math.inf:
+        raise InputError(
+            f"{path}: [grid] memory_gib = {options.memory_gib}, but it must be 0 or more"
+        )
+    if options.lengths == "longest" and options.counted_steps >= options.steps:
+        raise InputError(
+            f"{path}: [grid] counted_steps = {options.counted_steps} must be less than steps = "
+            f"{options.steps}: the others are the warm-up"
+        )
+    for axis, values in grid.axes.items():
+        _check_axis(path, axis)
+        if not values or len({repr(value) for value in values}) < len(values):
+            raise InputError(f"{path}: [axes] {axis} must have values, each once")
+    for number, table in enumerate(grid.exclude, 1):
+        for axis, value in table.items():
+            if value not in grid.axes.get(axis, ()):
+                raise InputError(
+                    f"{path}: [[exclude]] {number} has {axis} = {value!r}, which no axis has"
+                )
+    for table in grid.extra:
+        for axis in table:
+            _check_axis(path, axis)
+    if math.prod(map(len, grid.axes.values())) > MAX_RUNS:
+        raise InputError(f"{path}: [axes] make more than {MAX_RUNS:,} runs; split the grid")
+    return grid
+
+
+def _check_axis(path: Path, axis: str) -> None:
+    if axis not in AXES and "." not in axis:
+        raise InputError(
+            f"{path}: there is no axis {axis!r}; there are {', '.join(AXES)}, and keys of the config as "
+            f'"section.key"'
+        )
+
+
+def combinations(grid: GridFile) -> Iterator[dict[str, Any]]:
+    """The values of each run's axes, without repeats, in the order of the axes."""
+    for values in itertools.product(*grid.axes.values()):
+        chosen = dict(zip(grid.axes, values))
+        if not any(table.items() <= chosen.items() for table in grid.exclude if table):
+            yield chosen
+    first = {axis: values[0] for axis, values in grid.axes.items()}
+    for table in grid.extra:
+        yield {**first, **table}

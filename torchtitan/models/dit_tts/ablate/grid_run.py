@@ -1,0 +1,155 @@
+"""A pass over the runs of a grid that are left, by growing batch; larger batches are skipped after an OOM."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
+from torchtitan.models.dit_tts.ablate.forecast import Forecaster
+from torchtitan.models.dit_tts.ablate.grid_file import GridFile
+from torchtitan.models.dit_tts.ablate.runner import FINAL, Runner, figures
+from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS, Trials, largest_that_fits
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
+from torchtitan.models.dit_tts.metrics import eta
+from torchtitan.models.dit_tts.plan.plan import longest_batches
+
+_FIRST_BATCH = 8
+"""with which a search begins where the plan knows nothing of the device"""
+
+
+class GridRun:
+    """Args:
+    retried: states whose runs are run again.
+    run_what_cannot_fit: by the plan.
+    """
+
+    def __init__(self, grid: GridFile, retried: set[str], run_what_cannot_fit: bool = False):
+        options = grid.grid
+        self.folder = Path(local_path(options.dump_folder)) / options.name
+        self.cells = Cells(grid, self.folder)
+        self.all = self.cells.all()
+        self.forecaster = Forecaster(options.gpu)
+        self.runner = Runner(options.name, options.timeout_minutes * 60, options.memory_gib)
+        self.retried = retried
+        self.run_what_cannot_fit = run_what_cannot_fit
+
+    def list(self) -> Iterator[str]:
+        """Every run in a line, with its state and the plan's forecast."""
+        width = max((len(cell.name) for cell in self.all), default=0)
+        for number, cell in enumerate(self.all, 1):
+            forecast, state = self.forecaster.forecast(cell), self.runner.record(cell).get("state")
+            if cell.refused:
+                words = f"refused: {cell.refused}"
+            elif forecast is None:
+                words = "no forecast"
+            else:
+                words = (
+                    f"{forecast['samples_per_second']:9.1f} samples/s  {forecast['mfu']:6.1%} MFU  "
+                    f"{forecast['gib']:7.1f} GiB{'' if forecast['fits'] else '  DOES NOT FIT'}"
+                )
+            yield f"{number:4}  {cell.name:{width}}  {state or 'waiting':9}  {words}"
+        device = self.forecaster.device
+        yield f"{len(self.all)} runs" + (f"; forecasts for {device.name}" if device else "")
+
+    def run(self, source: str) -> int:
+        """Runs what is left. Returns 1 where a run has failed or timed out, and else 0.
+
+        Args:
+            source: the grid's TOML, of which a copy is kept.
+        """
+        write_atomic(self.folder / "grid.toml", source)
+        for cell in self.all:
+            if self.runner.record(cell).get("state") in self.retried:
+                self.runner.reset(cell)
+        total = len(self.all)
+        left = [cell for cell in self.all if not self._is_done(cell)]
+        print(f"{total} runs, of which {total - len(left)} are done; {self.folder}", flush=True)
+        began, times = time.time(), []
+        for number, cell in enumerate(left, total - len(left) + 1):
+            with self._group_lock(cell) as mine:
+                if not mine or self._is_done(cell):  # another command runs it, or has
+                    continue
+                record = self._one(cell)
+            times += [record["seconds"]] if record["seconds"] else []
+            remaining = sum(times) / len(times) * (total - number) if times else 0.0
+            words = record["reason"] or figures(cell.folder)
+            print(
+                f"[{number}/{total}] {cell.name}: {record['state']}{': ' + words if words else ''} "
+                f"({eta(time.time() - began)} gone, ETA {eta(remaining)})",
+                flush=True,
+            )
+        return self._sum_up()
+
+    def _is_done(self, cell: Cell) -> bool:
+        return self.runner.record(cell).get("state") in FINAL
+
+    def _sum_up(self) -> int:
+        states = Counter(self.runner.record(cell).get("state", "waiting") for cell in self.all)
+        print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
+        elsewhere = sum(count for state, count in states.items() if state not in FINAL)
+        if elsewhere:
+            print(f"{elsewhere} runs are being run by another command, or are left")
+        print(f"the analysis: titan-tts analyze {self.folder}")
+        return 1 if states["failed"] or states["timeout"] else 0
+
+    @contextmanager
+    def _group_lock(self, cell: Cell) -> Iterator[bool]:
+        """Whether no other command runs a cell of this group."""
+        lock = FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except NotImplementedError:
+            raise InputError(
+                f"[grid] dump_folder: {self.folder} is on a file system without locks; give another"
+            ) from None
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _one(self, cell: Cell) -> dict[str, Any]:
+        forecast = self.forecaster.forecast(cell)
+        reason = cell.refused or self._hopeless(cell, forecast)
+        if reason:
+            return self.runner.skip(cell, reason, forecast)
+        if not cell.batch:
+            batch = self._largest_batch(cell)
+            if not batch:
+                return self.runner.skip(cell, "not even a batch of 1 fits", forecast)
+            cell = self.cells.make(cell.axes, cell.repeat, batch, folder=cell.folder)
+            forecast = self.forecaster.forecast(cell)
+        return self.runner.run(cell, forecast)
+
+    def _hopeless(self, cell: Cell, forecast: dict[str, Any] | None) -> str:
+        """Why a run is not even tried; empty where it is."""
+        if cell.gpus > cell.gpus_per_node:
+            return "it needs several nodes"
+        group = [other for other in self.all if other.group == cell.group and other.batch]
+        full = [other.batch for other in group if self.runner.record(other).get("state") == "oom"]
+        if cell.batch and full and min(full) <= cell.batch:
+            return f"a batch of {min(full)} ran out of memory"
+        if forecast is not None and not forecast["fits"] and not self.run_what_cannot_fit:
+            return (
+                f"plan: it needs {forecast['gib']:.1f} GiB, which a {forecast['gpu']} does not have"
+            )
+        return ""
+
+    def _largest_batch(self, cell: Cell) -> int:
+        """By trials of a few steps in runs of their own, which the repeats of a cell share."""
+        folder = self.folder / "trials" / fingerprint(cell.group)
+        batches = longest_batches(cell.config, cell.gpus)
+        guess = self.forecaster.largest(cell, batches) or _FIRST_BATCH
+        trials = Trials(
+            self.runner,
+            lambda n: self.cells.make(cell.axes, 0, n, TRIAL_SETTINGS, folder / f"bs{n}"),
+        )
+        return largest_that_fits(trials.fits, guess)

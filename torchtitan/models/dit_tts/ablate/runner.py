@@ -1,0 +1,140 @@
+"""Runs the cells of a grid one after another; what became of each is kept in its `run.json`."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from torchtitan.models.dit_tts.ablate.cells import Cell
+from torchtitan.models.dit_tts.ablate.grid_file import AUTO
+from torchtitan.models.dit_tts.config.manager import without_none
+from torchtitan.models.dit_tts.errors import InputError, without_secrets
+from torchtitan.models.dit_tts.files import fingerprint, write_atomic
+from torchtitan.models.dit_tts.supervisor import Outcome, RunProcess, read_json, train_command
+
+FILE_NAME = "run.json"
+FORMAT = 1
+
+_SEARCHED = ("training.local_batch_size", "training.global_batch_size")
+
+FINAL = ("completed", "oom", "failed", "timeout", "skipped")
+"""States of a run that is not run again when a grid continues"""
+
+GRACE_SECONDS = 20.0
+"""for a run to end by itself, after it has completed or after SIGTERM"""
+
+
+class Runner:
+    """Args:
+    grid: its name.
+    timeout_seconds: of each run.
+    memory_gib: limit of the address space of each process; 0: none.
+    """
+
+    def __init__(self, grid: str, timeout_seconds: float, memory_gib: float = 0.0):
+        self.grid = grid
+        self.timeout_seconds = timeout_seconds
+        self.memory_gib = memory_gib
+
+    def record(self, cell: Cell) -> dict[str, Any]:
+        """The run.json of a cell, empty where there is none.
+
+        Raises:
+            InputError: it is of a run with other settings.
+        """
+        record = read_json(cell.folder / FILE_NAME)
+        if record and record.get("identity") != _identity(cell):
+            raise InputError(
+                f"{cell.folder} was run with other settings; give the grid another [grid] name, or remove that "
+                f"folder"
+            )
+        return record
+
+    def reset(self, cell: Cell) -> None:
+        """Has a cell run again."""
+        self._write(cell, None, Outcome("waiting", "", 0.0), time.time())
+
+    def skip(self, cell: Cell, reason: str, forecast: dict[str, Any] | None) -> dict[str, Any]:
+        """Keeps that a cell is not run, and why."""
+        return self._write(cell, forecast, Outcome("skipped", reason, 0.0), time.time())
+
+    def run(
+        self, cell: Cell, forecast: dict[str, Any] | None, launcher: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Runs a cell and returns its record. An interrupt ends the run, which is then run again.
+
+        Args:
+            launcher: command that starts the run on several nodes; empty: on this machine.
+        """
+        folder = cell.folder
+        if folder.exists():  # of a start that was interrupted; its benchmark cannot be continued
+            shutil.rmtree(folder)
+        began = time.time()
+        self._write(cell, forecast, Outcome("running", "", 0.0), began)
+        config = folder / "config.toml"
+        write_atomic(config, tomli_w.dumps(without_secrets(without_none(asdict(cell.config)))))
+        command = [*launcher, str(config)] if launcher else train_command(config, cell.gpus, [])
+        run = RunProcess(command, folder, folder / "run.log", memory_gib=self.memory_gib)
+        try:
+            # A completed run compares itself with its plan; the grid has forecasts of its own.
+            ended = run.wait(self.timeout_seconds, until=run.completed)
+            run.end(GRACE_SECONDS)
+        except BaseException:
+            run.end(GRACE_SECONDS)
+            interrupted = Outcome("preempted", "the grid was ended", run.outcome().seconds)
+            self._write(cell, forecast, interrupted, began)
+            raise
+        outcome = run.outcome()
+        if not ended:
+            minutes = self.timeout_seconds / 60
+            outcome = Outcome(
+                "timeout",
+                f"not completed in {minutes:g} minutes ({outcome.reason})",
+                outcome.seconds,
+            )
+        return self._write(cell, forecast, outcome, began)
+
+    def _write(
+        self, cell: Cell, forecast: dict[str, Any] | None, outcome: Outcome, began: float
+    ) -> dict[str, Any]:
+        record = {
+            "format": FORMAT,
+            "name": cell.name,
+            "grid": self.grid,
+            "factors": cell.factors,
+            "axes": list(cell.axes),
+            "repeat": cell.repeat,
+            "settings": cell.settings,
+            "identity": _identity(cell),
+            "state": outcome.state,
+            "reason": outcome.reason,
+            "began": began,
+            "seconds": outcome.seconds,
+            "forecast": forecast,
+        }
+        write_atomic(cell.folder / FILE_NAME, json.dumps(record, indent=1) + "\n")
+        return record
+
+
+def _identity(cell: Cell) -> str:
+    """The same for starts of the same run, also where its batch is searched anew."""
+    found = _SEARCHED if cell.axes.get("batch") == AUTO else ()
+    settings = {key: value for key, value in cell.settings.items() if key not in found}
+    return fingerprint(json.dumps([settings, cell.axes, cell.gpus, cell.gpus_per_node]))
+
+
+def figures(folder: Path) -> str:
+    """The main figures of a run's benchmark.json, for a line of progress."""
+    report = read_json(folder / "benchmark.json")
+    if not report:
+        return ""
+    shown = [f"{report['samples_per_second']:.2f} samples/s"]
+    if report.get("mfu") is not None:
+        shown.append(f"{report['mfu']:.1%} MFU")
+    shown.append(f"{report['peak_reserved_gib']:.2f} GiB")
+    return ", ".join(shown)

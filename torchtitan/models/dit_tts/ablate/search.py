@@ -1,0 +1,74 @@
+"""The largest batch that fits, by real steps.
+
+Each trial is a run of its own in benchmark mode: the allocator starts empty, as in training, and where one
+rank runs out of memory the launcher ends the others, so none hangs.
+"""
+
+from collections.abc import Callable
+
+from torchtitan.models.dit_tts.ablate.cells import Cell
+from torchtitan.models.dit_tts.ablate.runner import Runner
+from torchtitan.models.dit_tts.errors import InputError
+
+MAX_BATCH = 4096
+
+TRIAL_SETTINGS = {"benchmark.steps": 1, "benchmark.warmup_steps": 3}
+"""of a trial: CUDA graphs are recorded in the third step"""
+
+
+def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_BATCH) -> int:
+    """The largest n from 1 to `limit` with fits(n), as a linear search from 1 finds it; 0 if 1 does not fit.
+
+    Steps of doubling size away from the guess enclose it, then bisection finds it, so a good guess takes
+    few trials.
+
+    Args:
+        fits: monotonic; called once for each value.
+        guess: where to begin.
+    """
+    low, high = 0, limit + 1  # fits, does not fit
+    trial, step = min(max(guess, 1), limit), 1
+    while low < trial < high:
+        if fits(trial):
+            low = trial
+            trial = min(low + step, limit)
+        else:
+            high = trial
+            trial = max(high - step, 1)
+        step *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Trials:
+    """Args:
+    make: the run with which a batch is tried.
+    """
+
+    def __init__(self, runner: Runner, make: Callable[[int], Cell]):
+        self.runner = runner
+        self.make = make
+
+    def fits(self, batch: int) -> bool:
+        """Whether steps with this batch fit; a trial that was made before is not made again.
+
+        Raises:
+            InputError: the trial ended for another reason than memory.
+        """
+        cell = self.make(batch)
+        if cell.refused:
+            raise InputError(cell.refused)
+        record = self.runner.record(cell)
+        if record.get("state") not in ("completed", "oom"):
+            record = self.runner.run(cell, None)
+        print(f"  batch {batch}: {record['state']} ({record['seconds']:.0f} s)", flush=True)
+        if record["state"] not in ("completed", "oom"):
+            raise InputError(
+                f"the trial of batch {batch} ended with {record['state']}: {record['reason']}; see {cell.folder}"
+            )
+        return record["state"] == "completed"
