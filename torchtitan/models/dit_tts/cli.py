@@ -41,6 +41,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("ablate.command", "Run a grid of benchmarks; continue one that was ended."),
+    "autotune": (
+        "ablate.autotune_command",
+        "Find the fastest layout and the largest micro-batch of every bucket.",
+    ),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
         "inference.evaluate_command",

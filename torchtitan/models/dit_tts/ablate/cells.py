@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.model_config import model_flavors
 WARM_UP_STEPS = 3
 """per shape of mixed lengths"""
 
+_LAYOUTS = ("ddp", "fsdp", "hsdp")
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}
 
 
@@ -70,12 +71,15 @@ class Cells:
 
     Args:
         folder: the grid's, in which each run has a folder.
+        base: the base config, in the place of `[grid] config`.
     """
 
-    def __init__(self, grid: GridFile, folder: Path):
+    def __init__(self, grid: GridFile, folder: Path, base: JobConfig | None = None):
         self.grid = grid
         self.folder = folder
         self._bases: dict[str, dict[str, Any]] = {}
+        if base is not None:
+            self._bases[grid.grid.config] = asdict(base)
 
     def all(self) -> list[Cell]:
         """Every run, grouped and by growing batch, the first repeat of all before the second of any.
@@ -133,8 +137,17 @@ class Cells:
         found: dict[str, Any] = dict(factors(asdict(config), gpus, options.gpus_per_node))
         if chosen.get("batch") == AUTO:
             found["batch"] = AUTO
+        layout = str(chosen.get("layout", ""))
+        parallelism = config.parallelism
+        degrees = (
+            parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
+        )
+        if layout in _LAYOUTS and (layout != found["layout"] or degrees != gpus):
+            refused = f"{gpus} GPUs have no layout {layout}"
+            found["layout"] = layout
         found |= {axis: value for axis, value in axes.items() if axis not in AXES}
         name = _name(config, found, repeat if options.repeats > 1 else None)
+        name += f"_{layout}" if refused and layout in _LAYOUTS else ""
         folder = folder or self.folder / name
         job = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
         return Cell(
@@ -224,8 +237,8 @@ def _whole(axis: str, value: Any) -> int:
 
 def _degrees(layout: Any, gpus: int, nodes: int) -> tuple[int, int]:
     """(replicas, shards) of a layout. HSDP shards within a node, or in two parts on one node."""
-    replicas = {"ddp": gpus, "fsdp": 1, "hsdp": nodes if nodes > 1 else 2}.get(layout)
-    if replicas is not None:
+    if layout in _LAYOUTS:
+        replicas = {"ddp": gpus, "fsdp": 1, "hsdp": nodes if nodes > 1 else 2}[layout]
         return replicas, max(1, gpus // replicas)
     degrees = re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout))
     if degrees is None:

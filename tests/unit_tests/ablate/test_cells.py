@@ -1,0 +1,164 @@
+"""A grid's file, and the runs that it means."""
+
+from pathlib import Path
+
+import pytest
+
+from torchtitan.models.dit_tts.ablate.cells import Cells
+from torchtitan.models.dit_tts.ablate.grid_file import read_grid
+from torchtitan.models.dit_tts.errors import InputError
+
+DEBUG = Path(__file__).parents[3] / "train_configs" / "debug.toml"
+
+
+def grid(folder: Path, text: str, options: str = ""):
+    path = folder / "mine.toml"
+    path.write_text(f'[grid]\nconfig = "{DEBUG}"\n{options}\n{text}')
+    return read_grid(path)
+
+
+def cells(folder: Path, text: str, options: str = ""):
+    return Cells(grid(folder, text, options), folder / "mine").all()
+
+
+def test_every_combination_by_growing_batch_and_all_before_any_is_repeated(tmp_path):
+    found = cells(
+        tmp_path,
+        '[axes]\nbatch = [4, 1]\nlayout = ["fsdp", "ddp"]',
+        "gpus = 2\nrepeats = 2",
+    )
+    assert [(c.repeat, c.axes["layout"], c.batch) for c in found] == [
+        (repeat, layout, batch)
+        for repeat in (0, 1)
+        for layout in ("fsdp", "ddp")
+        for batch in (1, 4)
+    ]
+    assert found[0].name == "dit_debug_bs1_ps1_actnone_coff_fp32_p1x2_r0"
+    assert found[-1].name == "dit_debug_bs4_ps1_actnone_coff_fp32_p2x1_r1"
+    assert not any(cell.refused for cell in found)
+    assert len({cell.group for cell in found}) == 2
+    assert found[0].folder == tmp_path / "mine" / found[0].name
+
+
+@pytest.mark.parametrize(
+    "axis, value, expected",
+    [
+        ("layout", "hsdp", ("parallelism.data_parallel_replicate_degree", 2)),
+        ("layout", "1x4", ("parallelism.data_parallel_shard_degree", 4)),
+        ("checkpointing", "every 2", ("activation_checkpoint.selective_ac_option", "2")),
+        ("checkpointing", "op", ("activation_checkpoint.mode", "selective")),
+        ("checkpointing", "full", ("activation_checkpoint.mode", "full")),
+        ("checkpointing", "memory_budget 0.9", ("activation_checkpoint.memory_budget", 0.9)),
+        ("compile", "off", ("compile.enable", False)),
+        ("compile", "default", ("compile.enable", True)),
+        ("precision", "bf16", ("training.mixed_precision_param", "bfloat16")),
+        ("precision", "fp8", ("model.converters", ["float8"])),
+        ("attention", "sdpa", ("attention.backend", "sdpa")),
+        ("optimizer.state_dtype", "bfloat16", ("optimizer.state_dtype", "bfloat16")),
+    ],
+)
+def test_what_an_axis_sets(tmp_path, axis, value, expected):
+    (cell,) = cells(tmp_path, f'[axes]\n"{axis}" = ["{value}"]\nbatch = [2]', "gpus = 4")
+    key, wanted = expected
+    assert cell.settings[key] == wanted
+    place = cell.config
+    for name in key.split("."):
+        place = getattr(place, name)
+    assert place == wanted
+    assert cell.factors.get(axis, cell.factors["layout"]) in (value, "hsdp", "fsdp")
+
+
+def test_batches_and_steps(tmp_path):
+    axes = "[axes]\nbatch = [3]\naccumulation = [2]\n[settings]\ndata.max_frames = 40"
+    (cell,) = cells(tmp_path, axes, "gpus = 4\nsteps = 30\ncounted_steps = 5")
+    training, benchmark = cell.config.training, cell.config.benchmark
+    assert (training.local_batch_size, training.global_batch_size) == (3, 24)
+    assert cell.config.data.batch_multiple == 8 and cell.config.data.max_frames == 40
+    assert (benchmark.warmup_steps, benchmark.steps, benchmark.lengths) == (25, 5, "longest")
+    (mixed,) = cells(tmp_path, "", 'lengths = "mixed"\nsteps = 30')
+    assert (mixed.config.benchmark.warmup_steps, mixed.config.benchmark.steps) == (3, 30)
+
+
+def test_exclusions_extra_runs_and_axes_of_config_keys(tmp_path):
+    text = """
+[axes]
+batch = [1, 2]
+"optimizer.lr" = [0.1, 0.2]
+[[exclude]]
+batch = 2
+"optimizer.lr" = 0.2
+[[extra]]
+batch = 8
+"debug.seed" = 5
+"""
+    found = cells(tmp_path, text)
+    assert sorted((c.batch, c.factors["optimizer.lr"]) for c in found) == [
+        (1, 0.1),
+        (1, 0.2),
+        (2, 0.1),
+        (8, 0.1),
+    ]
+    assert found[-1].factors["debug.seed"] == 5 and found[-1].config.debug.seed == 5
+    assert len({cell.name for cell in found}) == 4
+
+
+def test_what_training_refuses_is_known_before(tmp_path):
+    text = '[axes]\nlayout = ["ddp", "hsdp"]\ncompile = ["off", "reduce-overhead"]\nbatch = [1]'
+    found = {
+        (c.axes["layout"], c.axes["compile"]): c.refused for c in cells(tmp_path, text, "gpus = 2")
+    }
+    assert not found["ddp", "off"] and "CUDA graphs" in found["ddp", "reduce-overhead"]
+    (single,) = cells(tmp_path, '[axes]\nlayout = ["hsdp"]\nbatch = [1]')
+    assert single.refused == "1 GPUs have no layout hsdp" and single.factors["layout"] == "hsdp"
+    assert len(cells(tmp_path, '[axes]\nlayout = ["ddp", "fsdp", "hsdp"]\ngpus = [1, 2]')) == 6
+
+
+def test_sizes_are_configs(tmp_path):
+    found = cells(tmp_path, '[axes]\nsize = ["debug", "800m"]\nbatch = [1]')
+    assert [cell.config.model.flavor for cell in found] == ["debug", "800M"]
+    assert found[1].config.encoder.model == "google/t5gemma-2-270m-270m"
+
+
+@pytest.mark.parametrize(
+    "text, options, words",
+    [
+        ('[axes]\nlayuot = ["ddp"]', "", "there is no axis 'layuot'"),
+        ('[axes]\nlayout = ["dpp"]', "", r"\[axes\] layout has 'dpp'"),
+        ('[axes]\ncheckpointing = ["every x"]', "", "'every x'"),
+        ('[axes]\nprecision = ["fp16"]', "", "fp32, bf16, fp8"),
+        ("[axes]\nbatch = [0]", "", r"\[axes\] batch has 0"),
+        ("[axes]\nbatch = [true]", "", r"\[axes\] batch has True"),
+        ("[axes]\nbatch = [1, 1]", "", "each once"),
+        ("[axes]\nbatch = []", "", "must have values"),
+        ("[axes]\naccumulation = [2]", "", "needs an axis batch"),
+        ("[axes]\nbatch = [1]\n[[exclude]]\nbatch = 2", "", "which no axis has"),
+        ("[axes]\nbatch = [1]\n[[extra]]\nbatch = 1", "", "two runs have the same values"),
+        ('[axes]\n"optimizer.lrr" = [1]', "", r"\[optimizer\] lrr: did you mean lr"),
+        ('[axes]\n"optimizer.lr" = ["x"]', "", "has the wrong type"),
+        ("[settings]\noptimiser.lr = 1.0", "", "optimizer"),
+        ("", "repeats = 0", "repeats = 0"),
+        ("", "steps = 5\ncounted_steps = 5", "counted_steps = 5"),
+        ("", "timeout_minutes = nan", "timeout_minutes = nan"),
+        ("", "memory_gib = -1.0", "memory_gib"),
+        ("", 'name = "a/b"', "must be a folder's name"),
+        ("", "step = 5", "did you mean steps"),
+        ("[axis]\nbatch = [1]", "", "did you mean axes"),
+        (
+            "[axes]\n" + "\n".join(f'"a.b{n}" = {list(range(30))}' for n in range(3)),
+            "",
+            "more than",
+        ),
+        ("[axes", "", "not valid TOML"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, text, options, words):
+    with pytest.raises(InputError, match=words):
+        cells(tmp_path, text, options)
+
+
+def test_a_missing_file_and_a_missing_config(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_grid(tmp_path / "none.toml")
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(InputError, match="config is missing"):
+        read_grid(tmp_path / "empty.toml")

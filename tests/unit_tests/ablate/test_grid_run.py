@@ -1,0 +1,244 @@
+"""How a grid is run and continued, with other processes in the place of training runs."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchtitan.models.dit_tts.ablate import grid_run, runner
+from torchtitan.models.dit_tts.ablate.grid_file import read_grid
+from torchtitan.models.dit_tts.ablate.grid_run import GridRun
+from torchtitan.models.dit_tts.ablate.search import largest_that_fits
+from torchtitan.models.dit_tts.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+DEBUG = ROOT / "train_configs" / "debug.toml"
+
+AXES = """
+[axes]
+layout = ["ddp", "fsdp"]
+batch = [1, 2, 4]
+"""
+
+RUN = """
+import json, sys, time, tomllib
+folder, = sys.argv[1:]
+config = tomllib.load(open(folder + "/config.toml", "rb"))
+training, seed = config["training"], config["debug"].get("seed", 0)
+state = "oom" if training["local_batch_size"] * seed > 4 else "completed"
+if seed == 3: state = "failed"
+if seed == 7: time.sleep(1000)
+report = {"samples_per_second": training["local_batch_size"] * 2.0, "mfu": None, "peak_reserved_gib": 1.0}
+if state == "completed": json.dump(report, open(folder + "/benchmark.json", "w"))
+json.dump({"state": state, "time": time.time(), "error": state * (state != "completed")}, open(folder + "/state.json", "w"))
+open(folder + "/../order.txt", "a").write(folder.rsplit("/")[-1] + "\\n")
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch):
+    def command(config, processes, arguments):
+        return [sys.executable, "-c", RUN, str(Path(config).parent)]
+
+    monkeypatch.setattr(runner, "train_command", command)
+
+
+def start(folder: Path, axes: str = AXES, options: str = "", retried=()) -> GridRun:
+    path = folder / "mine.toml"
+    path.write_text(
+        f'[grid]\nconfig = "{DEBUG}"\ndump_folder = "{folder}"\ngpus = 2\n{options}\n{axes}'
+    )
+    return GridRun(read_grid(path), set(retried))
+
+
+def states(run: GridRun) -> dict[str, str]:
+    return {cell.name: run.runner.record(cell)["state"] for cell in run.all}
+
+
+def order(folder: Path) -> list[str]:
+    return (folder / "mine" / "order.txt").read_text().split()
+
+
+def test_all_runs_and_their_records(tmp_path, capsys):
+    run = start(tmp_path)
+    assert run.run("the grid") == 0
+    assert order(tmp_path) == [cell.name for cell in run.all]
+    assert set(states(run).values()) == {"completed"}
+    record = json.loads((run.all[2].folder / "run.json").read_text())
+    assert record["factors"]["batch"] == 4 and record["axes"] == ["layout", "batch"]
+    assert record["grid"] == "mine" and record["seconds"] > 0 and record["forecast"] is None
+    assert (tmp_path / "mine" / "grid.toml").read_text() == "the grid"
+    said = capsys.readouterr().out
+    assert "6 runs, of which 0 are done" in said and "[6/6]" in said and "8.00 samples/s" in said
+    assert "ETA 0:00:00" in said and "6 completed" in said
+
+
+def test_a_complete_grid_runs_nothing_and_changes_nothing(tmp_path, capsys):
+    start(tmp_path).run("")
+
+    def everything():
+        files = sorted(path for path in (tmp_path / "mine").rglob("*") if path.is_file())
+        return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    before = everything()
+    assert start(tmp_path).run("") == 0
+    assert everything() == before and "6 runs, of which 6 are done" in capsys.readouterr().out
+
+
+def test_larger_batches_are_skipped_after_an_oom_in_every_repeat(tmp_path):
+    run = start(tmp_path, AXES + "[settings]\ndebug.seed = 2", "repeats = 2")
+    assert run.run("") == 0
+    found = {(c.repeat, c.axes["layout"], c.batch): run.runner.record(c) for c in run.all}
+    for repeat in (0, 1):
+        for layout in ("ddp", "fsdp"):
+            assert found[repeat, layout, 2]["state"] == "completed"
+    assert found[0, "ddp", 4]["state"] == "oom"
+    assert found[1, "ddp", 4]["state"] == "skipped"
+    assert found[1, "ddp", 4]["reason"] == "a batch of 4 ran out of memory"
+    smaller = start(tmp_path, AXES + "[settings]\ndebug.seed = 5", 'name = "other"')
+    smaller.run("")
+    assert [smaller.runner.record(cell)["state"] for cell in smaller.all] == [
+        *("oom", "skipped", "skipped"),
+        *("oom", "skipped", "skipped"),
+    ]
+
+
+def test_failures_and_refusals_do_not_end_a_grid(tmp_path, capsys):
+    extra = '[[extra]]\n"debug.seed" = 3\n[[extra]]\ncompile = "reduce-overhead"'
+    run = start(tmp_path, '[axes]\nlayout = ["ddp"]\nbatch = [1, 2]\n' + extra)
+    assert run.run("") == 1
+    assert sorted(states(run).values()) == ["completed", "completed", "failed", "skipped"]
+    (refused,) = [cell for cell in run.all if cell.refused]
+    assert "CUDA graphs" in run.runner.record(refused)["reason"]
+    assert "1 failed, 1 skipped" in capsys.readouterr().out
+    again = start(tmp_path, '[axes]\nlayout = ["ddp"]\nbatch = [1, 2]\n' + extra, "", ["failed"])
+    assert again.run("") == 1 and len(order(tmp_path)) == 4
+
+
+def test_a_run_that_does_not_end(tmp_path):
+    run = start(tmp_path, "[settings]\ndebug.seed = 7", "timeout_minutes = 0.01")
+    assert run.run("") == 1
+    record = run.runner.record(run.all[0])
+    assert record["state"] == "timeout" and "not completed in 0.01 minutes" in record["reason"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_grid_that_was_ended_continues(tmp_path, number):
+    """The run that it was at is run again; what was done before is not."""
+    start(tmp_path, AXES)  # writes the file
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from titan_tts import lay_overlay; lay_overlay();"
+        "from torchtitan.models.dit_tts.ablate import runner;"
+        "slow = sys.argv[3].replace('import json', 'import time; time.sleep(0.7); import json', 1);"
+        "runner.train_command = lambda config, *_: [sys.executable, '-c', slow, str(config.parent)];"
+        "from torchtitan.models.dit_tts.cli import main; sys.exit(main(['ablate', sys.argv[2]]))"
+    )
+    command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "mine.toml"), RUN]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    while "[2/6]" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(0.3)  # in the third run
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    run = start(tmp_path, AXES)
+    running = [
+        cell for cell in run.all if run.runner.record(cell).get("state") in ("running", "preempted")
+    ]
+    assert len(running) == 1
+    done = order(tmp_path)
+    assert run.run("") == 0
+    assert set(states(run).values()) == {"completed"}
+    left = [name for name in order(tmp_path)[len(done) :]]
+    assert not set(done[:2]) & set(left) and running[0].name in left
+
+
+def test_two_commands_share_a_grid(tmp_path):
+    one, other = start(tmp_path), start(tmp_path)
+    first = one.all[0]
+    with one._group_lock(first) as mine:
+        assert mine
+        assert other.run("") == 0
+    assert {cell.axes["layout"] for cell in other.all if other.runner.record(cell)} == {"fsdp"}
+    assert one.run("") == 0 and len(order(tmp_path)) == 6
+
+
+def test_another_grids_runs_are_not_taken_for_this_ones(tmp_path):
+    start(tmp_path).run("")
+    with pytest.raises(InputError, match="was run with other settings"):
+        start(tmp_path, AXES + "[settings]\noptimizer.lr = 0.5").run("")
+
+
+def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):
+    forecast = {
+        "gpu": "A100",
+        "fits": False,
+        "gib": 90.0,
+        "seconds_per_step": 1.0,
+        "samples_per_second": 3.0,
+        "mfu": 0.4,
+    }
+    monkeypatch.setattr(grid_run.Forecaster, "forecast", lambda self, cell: forecast)
+    run = start(tmp_path)
+    assert any("DOES NOT FIT" in line for line in run.list())
+    assert run.run("") == 0
+    assert set(states(run).values()) == {"skipped"}
+    record = run.runner.record(run.all[0])
+    assert record["reason"].startswith("plan: it needs 90.0 GiB") and record["forecast"] == forecast
+    tried = GridRun(read_grid(tmp_path / "mine.toml"), {"skipped"}, run_what_cannot_fit=True)
+    assert tried.run("") == 0 and set(states(tried).values()) == {"completed"}
+
+
+def test_the_list_starts_nothing(tmp_path):
+    run = start(tmp_path)
+    lines = list(run.list())
+    assert len(lines) == 7 and all("waiting" in line for line in lines[:6])
+    assert not (tmp_path / "mine").exists()
+
+
+def test_the_largest_batch_is_searched(tmp_path, capsys):
+    """Of 2 ranks with 2·n > 4 out of memory; the repeats share the trials."""
+    options = "repeats = 2"
+    run = start(tmp_path, '[axes]\nbatch = ["auto"]\n[settings]\ndebug.seed = 2', options)
+    assert run.run("") == 0
+    records = [run.runner.record(cell) for cell in run.all]
+    assert [record["factors"]["batch"] for record in records] == [2, 2]
+    assert {record["state"] for record in records} == {"completed"}
+    trials = sorted(path.name for path in (tmp_path / "mine" / "trials").glob("*/bs*"))
+    assert trials == sorted({"bs8", "bs7", "bs5", "bs1", "bs3", "bs2"} & set(trials))
+    assert "bs2" in trials and "bs3" in trials
+    assert (
+        start(tmp_path, '[axes]\nbatch = ["auto"]\n[settings]\ndebug.seed = 2', options).run("")
+        == 0
+    )
+    none = start(tmp_path, '[axes]\nbatch = ["auto"]\n[settings]\ndebug.seed = 5', 'name = "none"')
+    assert none.run("") == 0
+    assert none.runner.record(none.all[0])["reason"] == "not even a batch of 1 fits"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8, 33])
+def test_the_search_finds_what_a_linear_search_finds(limit):
+    for largest in range(0, limit + 1):
+        for guess in range(-1, limit + 3):
+            tried = []
+
+            def fits(n, largest=largest, tried=tried):
+                assert 1 <= n <= limit and n not in tried
+                tried.append(n)
+                return n <= largest
+
+            assert largest_that_fits(fits, guess, limit) == largest
+            if guess == largest:
+                assert len(tried) <= 2
+
+
+def test_a_good_guess_takes_few_trials():
+    tried: list[int] = []
+    assert largest_that_fits(lambda n: tried.append(n) or n <= 1000, 990) == 1000
+    assert len(tried) <= 9

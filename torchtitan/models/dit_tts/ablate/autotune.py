@@ -1,0 +1,229 @@
+"""The fastest layout and the largest micro-batch of every length bucket, by trials of a few steps."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from torchtitan.models.dit_tts.ablate.autotune_command import Options
+from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
+from torchtitan.models.dit_tts.ablate.forecast import Forecaster
+from torchtitan.models.dit_tts.ablate.grid_file import GridFile
+from torchtitan.models.dit_tts.ablate.grid_file import Options as GridOptions
+from torchtitan.models.dit_tts.ablate.runner import Runner, figures
+from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS, Trials, largest_that_fits
+from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.buckets import choose_edges
+from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.plan.plan import estimated_buckets, longest_batches
+from torchtitan.models.dit_tts.supervisor import read_json
+
+_MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5}
+_CHECKS = 4
+"""times that all buckets are tried together, each with smaller batches than before"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout and a kind of checkpointing, with its largest micro-batch of the longest bucket."""
+
+    axes: dict[str, Any]
+    """empty values: the config's own"""
+
+    batch: int
+    samples_per_second: float
+    mfu: float | None
+
+
+@dataclass(frozen=True)
+class Found:
+    choices: list[Choice]
+    best: Choice
+    frames: list[int]
+    micro_batches: list[int]
+    """largest that fit, of each of `frames`"""
+
+    accumulation: int
+    ranks: int
+    keys: dict[str, dict[str, Any]]
+    """of the config"""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def toml(self) -> str:
+        """The keys, and in comments what was found."""
+        lines = [
+            f"# {self.ranks} ranks, accumulation steps: {self.accumulation}",
+            f"# largest micro-batches per bucket of {self.frames} frames: {self.micro_batches}",
+        ]
+        for choice in sorted(self.choices, key=lambda each: -each.samples_per_second):
+            values = ", ".join(f"{axis} {value}" for axis, value in choice.axes.items())
+            mfu = "" if choice.mfu is None else f", {choice.mfu:.1%} MFU"
+            lines.append(
+                f"# {values or 'as configured'}: micro-batch {choice.batch}, "
+                f"{choice.samples_per_second:.2f} samples/s{mfu}"
+            )
+        return "\n".join([*lines, "", tomli_w.dumps(self.keys)])
+
+
+class Autotune:
+    """Args:
+    config: with `[data]` and `[training]` as for training.
+    """
+
+    def __init__(self, config: JobConfig, options: Options):
+        self.config = config
+        self.options = options
+        self.ranks = options.nproc
+        self.forecaster = Forecaster(options.gpu)
+        self.runner = Runner("autotune", options.timeout_minutes * 60, options.memory_gib)
+        grid = GridOptions(
+            name="autotune", config=config.job.experiment, gpus=self.ranks, gpus_per_node=self.ranks
+        )
+        self.cells = Cells(GridFile(grid), options.work.resolve(), config)
+
+    def run(self) -> Found:
+        """Raises InputError: not even a micro-batch of 1 fits, or a trial fails."""
+        frames = self._edges()
+        choices = [self._choice(axes, frames[-1]) for axes in self._axes()]
+        fitting = [choice for choice in choices if choice.batch]
+        if not fitting:
+            raise InputError(
+                f"not even one sample of {frames[-1]} frames fits; shard over more GPUs, or set "
+                f"[activation_checkpoint] mode = 'full'"
+            )
+        best = max(fitting, key=lambda choice: choice.samples_per_second)
+        batches = {frames[-1]: best.batch}
+        longer = frames[-1]
+        for edge in frames[-2::-1]:
+            batches[edge] = self._largest(best.axes, edge, batches[longer] * longer // edge)
+            longer = edge
+        sizes = self._checked(best.axes, frames, [batches[edge] for edge in frames])
+        return self._found(choices, best, frames, sizes)
+
+    def _axes(self) -> Iterator[dict[str, Any]]:
+        values = {"layout": self.options.layouts, "checkpointing": self.options.checkpointing}
+        given = {axis: each for axis, each in values.items() if each}
+        for chosen in itertools.product(*given.values()):
+            yield dict(zip(given, chosen))
+
+    def _edges(self) -> list[int]:
+        """Upper lengths of the buckets, and a line that says where they come from."""
+        data = self.config.data
+        if self.options.buckets or data.bucket_frames:
+            edges = sorted(self.options.buckets or data.bucket_frames)
+            origin = "as given"
+        elif isinstance(data.path, list) or os.path.exists(data.path) or "://" in data.path:
+            lengths = np.minimum(open_training_data(data).frames, data.max_frames)
+            edges = choose_edges(lengths, data.num_buckets, data.max_frames)
+            origin = "of [data] path"
+        else:
+            found = estimated_buckets(self.cells.make({"batch": 1}, 0).config, self.ranks)
+            edges = [batches.lengths.frames for _, batches in found]
+            origin = f"of [benchmark]'s lengths, since there is no data at {data.path!r}"
+        if edges[0] < 1 or edges[-1] > data.max_frames:
+            raise InputError(
+                f"--buckets {edges}, but they must be from 1 to [data] max_frames = {data.max_frames}"
+            )
+        print(f"buckets {origin}: {edges} frames", flush=True)
+        return edges
+
+    def _cell(self, axes: dict[str, Any], edge: int, batch: int, settings: dict[str, Any]) -> Cell:
+        kind = "_".join(f"{value}" for value in axes.values()).replace(" ", "-") or "own"
+        folder = (
+            self.cells.folder / kind / f"frames{edge}" / f"bs{batch}_{settings['benchmark.steps']}"
+        )
+        changed = {"data.max_frames": edge, "data.bucket_frames": [], "data.num_buckets": 1}
+        return self.cells.make(axes | {"batch": batch}, 0, None, changed | settings, folder)
+
+    def _largest(self, axes: dict[str, Any], edge: int, guess: int) -> int:
+        print(f"bucket of {edge} frames {axes or ''}: the first guess is {guess}", flush=True)
+        trials = Trials(self.runner, lambda n: self._cell(axes, edge, n, TRIAL_SETTINGS))
+        return largest_that_fits(trials.fits, guess)
+
+    def _choice(self, axes: dict[str, Any], edge: int) -> Choice:
+        one = self._cell(axes, edge, 1, TRIAL_SETTINGS)
+        guess = self.forecaster.largest(one, longest_batches(one.config, self.ranks)) or 8
+        batch = self._largest(axes, edge, guess)
+        if not batch:
+            return Choice(axes, 0, 0.0, None)
+        cell = self._cell(axes, edge, batch, _MEASURED)
+        record = self.runner.record(cell)
+        if record.get("state") != "completed":
+            record = self.runner.run(cell, None)
+        if record["state"] != "completed":
+            raise InputError(f"micro-batch {batch}: {record['state']}: {record['reason']}")
+        report = read_json(cell.folder / "benchmark.json")
+        print(
+            f"  {axes or 'as configured'}: micro-batch {batch}, {figures(cell.folder)}", flush=True
+        )
+        return Choice(axes, batch, report["samples_per_second"], report["mfu"])
+
+    def _checked(self, axes: dict[str, Any], frames: list[int], sizes: list[int]) -> list[int]:
+        """The micro-batches with which all buckets fit one after another in one run: what the allocator
+        has kept of one shape is missing in the next."""
+        for attempt in range(_CHECKS):
+            together = {
+                "benchmark.lengths": "mixed",
+                "benchmark.steps": len(frames),
+                "benchmark.warmup_steps": 3,
+                "data.bucket_frames": frames,
+                "data.bucket_batch_sizes": [size * self.ranks for size in sizes],
+                "data.max_frames": frames[-1],
+            }
+            folder = self.cells.folder / "all_buckets" / str(attempt)
+            axes_and_batch = axes | {"batch": sizes[-1]}
+            cell = self.cells.make(axes_and_batch, 0, None, together, folder)
+            if cell.refused:
+                raise InputError(cell.refused)
+            record = self.runner.run(cell, None)
+            print(f"all buckets, micro-batches {sizes}: {record['state']}", flush=True)
+            if record["state"] == "completed":
+                return sizes
+            if record["state"] != "oom":
+                raise InputError(f"all buckets in one run: {record['state']}: {record['reason']}")
+            sizes = [max(1, size - max(1, size // 16)) for size in sizes]
+        raise InputError(
+            f"each bucket fits alone, but not all in one run, not even with micro-batches of {sizes}; give "
+            f"fewer --buckets"
+        )
+
+    def _found(
+        self, choices: list[Choice], best: Choice, frames: list[int], sizes: list[int]
+    ) -> Found:
+        """Global batches of about the config's size: as many accumulation steps as it takes."""
+        wanted, _ = batch_split(self.config.training, self.ranks)
+        steps = -(-wanted // (sizes[-1] * self.ranks))
+        micro = -(-wanted // (self.ranks * steps))  # the smallest that comes to the global batch
+        blocks = self.ranks * steps
+        batches = [*(size * blocks for size in sizes[:-1]), micro * blocks]
+        cell = self.cells.make(best.axes, 0)
+        keys: dict[str, dict[str, Any]] = {
+            "data": {
+                "bucket_frames": frames,
+                "bucket_batch_sizes": batches,
+                "batch_multiple": blocks,
+            },
+            "training": {"local_batch_size": micro, "global_batch_size": micro * blocks},
+        }
+        if "layout" in best.axes:
+            parallelism = cell.config.parallelism
+            keys["parallelism"] = {
+                "data_parallel_replicate_degree": parallelism.data_parallel_replicate_degree,
+                "data_parallel_shard_degree": parallelism.data_parallel_shard_degree,
+            }
+        if "checkpointing" in best.axes:
+            checkpointing = cell.config.activation_checkpoint
+            keys["activation_checkpoint"] = {
+                "mode": checkpointing.mode,
+                "selective_ac_option": checkpointing.selective_ac_option,
+                "memory_budget": checkpointing.memory_budget,
+            }
+        return Found(choices, best, frames, sizes, steps, self.ranks, keys)
