@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan.models.dit_tts.ablate.cells import Cells
-from torchtitan.models.dit_tts.ablate.grid_file import read_grid
+from torchtitan.models.dit_tts.ablate.grid_file import find_grid, read_grid
 from torchtitan.models.dit_tts.errors import InputError
 
 DEBUG = Path(__file__).parents[3] / "train_configs" / "debug.toml"
@@ -162,3 +162,17 @@ def test_a_missing_file_and_a_missing_config(tmp_path):
     (tmp_path / "empty.toml").write_text("")
     with pytest.raises(InputError, match="config is missing"):
         read_grid(tmp_path / "empty.toml")
+
+
+@pytest.mark.parametrize("name, runs", [("800m", 268), ("8b", 82), ("autotune", 27), ("debug", 52)])
+def test_shipped_grids(name, runs, tmp_path):
+    """None has a run that training refuses, but for several nodes' and CUDA's."""
+    shipped = read_grid(find_grid(name))
+    found = Cells(shipped, tmp_path).all()
+    assert len(found) == runs
+    assert not [cell.refused for cell in found if cell.refused]
+
+
+def test_an_unknown_grid(tmp_path):
+    with pytest.raises(InputError, match="one of: 800m, 8b, autotune, debug"):
+        find_grid("80m")

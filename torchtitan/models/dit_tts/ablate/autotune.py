@@ -83,9 +83,13 @@ class Autotune:
         self.options = options
         self.ranks = options.nproc
         self.forecaster = Forecaster(options.gpu)
-        self.runner = Runner("autotune", options.timeout_minutes * 60, options.memory_gib)
+        self.runner = Runner("autotune", options.timeout_minutes * 60)
         grid = GridOptions(
-            name="autotune", config=config.job.experiment, gpus=self.ranks, gpus_per_node=self.ranks
+            name="autotune",
+            config=config.job.experiment,
+            gpus=self.ranks,
+            gpus_per_node=self.ranks,
+            memory_gib=options.memory_gib,
         )
         self.cells = Cells(GridFile(grid), options.work.resolve(), config)
 

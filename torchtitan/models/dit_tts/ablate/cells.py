@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, resolve
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.factors import factors
+from torchtitan.models.dit_tts.factors import FACTORS, factors
 from torchtitan.models.dit_tts.model_config import model_flavors
 
 WARM_UP_STEPS = 3
@@ -46,6 +46,9 @@ class Cell:
 
     gpus: int
     gpus_per_node: int
+    memory_gib: float
+    """limit of the address space of each process; 0: none"""
+
     refused: str
     """the sentence with which training would refuse the config; empty where it starts"""
 
@@ -145,7 +148,9 @@ class Cells:
         if layout in _LAYOUTS and (layout != found["layout"] or degrees != gpus):
             refused = f"{gpus} GPUs have no layout {layout}"
             found["layout"] = layout
-        found |= {axis: value for axis, value in axes.items() if axis not in AXES}
+        found |= {
+            axis: value for axis, value in axes.items() if axis not in AXES or axis == "memory_gib"
+        }
         name = _name(config, found, repeat if options.repeats > 1 else None)
         name += f"_{layout}" if refused and layout in _LAYOUTS else ""
         folder = folder or self.folder / name
@@ -159,6 +164,7 @@ class Cells:
             factors=found,
             gpus=gpus,
             gpus_per_node=options.gpus_per_node,
+            memory_gib=_number("memory_gib", chosen.get("memory_gib", options.memory_gib)),
             refused=refused,
         )
 
@@ -235,6 +241,12 @@ def _whole(axis: str, value: Any) -> int:
     return value
 
 
+def _number(axis: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value < 10**6:
+        raise InputError(f"[axes] {axis} has {value!r}, but it must be a number from 0 on")
+    return float(value)
+
+
 def _degrees(layout: Any, gpus: int, nodes: int) -> tuple[int, int]:
     """(replicas, shards) of a layout. HSDP shards within a node, or in two parts on one node."""
     if layout in _LAYOUTS:
@@ -285,6 +297,8 @@ def _name(config: JobConfig, found: Mapping[str, Any], repeat: int | None) -> st
         parts.append(f"acc{found['accumulation']}")
     if found["attention"] != "auto":
         parts.append(str(found["attention"]))
-    parts += [f"{key.rpartition('.')[2]}{value}" for key, value in found.items() if "." in key]
+    parts += [
+        f"{key.rpartition('.')[2]}{value}" for key, value in found.items() if key not in FACTORS
+    ]
     parts += [] if repeat is None else [f"r{repeat}"]
     return re.sub(r"[^\w.=-]+", "-", "_".join(parts))[:200]

@@ -1,7 +1,6 @@
 """`titan-tts ablate`: runs a grid of benchmarks, and continues one that was ended."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
@@ -16,11 +15,14 @@ class Options:
     between them.
     """
 
-    grid: tyro.conf.Positional[Path]
-    """TOML file of the grid; see docs/ablations.md."""
+    grid: tyro.conf.Positional[str]
+    """TOML file of the grid, or the name of a shipped one: 800m, 8b, autotune, debug."""
 
     dry_run: bool = False
     """List the runs, with the plan's forecast where the GPU is known; start none."""
+
+    gpu: str = ""
+    """Name of the GPU for the forecasts, as in `titan-tts plan`; wins over the grid's."""
 
     retry: str = ""
     """States whose runs are run again, with commas: oom, failed, timeout, skipped."""
@@ -35,9 +37,11 @@ def run(options: Options) -> int:
     Raises:
         InputError: the grid's file is wrong, or its folder holds other runs.
     """
-    from torchtitan.models.dit_tts.ablate.grid_file import read_grid
+    from torchtitan.models.dit_tts.ablate.grid_file import find_grid, read_grid
 
-    grid = read_grid(options.grid)
+    path = find_grid(options.grid)
+    grid = read_grid(path)
+    grid.grid.gpu = options.gpu or grid.grid.gpu
     # torch takes seconds to import.
     from torchtitan.models.dit_tts.ablate.grid_run import GridRun
     from torchtitan.models.dit_tts.ablate.runner import FINAL
@@ -52,4 +56,4 @@ def run(options: Options) -> int:
         for line in grid_run.list():
             print(line)
         return 0
-    return grid_run.run(options.grid.read_text())
+    return grid_run.run(path.read_text())

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchtitan.models.dit_tts.config.manager import dataclass_from_dict
+from torchtitan.models.dit_tts.config.shipped import shipped_folder
 from torchtitan.models.dit_tts.errors import InputError
 
 AXES = (
@@ -43,9 +44,10 @@ AXES = (
     "compile",
     "precision",
     "attention",
+    "memory_gib",
 )
 """Axes with values of their own; every other axis is a config key, `section.key`. `size` is a config,
-`batch` the micro-batch of a rank or "auto": the largest that fits."""
+`batch` the micro-batch of a rank or "auto": the largest that fits, `memory_gib` as in Options."""
 
 AUTO = "auto"
 
@@ -162,6 +164,23 @@ def _check_axis(path: Path, axis: str) -> None:
         )
 
 
+def find_grid(grid: str) -> Path:
+    """The TOML file that a path, or else the name of a shipped grid, stands for.
+
+    Raises:
+        InputError: neither a file nor a name.
+    """
+    shipped = {path.stem: path for path in sorted(shipped_folder().glob("ablations/*.toml"))}
+    path = Path(grid).expanduser()
+    if path.is_file():
+        return path
+    if grid in shipped:
+        return shipped[grid]
+    raise InputError(
+        f"there is no grid {grid!r}; give the path of a TOML file or one of: {', '.join(shipped)}"
+    )
+
+
 def combinations(grid: GridFile) -> Iterator[dict[str, Any]]:
     """The values of each run's axes, without repeats, in the order of the axes."""
     for values in itertools.product(*grid.axes.values()):
@@ -170,4 +189,6 @@ def combinations(grid: GridFile) -> Iterator[dict[str, Any]]:
             yield chosen
     first = {axis: values[0] for axis, values in grid.axes.items()}
     for table in grid.extra:
-        yield {**first, **table}
+        lists = [each if isinstance(each, list) else [each] for each in table.values()]
+        for values in itertools.product(*lists):
+            yield {**first, **dict(zip(table, values))}

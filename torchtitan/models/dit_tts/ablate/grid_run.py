@@ -35,7 +35,7 @@ class GridRun:
         self.cells = Cells(grid, self.folder)
         self.all = self.cells.all()
         self.forecaster = Forecaster(options.gpu)
-        self.runner = Runner(options.name, options.timeout_minutes * 60, options.memory_gib)
+        self.runner = Runner(options.name, options.timeout_minutes * 60)
         self.retried = retried
         self.run_what_cannot_fit = run_what_cannot_fit
 

@@ -33,13 +33,11 @@ class Runner:
     """Args:
     grid: its name.
     timeout_seconds: of each run.
-    memory_gib: limit of the address space of each process; 0: none.
     """
 
-    def __init__(self, grid: str, timeout_seconds: float, memory_gib: float = 0.0):
+    def __init__(self, grid: str, timeout_seconds: float):
         self.grid = grid
         self.timeout_seconds = timeout_seconds
-        self.memory_gib = memory_gib
 
     def record(self, cell: Cell) -> dict[str, Any]:
         """The run.json of a cell, empty where there is none.
@@ -79,7 +77,7 @@ class Runner:
         config = folder / "config.toml"
         write_atomic(config, tomli_w.dumps(without_secrets(without_none(asdict(cell.config)))))
         command = [*launcher, str(config)] if launcher else train_command(config, cell.gpus, [])
-        run = RunProcess(command, folder, folder / "run.log", memory_gib=self.memory_gib)
+        run = RunProcess(command, folder, folder / "run.log", memory_gib=cell.memory_gib)
         try:
             # A completed run compares itself with its plan; the grid has forecasts of its own.
             ended = run.wait(self.timeout_seconds, until=run.completed)
@@ -125,7 +123,7 @@ def _identity(cell: Cell) -> str:
     """The same for starts of the same run, also where its batch is searched anew."""
     found = _SEARCHED if cell.axes.get("batch") == AUTO else ()
     settings = {key: value for key, value in cell.settings.items() if key not in found}
-    return fingerprint(json.dumps([settings, cell.axes, cell.gpus, cell.gpus_per_node]))
+    return fingerprint(json.dumps([settings, cell.axes, cell.gpus, cell.memory_gib]))
 
 
 def figures(folder: Path) -> str:

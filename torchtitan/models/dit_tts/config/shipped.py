@@ -16,12 +16,16 @@ class Options:
     """Name of a config to copy into the current folder, to be edited there."""
 
 
+def shipped_folder() -> Path:
+    """Folder of the configs, and of the grids in `ablations/`."""
+    in_wheel = _PACKAGE / "train_configs"
+    return in_wheel if in_wheel.is_dir() else _PACKAGE.parents[2] / "train_configs"
+
+
 def shipped_configs() -> dict[str, Path]:
     """Path of each config by its name: debug, 800m ..."""
-    folder = _PACKAGE / "train_configs"  # in a wheel
-    if not folder.is_dir():
-        folder = _PACKAGE.parents[2] / "train_configs"  # in a checkout
-    return {path.stem.removeprefix("dit_tts_"): path for path in sorted(folder.glob("*.toml"))}
+    files = sorted(shipped_folder().glob("*.toml"))
+    return {path.stem.removeprefix("dit_tts_"): path for path in files}
 
 
 def find_config(config: str) -> Path:
