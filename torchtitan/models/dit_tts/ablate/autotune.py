@@ -4,16 +4,15 @@ import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 
-from torchtitan.models.dit_tts.ablate.autotune_command import Options
 from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
 from torchtitan.models.dit_tts.ablate.forecast import Forecaster
-from torchtitan.models.dit_tts.ablate.grid_file import GridFile
-from torchtitan.models.dit_tts.ablate.grid_file import Options as GridOptions
+from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
 from torchtitan.models.dit_tts.ablate.runner import Runner, figures
 from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS, Trials, largest_that_fits
 from torchtitan.models.dit_tts.config.checks import batch_split
@@ -76,22 +75,35 @@ class Found:
 class Autotune:
     """Args:
     config: with `[data]` and `[training]` as for training.
+    ranks: processes on this machine.
+    folder: of the trials.
+    axes: layouts and kinds of checkpointing to compare, by axis; empty lists: the config's own.
+    buckets: upper lengths in frames; empty: those of the config or of its data.
+    gpu: for the plan's first guess; empty: this machine's.
+    memory_gib: limit of the address space of each process; 0: none.
+    timeout_seconds: of each trial.
     """
 
-    def __init__(self, config: JobConfig, options: Options):
+    def __init__(
+        self,
+        config: JobConfig,
+        ranks: int,
+        folder: Path,
+        *,
+        axes: dict[str, list[str]],
+        buckets: list[int],
+        gpu: str,
+        memory_gib: float,
+        timeout_seconds: float,
+    ):
         self.config = config
-        self.options = options
-        self.ranks = options.nproc
-        self.forecaster = Forecaster(options.gpu)
-        self.runner = Runner("autotune", options.timeout_minutes * 60)
-        grid = GridOptions(
-            name="autotune",
-            config=config.job.experiment,
-            gpus=self.ranks,
-            gpus_per_node=self.ranks,
-            memory_gib=options.memory_gib,
-        )
-        self.cells = Cells(GridFile(grid), options.work.resolve(), config)
+        self.ranks = ranks
+        self.axes = {axis: values for axis, values in axes.items() if values}
+        self.buckets = buckets
+        self.forecaster = Forecaster(gpu)
+        self.runner = Runner("autotune", timeout_seconds)
+        grid = Options(config="base", gpus=ranks, gpus_per_node=ranks, memory_gib=memory_gib)
+        self.cells = Cells(GridFile(grid), folder, config)
 
     def run(self) -> Found:
         """Raises InputError: not even a micro-batch of 1 fits, or a trial fails."""
@@ -113,16 +125,14 @@ class Autotune:
         return self._found(choices, best, frames, sizes)
 
     def _axes(self) -> Iterator[dict[str, Any]]:
-        values = {"layout": self.options.layouts, "checkpointing": self.options.checkpointing}
-        given = {axis: each for axis, each in values.items() if each}
-        for chosen in itertools.product(*given.values()):
-            yield dict(zip(given, chosen))
+        for chosen in itertools.product(*self.axes.values()):
+            yield dict(zip(self.axes, chosen))
 
     def _edges(self) -> list[int]:
         """Upper lengths of the buckets, and a line that says where they come from."""
         data = self.config.data
-        if self.options.buckets or data.bucket_frames:
-            edges = sorted(self.options.buckets or data.bucket_frames)
+        if self.buckets or data.bucket_frames:
+            edges = sorted(self.buckets or data.bucket_frames)
             origin = "as given"
         elif isinstance(data.path, list) or os.path.exists(data.path) or "://" in data.path:
             lengths = np.minimum(open_training_data(data).frames, data.max_frames)

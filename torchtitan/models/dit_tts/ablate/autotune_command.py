@@ -69,7 +69,16 @@ def run(options: Options) -> int:
     quiet_known_warnings()
     check_writable(options.out, "--out")
     config = load_config([f"--job.config_file={path}", *options.config_args])
-    found = Autotune(config, options).run()
+    found = Autotune(
+        config,
+        options.nproc,
+        options.work.resolve(),
+        axes={"layout": options.layouts, "checkpointing": options.checkpointing},
+        buckets=options.buckets,
+        gpu=options.gpu,
+        memory_gib=options.memory_gib,
+        timeout_seconds=options.timeout_minutes * 60,
+    ).run()
     write_atomic(options.out, found.toml())
     write_atomic(options.work / "autotune.json", json.dumps(found.as_json(), indent=1) + "\n")
     print(found.toml(), end="")
