@@ -154,7 +154,7 @@ def test_flops_that_checkpointing_repeats(monkeypatch):
 
 @pytest.mark.slow
 def test_flops_that_compiled_blocks_repeat(monkeypatch):
-    """Within those of AdaLN, whose small matmuls the compiler computes in other ways."""
+    """But for AdaLN's small matmuls, which the compiler computes in other ways."""
     monkeypatch.setattr(activations, "StorageLedger", CountingLedger)
     without = counted_flops("none", compiled=True)
     slack = 0.01 * without

@@ -42,7 +42,7 @@ SAVED_OPERATIONS: set[Any] = {
     flex_attention_op,
 }
 
-MIN_BUDGET_WITHOUT_MATMULS = 0.5
+MIN_BUDGET_WITHOUT_MATMULS = 0.8
 """[activation_checkpoint] memory_budget from which on the compiler repeats pointwise work only, as a test
 counts in compiled blocks"""
 
