@@ -1,11 +1,15 @@
 """Runs in benchmark mode: no data, no weights, no checkpoints, and a report of what was measured."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tools.harness import runs
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
 
 BENCHMARK = [
     "--benchmark.enable",
@@ -18,6 +22,8 @@ BENCHMARK = [
     "--metrics.peak_tflops=0.1",
 ]
 
+PARTS = {"data", "forward", "backward", "optimizer", "other"}
+
 
 def report_of(run: runs.Run) -> dict:
     assert json.loads((run.folder / "state.json").read_text())["state"] == "completed"
@@ -25,10 +31,21 @@ def report_of(run: runs.Run) -> dict:
     return json.loads((run.folder / "benchmark.json").read_text())
 
 
+def lengths_of(shape: dict) -> Lengths:
+    return Lengths(shape["frames"], shape["text_tokens"], shape["speaker_frames"])
+
+
+def blocks_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of the forward pass through all decoder blocks."""
+    return forward_flops(args, lengths) - forward_flops(replace(args, n_layers=0), lengths)
+
+
 def test_two_ranks_with_compiled_blocks(tmp_path):
     arguments = [
         *BENCHMARK,
         "--benchmark.steps=6",
+        "--activation_checkpoint.mode=full",
+        "--metrics.log_freq=1",
         "--parallelism.data_parallel_shard_degree=2",
         "--compile.enable",
         "--compile.backend=aot_eager",
@@ -37,6 +54,11 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     run = runs.run(tmp_path, "bench", arguments, processes=2)
     report = report_of(run)
     assert (report["gpus"], report["steps"], report["warm_up_steps"]) == (2, 6, 2)
+    assert max(run.metrics()) == 2 + 6 + 2  # two more are profiled to see the exchange
+    assert report["loss"] == run.metrics()[2 + 6]["loss"]
+    split = report["step_split"]
+    assert split.keys() == PARTS | {"exchange"} and min(split.values()) > 0
+    assert max(split.values()) < report["seconds_per_step"]["max"]
     assert report["compiles_while_timed"] == 0  # every shape was seen in the warm-up
     assert len(report["step_seconds"]) == 6
     samples = 2 * sum(shape["samples"] * shape["steps"] for shape in report["shapes"])
@@ -46,6 +68,20 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     assert exact["mfu"] == report["mfu"] == pytest.approx(exact["tflops_per_device"] / 0.1)
     assert report["config"]["benchmark"]["steps"] == 6 and report["environment"]["command"]
     assert report["gpus_per_node"] == 2
+    assert report["run_name"] == "bench" and report["factors"]["layout"] == "fsdp"
+    args = model_flavors()["debug"]
+    repeated = sum(
+        # A block's forward pass again, of every block, for each micro-batch of both ranks.
+        2 * shape["micro_batches"] * shape["samples"] * blocks_flops(args, lengths_of(shape))
+        for shape in report["shapes"]
+    )
+    rate = repeated / report["timed_seconds"] / 2
+    assert report["hfu"] - report["mfu"] == pytest.approx(rate / 0.1e12)
+    assert report["hardware_tflops_per_device"] == pytest.approx(report["hfu"] * 0.1)
+    weighted = report["weighted"]
+    if weighted is not None:  # both shapes were timed
+        medians = [shape["seconds_per_step"]["median"] for shape in report["shapes"]]
+        assert min(medians) <= weighted["seconds_per_step"] <= max(medians)
     assert report["config"]["job"]["dump_folder"] == str(tmp_path)  # a repeat lands beside this run
     again = runs.start(tmp_path, "bench", [*BENCHMARK, "--benchmark.steps=1"])
     assert again.wait() == 2  # what was measured is not overwritten
@@ -58,6 +94,16 @@ def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
         if file.name != "config.json":
             file.unlink()
     arguments = [*BENCHMARK, "--benchmark.duration_seconds=0.5", f"--encoder.model={encoder}"]
-    report = report_of(runs.run(tmp_path, "bench", arguments))
+    arguments.append("--metrics.log_freq=1")
+    run = runs.run(tmp_path, "bench", arguments)
+    report = report_of(run)
     assert report["steps"] >= 1
+    assert "step: 1/2 (50% of the warm-up)" in run.log.read_text()
+    rows = run.metrics()
+    # The warm-up's end is known first, and from then on the end of the run.
+    assert rows[1]["progress"] == 0.5 and rows[1]["eta_seconds"] > 0.5
+    assert max(row["eta_seconds"] for step, row in rows.items() if step > 3) <= 0.5
+    assert max(row["progress"] for row in rows.values()) == 1.0
+    assert report["loss"] == rows[max(rows)]["loss"]
+    assert report["step_split"]["exchange"] == 0.0
     assert report["text_encoder"].endswith("run, frozen, with random weights")

@@ -181,6 +181,21 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert [row["eta_seconds"] for row in rows] == pytest.approx([30.0, 26.0])
 
 
+def test_a_benchmark_knows_its_end_better(tmp_path, clock, one_process_group, caplog):
+    caplog.set_level("INFO")
+    metrics = started(tmp_path)
+    metrics.total_steps, metrics.seconds_after = 8, 60.0
+    for step, median in ((4, None), (10, 0.5)):
+        clock.now += 20.0
+        metrics.count(ONE)
+        metrics.log_step(step, 0.5, 1.0)
+        metrics.total_steps, metrics.step_seconds, metrics.seconds_after = 40, 0.5, 0.0
+    rows = JsonLines(tmp_path / "metrics.jsonl").read()
+    # The warm-up's other 4 steps as the first, and what comes after; then 30 steps of half a second.
+    assert [row["eta_seconds"] for row in rows] == [4 * 5.0 + 60.0, 15.0]
+    assert "step: 4/8 (50% of the warm-up)" in caplog.text and "step: 10/40 (25%)" in caplog.text
+
+
 def test_the_text_encoder_counts():
     """What its passes execute, and of that the tokens of each text alone."""
     encoder = TextEncoderSizes(matmul_parameters=1000, n_layers=3, attention_dim=16, trained=False)
@@ -214,7 +229,7 @@ def test_peak_memory_is_per_logged_step_and_the_maximum_of_the_run(tmp_path, one
     rows = JsonLines(tmp_path / "metrics.jsonl").read()
     assert [row["peak_memory_gib"] for row in rows] == [2.0, 1.0]
     assert [row["peak_allocated_gib"] for row in rows] == [1.0, 0.5]
-    assert metrics.max_reserved_gib() == 2.0
+    assert metrics.max_memory_gib() == (1.0, 2.0)
 
 
 def logged_scalars(folder, name: str) -> dict[int, float]:

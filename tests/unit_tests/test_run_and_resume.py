@@ -297,6 +297,8 @@ def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
     report = json.loads((tmp_path / "bench" / "benchmark.json").read_text())
     assert report["warm_up_steps"] == 4 and report["steps"] == len(report["step_seconds"]) == 3
     assert sum(shape["micro_batches"] for shape in report["shapes"]) == 3 * 2
+    split = report["step_split"]
+    assert split.pop("exchange") == 0 < min(split.values()) and len(split) == 5
     folder = Folder(tmp_path / "bench")
     assert list(folder.losses()) == list(range(1, 8)) and not (folder.path / "checkpoint").exists()
 

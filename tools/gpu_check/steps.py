@@ -99,10 +99,13 @@ def figures(report: dict[str, Any]) -> Values:
         "audio_seconds_per_second": report["audio_seconds_per_second"],
         "tflops": report["tflops_per_device"],
         "peak_allocated_gib": report["peak_allocated_gib"],
-        "peak_reserved_gib": report["peak_memory_gib"],
+        "peak_reserved_gib": report["peak_reserved_gib"],
         "useful_frames_fraction": report["useful_frames_fraction"],
         "compiles_while_timed": report["compiles_while_timed"],
+        "step_split": report["step_split"],
     }
+    if report["hfu"] is not None:
+        values["hfu"] = report["hfu"]
     for row in report["conventions"]:
         if row["mfu"] is not None:
             values[f"mfu, {row['convention']}"] = row["mfu"]

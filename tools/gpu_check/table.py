@@ -28,6 +28,7 @@ _FIRST = (
     "samples_per_second",
     "audio_seconds_per_second",
     "mfu, exact",
+    "hfu",
     "mfu, 6N T",
 )
 """figures that say most; others follow only where there is room, and all are in the JSON"""

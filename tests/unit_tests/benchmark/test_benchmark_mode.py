@@ -3,24 +3,27 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.benchmark import recorder as recorder_module
-from torchtitan.models.dit_tts.benchmark.loader import (
-    build_synthetic_dataloader,
-    build_synthetic_tokenizer,
-)
-from torchtitan.models.dit_tts.benchmark.recorder import (
-    BenchmarkRecorder,
+from torchtitan.models.dit_tts.benchmark.exchange import exchange_seconds
+from torchtitan.models.dit_tts.benchmark.figures import (
     convention_table,
     flops_by_convention,
     summary,
 )
+from torchtitan.models.dit_tts.benchmark.loader import (
+    build_synthetic_dataloader,
+    build_synthetic_tokenizer,
+)
+from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.benchmark.synthetic import LATENT_STD, utterance_frames
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
 from torchtitan.models.dit_tts.config.manager import (
@@ -31,7 +34,12 @@ from torchtitan.models.dit_tts.config.manager import (
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
-from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
+from torchtitan.models.dit_tts.model.flops import (
+    Lengths,
+    MicroBatch,
+    repeated_flops,
+    training_flops,
+)
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 SMALL = [
@@ -171,9 +179,11 @@ def clock(monkeypatch) -> Clock:
 def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkRecorder:
     job = config(tmp_path, *arguments)
     loader = loader_of(job)
-    warm_up = len(loader.order.warm_up)
     args = replace(model_flavors()["debug"], attention=job.attention.backend)
-    return BenchmarkRecorder(job, args, 1000, warm_up, peak)
+    return BenchmarkRecorder(job, args, 1000, loader, peak, lambda: (1.0, 1.5))
+
+
+MICRO_BATCH = MicroBatch((2, 64, 24, 32), [(64, 24, 32), (50, 20, 30)])
 
 
 def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> int:
@@ -182,8 +192,13 @@ def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> 
     while made.remaining_steps(number) > 0:
         number += 1
         with made.step(number):
-            made.count(MicroBatch((2, 64, 24, 32), [(64, 24, 32), (50, 20, 30)]))
-            clock.now += durations[min(number, len(durations)) - 1]
+            made.count(MICRO_BATCH)
+            # An eighth each, the backward pass in two micro-batches, and an eighth that is not marked.
+            for part in ("data", "forward", "backward", "forward", "backward", "optimizer", "", ""):
+                clock.now += durations[min(number, len(durations)) - 1] / 8
+                if part:
+                    made.mark(part)
+        made.losses[number] = 1.0 / number
         assert number < 1000
     return number
 
@@ -191,7 +206,7 @@ def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> 
 def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     made = recorder(tmp_path, peak=1e12)
     assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 2.0, 2.0]) == 11
-    report = made.finish(tmp_path, peak_memory_gib=1.5)
+    report = made.finish(tmp_path)
     step = report["seconds_per_step"]
     assert (step["median"], step["min"], step["max"]) == pytest.approx((2.0, 1.0, 3.0))
     assert report["samples_per_second"] == pytest.approx(5 * 2 / 10.0)
@@ -202,6 +217,8 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     [shape] = report["shapes"]
     assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
     assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
+    assert report["loss"] == 1 / 11 and report["weighted"] is None  # one shape of three was timed
+    assert report["run_name"] == "default" and report["factors"]["lengths"] == "mixed"
     assert report["attention"] == "sdpa" and "are what was executed" in report["attention_note"]
     assert any("6N T" in line for line in summary(report))
 
@@ -210,14 +227,23 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     """Of two ranks: this one, and one that is slower at first, with half the samples."""
     made = recorder(tmp_path, "--benchmark.steps=4", peak=1e12)
     assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 10.0]) == 10
+    gathered = []
 
     def gather(mine):
-        other = {name: value // 2 for name, value in mine.items() if isinstance(value, int)}
-        slower = {"seconds": [5.0, 1.0, 1.0, 1.0], "flops": [n // 2 for n in mine["flops"]]}
-        return [mine, {**mine, **other, **slower, "peak_memory_gib": 9.0, "compiles": 3}]
+        half = {
+            name: np.array(getattr(mine, name)) // 2
+            for name in ("flops", "repeated", "samples", "valid_frames", "padded_frames")
+        }
+        memory = {"peak_allocated_gib": 8.0, "peak_reserved_gib": 9.0}
+        slower = {"seconds": [5.0, 1.0, 1.0, 1.0], "exchange": [], "compiles": 3}
+        gathered[:] = [
+            replace(mine, exchange=[0.25, 0.75]),
+            replace(mine, **half, **memory, **slower),
+        ]
+        return gathered
 
     monkeypatch.setattr(recorder_module, "gather_from_ranks", gather)
-    report = made.finish(tmp_path, peak_memory_gib=1.5)
+    report = made.finish(tmp_path)
     assert report["step_seconds"] == [5.0, 2.0, 3.0, 10.0]
     step = report["seconds_per_step"]
     # Between the ordered values at 10, 50 and 90 % of the way: 2 3 5 10.
@@ -231,7 +257,146 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     long, short = (training_flops(args, Lengths(*n)) for n in ((64, 24, 32), (50, 20, 30)))
     assert report["mfu"] == pytest.approx((4 + 2) * 2 * long / 20 / 2 / 1e12)
     assert report["goodput_mfu"] == pytest.approx((4 + 2) * (long + short) / 20 / 2 / 1e12)
-    assert (report["peak_memory_gib"], report["compiles_while_timed"]) == (9.0, 3)
+    assert (report["peak_allocated_gib"], report["peak_reserved_gib"]) == (8.0, 9.0)
+    assert report["compiles_while_timed"] == 3
+    # The slowest is this rank, 16 s over all: medians of eighths of 1, 2, 3 and 10 s.
+    assert report["step_split"] == pytest.approx(
+        {
+            "data": 2.5 / 8,
+            "forward": 2 * 2.5 / 8,
+            "backward": 2 * 2.5 / 8,
+            "optimizer": 2.5 / 8,
+            "other": 2 * 2.5 / 8,
+            "exchange": 0.5,
+        }
+    )
+    # Two ranks of tensor parallelism have the same samples: half the work on as many devices.
+    made.job_config.parallelism.tensor_parallel_degree = 2
+    halved = made._report(gathered)
+    for name in (
+        "samples_per_second",
+        "audio_seconds_per_second",
+        "mfu",
+        "hfu",
+        "tflops_per_device",
+    ):
+        assert halved[name] == pytest.approx(report[name] / 2), name
+    assert halved["useful_frames_fraction"] == report["useful_frames_fraction"]
+
+
+def test_parts_and_the_rest_are_the_step(tmp_path, clock):
+    made = recorder(tmp_path, "--benchmark.steps=3")
+    run_steps(made, clock, [1.0, 4.0, 2.0])
+    for seconds, parts in zip(made.seconds, made.parts, strict=True):
+        assert sum(parts.values()) == pytest.approx(seconds * 6 / 8)
+        assert list(parts) == ["data", "forward", "backward", "optimizer"]
+
+
+@pytest.mark.parametrize(
+    "options, blocks",
+    [
+        ({"mode": "none"}, {"none": 4}),
+        ({"mode": "full"}, {"full": 4}),
+        ({"mode": "selective", "selective_ac_option": "2"}, {"full": 2, "none": 2}),
+        ({"mode": "selective", "selective_ac_option": "op"}, {"selective": 4}),
+        ({"mode": "memory_budget", "memory_budget": 0.9}, {}),
+        ({"mode": "memory_budget", "memory_budget": 0.3}, None),
+    ],
+)
+def test_hfu_counts_what_checkpointing_repeats(tmp_path, clock, options, blocks):
+    given = [f"--activation_checkpoint.{key}={value}" for key, value in options.items()]
+    made = recorder(tmp_path, *given, "--compile.enable", peak=1e12)
+    run_steps(made, clock, [1.0])
+    report = made.finish(tmp_path)
+    if blocks is None:
+        assert report["hfu"] is report["hardware_tflops_per_device"] is None
+        assert "null: " in report["hfu_note"] and "memory_budget 0.3" in report["hfu_note"]
+        return
+    lengths = Lengths(64, 24, 32)
+    repeated = 2 * repeated_flops(model_flavors()["debug"], lengths, blocks)
+    assert report["hfu"] - report["mfu"] == pytest.approx(repeated / 1e12, abs=1e-12)
+    assert report["hardware_tflops_per_device"] == pytest.approx(report["hfu"])
+    without_peak = recorder(tmp_path, *given, "--compile.enable")
+    run_steps(without_peak, clock, [1.0])
+    report = without_peak.finish(tmp_path)
+    assert report["hfu"] is None and report["hardware_tflops_per_device"] > 0
+
+
+def test_hfu_of_fp8_by_operation_is_not_known(tmp_path, clock):
+    options = [
+        "--activation_checkpoint.mode=selective",
+        "--activation_checkpoint.selective_ac_option=op",
+    ]
+    made = recorder(tmp_path, *options, "--model.converters=float8", peak=1e12)
+    run_steps(made, clock, [1.0])
+    report = made.finish(tmp_path)
+    assert (
+        report["hfu"] is None
+        and "fp8" in report["hfu_note"]
+        and report["factors"]["precision"] == "fp8"
+    )
+
+
+def test_rates_of_an_epoch_weigh_each_shape(tmp_path, clock):
+    """Two buckets: 3 batches of one in an epoch to 1 of the other, though both were timed as often."""
+    plain = "--activation_checkpoint.mode=none"
+    made = recorder(tmp_path, "--benchmark.steps=6", "--data.num_buckets=2", plain, peak=1e12)
+    made.batches_per_epoch = {64: 4.5, 128: 1.5, 256: 0.0}
+    short, long = MICRO_BATCH, MicroBatch((1, 128, 24, 32), [(100, 24, 32)])
+    for number in range(1, 5 + 6):
+        with made.step(number):
+            made.count(short if number % 2 else long)
+            clock.now += {5: 1.0, 7: 2.0, 9: 6.0}.get(number, 4.0)
+    report = made.finish(tmp_path)
+    found, seconds = report["weighted"], 0.75 * 2.0 + 0.25 * 4.0
+    assert found["seconds_per_step"] == pytest.approx(seconds)
+    assert found["samples_per_second"] == pytest.approx((0.75 * 2 + 0.25) / seconds)
+    assert found["audio_seconds_per_second"] == pytest.approx(
+        (0.75 * 114 + 0.25 * 100) / 25 / seconds
+    )
+    args = model_flavors()["debug"]
+    flops = 0.75 * 2 * training_flops(args, Lengths(64, 24, 32))
+    flops += 0.25 * training_flops(args, Lengths(128, 24, 32))
+    assert found["mfu"] == found["hfu"] == pytest.approx(flops / seconds / 1e12)
+    assert 0 < found["goodput_mfu"] < found["mfu"]
+    made.batches_per_epoch[256] = 0.01  # a shape of which no step was timed
+    assert made._report([made.recording()])["weighted"] is None
+    made.job_config.benchmark.lengths = "longest"
+    made.batches_per_epoch = {64: 1.0}
+    assert made._report([made.recording()])["weighted"] is None
+
+
+def test_time_in_collectives_counts_once():
+    def event(name, start, end, device=DeviceType.CPU):
+        return SimpleNamespace(
+            name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end)
+        )
+
+    events = [
+        event("gloo:all_reduce", 5e6, 7e6),
+        event("gloo:all_gather", 1e6, 3e6),
+        event("gloo:all_gather", 2e6, 2.5e6),
+        event("aten::mm", 0.0, 20e6),
+        event("nccl:all_reduce", 0.0, 20e6),  # the host's part of it
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 6e6, 8e6, DeviceType.CUDA),
+    ]
+    assert exchange_seconds(events) == pytest.approx(2 + 3)
+
+
+def test_steps_for_the_exchange_follow_the_timed_ones(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(recorder_module, "profiled_steps", lambda config: 2)
+    monkeypatch.setattr(recorder_module, "exchange_seconds", lambda events: 0.5)
+    for arguments, steps in (
+        (["--benchmark.steps=5"], 5),
+        (["--benchmark.steps=0", "--benchmark.duration_seconds=4"], 4),
+    ):
+        made = recorder(tmp_path, *arguments)
+        assert run_steps(made, clock, [1.0]) == 6 + steps + 2
+        assert len(made.seconds) == steps and made.exchange == [0.5, 0.5]
+        made.max_memory_gib = lambda: (9.0, 9.0)  # with what the profiler takes
+        report = made.finish(tmp_path)
+        assert report["loss"] == 1 / (6 + steps) and report["step_split"]["exchange"] == 0.5
+        assert (report["peak_allocated_gib"], report["peak_reserved_gib"]) == (1.0, 1.5)
 
 
 def test_conventions_count_the_text_encoder():
@@ -258,7 +423,7 @@ def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):
     folder = tmp_path / "bm"
     made = recorder(tmp_path, "--job.experiment=bm")
     run_steps(made, clock, [1.0])
-    report = made.finish(folder, 0.0)
+    report = made.finish(folder)
     assert config_from_dict(report["config"], "bm") == made.job_config
     assert report["gpus_per_node"] == report["environment"]["gpus_per_node"] == 4
     variables = report["environment"]["variables"]
@@ -270,7 +435,23 @@ def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
     made = recorder(tmp_path, "--benchmark.steps=0", "--benchmark.duration_seconds=20")
     # One slow step at first must not end it: each step changes the estimate.
     assert run_steps(made, clock, [50.0] * 6 + [8.0, 1.0]) == 6 + 1 + 12
-    assert made.finish(tmp_path, 0.0)["timed_seconds"] == pytest.approx(20.0)
+    assert made.finish(tmp_path)["timed_seconds"] == pytest.approx(20.0)
+
+
+def test_the_outlook_of_a_duration_is_its_warm_up_and_then_its_time(tmp_path, clock):
+    made = recorder(tmp_path, "--benchmark.steps=0", "--benchmark.duration_seconds=20")
+    assert made.outlook(0, made.remaining_steps(0)) == (6, None, 20.0)
+    assert made.outlook(6, made.remaining_steps(6)) == (7, None, 20.0)  # no speed is known yet
+    run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 2.0])
+    assert recorder(tmp_path, "--benchmark.duration_seconds=20").outlook(6, 5) == (11, None, 0.0)
+    assert made.outlook(9, 8) == (17, 2.0, 0.0)
+    made = recorder(tmp_path, "--benchmark.duration_seconds=20")
+    assert made.outlook(0, made.remaining_steps(0)) == (6 + 5, None, 0.0)
+
+
+def test_a_run_that_is_stopped_in_its_warm_up_has_no_report(tmp_path):
+    assert recorder(tmp_path).finish(tmp_path) is None
+    assert not (tmp_path / "benchmark.json").exists()
 
 
 def test_the_first_of_steps_and_duration_ends_it(tmp_path, clock):

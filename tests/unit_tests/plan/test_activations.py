@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from tests.helpers.plan_cases import (
     LENGTHS,
@@ -14,6 +15,9 @@ from tests.helpers.plan_cases import (
 )
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.infra.parallelize import MIN_BUDGET_WITHOUT_MATMULS
+from torchtitan.models.dit_tts.model.flops import repeated_flops
+from torchtitan.models.dit_tts.plan import activations
 from torchtitan.models.dit_tts.plan.activations import StorageLedger, measure
 from torchtitan.models.dit_tts.plan.compiled_block import BlockCompiler, ModelCompiler
 from torchtitan.models.dit_tts.plan.memory import Activations
@@ -105,3 +109,58 @@ def test_what_the_compiler_saves():
     encoders = ModelCompiler(["encoders"])
     found = measure(config, args, 2, lengths, "none", sharded=True, compiler=encoders)
     assert found.saved < saved["none", False]
+
+
+class CountingLedger(StorageLedger):
+    """Counts the FLOPs of the last pass."""
+
+    flops = 0
+
+    def __enter__(self):
+        CountingLedger.flops = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            CountingLedger.flops += sdpa_flop_count(*(each.shape for each in args[:3]))
+        elif count := flop_registry.get(func.overloadpacket):
+            CountingLedger.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def counted_flops(kind: str, compiled: bool, budget: float = 1.0) -> int:
+    """Of a forward and backward pass of two blocks and two samples."""
+    config = debug_config()
+    args = replace(model_sizes(config).args, n_layers=2, speaker_n_layers=1)
+    decoder = BlockCompiler(kind == "selective", budget)
+    compiler = ModelCompiler(["model"] * compiled, decoder)
+    measure(config, args, 2, LENGTHS, kind, sharded=True, compiler=compiler)
+    return CountingLedger.flops
+
+
+def repeated(kind: str) -> int:
+    """By the formula."""
+    return 2 * repeated_flops(model_sizes(debug_config()).args, LENGTHS, {kind: 2})
+
+
+@pytest.mark.long
+def test_flops_that_checkpointing_repeats(monkeypatch):
+    monkeypatch.setattr(activations, "StorageLedger", CountingLedger)
+    without = counted_flops("none", compiled=False)
+    for kind in ("full", "selective"):
+        assert counted_flops(kind, compiled=False) - without == repeated(kind) > 0
+
+
+@pytest.mark.slow
+def test_flops_that_compiled_blocks_repeat(monkeypatch):
+    """But for AdaLN's small matmuls, which the compiler computes in other ways."""
+    monkeypatch.setattr(activations, "StorageLedger", CountingLedger)
+    without = counted_flops("none", compiled=True)
+    slack = 0.01 * without
+    found = counted_flops("selective", compiled=True) - without
+    assert found == pytest.approx(repeated("selective"), abs=slack) and found > 5 * slack
+    budget = MIN_BUDGET_WITHOUT_MATMULS
+    for each, limits in ((0.9, (0, slack)), (budget, (0, slack)), (0.0, (5 * slack, without))):
+        found = counted_flops("memory_budget", compiled=True, budget=each) - without
+        assert limits[0] <= abs(found) <= limits[1], each

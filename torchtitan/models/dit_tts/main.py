@@ -110,8 +110,7 @@ def train(args: list[str]) -> int:
         else:
             trainer.train()
             if trainer.benchmark is not None:
-                peak_memory = trainer.metrics_processor.max_reserved_gib()
-                trainer.benchmark.finish(folder.path, peak_memory)
+                trainer.benchmark.finish(folder.path)
         stopped_by = trainer.stopped_by
         folder.set_state(state_after(stopped_by) if stopped_by else "completed", trainer.step)
     except (Exception, KeyboardInterrupt, CheckpointException) as error:

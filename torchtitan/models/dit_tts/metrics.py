@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
+from torchtitan.components.metrics import (
+    BaseLogger,
+    DeviceMemStats,
+    LoggerContainer,
+    MetricsProcessor,
+)
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
@@ -103,7 +108,12 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
-        self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
+        # A benchmark corrects these as it goes.
+        self.total_steps = job_config.training.steps
+        self.step_seconds: float | None = None
+        """of the steps to come; None: as the mean so far"""
+        self.seconds_after = 0.0
+        """that the run takes after `total_steps`, which are then those of its warm-up"""
         self.counts = Counts()
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
@@ -113,7 +123,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self._tensorboard: _TensorBoard | None = None
         self.first_step = self.last_logged_step = 0
         self.start_time = time.perf_counter()
-        self._max_reserved_gib = 0.0
+        self._max_memory_gib = 0.0, 0.0
 
     def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: JsonLines) -> None:
         """Called once a checkpoint is loaded, on every rank."""
@@ -164,10 +174,14 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.counts.padded_frames += samples * padded
         self.counts.replaced_samples += replaced
 
-    def max_reserved_gib(self) -> float:
-        """Maximum device memory that this rank has reserved since the process started, in GiB."""
-        now = self.device_memory_monitor.get_peak_stats().max_reserved_gib
-        return max(self._max_reserved_gib, now)
+    def max_memory_gib(self) -> tuple[float, float]:
+        """Maximum device memory that this rank has (allocated, reserved) since the process started, in
+        GiB."""
+        return self._max_memory_with(self.device_memory_monitor.get_peak_stats())
+
+    def _max_memory_with(self, now: DeviceMemStats) -> tuple[float, float]:
+        allocated, reserved = self._max_memory_gib
+        return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
     def _counts_of_all_ranks(self) -> Counts:
         sums = torch.tensor(
@@ -193,9 +207,10 @@ class TTSMetricsProcessor(MetricsProcessor):
         counts = self._counts_of_all_ranks()
         devices = self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
-        self._max_reserved_gib = max(self._max_reserved_gib, memory.max_reserved_gib)
+        self._max_memory_gib = self._max_memory_with(memory)
         total = self.total_steps
-        remaining = (total - step) * (now - self.start_time) / (step - self.first_step)
+        mean_seconds = (now - self.start_time) / (step - self.first_step)
+        remaining = (total - step) * (self.step_seconds or mean_seconds) + self.seconds_after
         audio_seconds = counts.valid_frames / self.job_config.data.frames_per_second
         executed = counts.executed_flops / seconds / devices
         useful = counts.useful_flops / seconds / devices
@@ -232,8 +247,9 @@ class TTSMetricsProcessor(MetricsProcessor):
             else f"{metrics['tflops_per_device']:.3f} TFLOP/s"
         )
         color = self.color
+        warm_up = " of the warm-up" if self.seconds_after else ""
         logger.info(
-            f"{color.red}step: {step}/{total} ({step / total:.0%})  "
+            f"{color.red}step: {step}/{total} ({step / total:.0%}{warm_up})  "
             f"{color.green}loss: {loss:.5f}  "
             f"{color.orange}grad_norm: {grad_norm:.4f}  "
             f"{color.turquoise}memory: {memory.max_reserved_gib:.2f}GiB  "

@@ -12,7 +12,7 @@ import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.models.dit_tts.benchmark.loader import WarmUpFirst, build_random_encoder
+from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.config.checks import data_parallel_degree
@@ -74,10 +74,14 @@ class DiTTTSTrainer(Trainer):
         self.benchmark: BenchmarkRecorder | None = None
         if config.benchmark.enable:
             parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
-            assert isinstance(self.dataloader.order, WarmUpFirst)
-            warm_up = len(self.dataloader.order.warm_up)
+            metrics = self.metrics_processor
             self.benchmark = BenchmarkRecorder(
-                self.config, self.model_args, parameters, warm_up, self.metrics_processor.peak
+                self.config,
+                self.model_args,
+                parameters,
+                self.dataloader,
+                metrics.peak,
+                metrics.max_memory_gib,
             )
             self.text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
         else:
@@ -203,7 +207,9 @@ class DiTTTSTrainer(Trainer):
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
                 loss = self._loss_sum(input_dict, labels) / global_valid_tokens
             self.metrics_processor.compiles = self.compile_watch.graphs
+            self._mark("forward")
             loss.backward()
+            self._mark("backward")
         return loss
 
     def _loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
@@ -242,13 +248,16 @@ class DiTTTSTrainer(Trainer):
             return False
         if self.benchmark is None:
             return super().should_continue_training()
-        left = self.benchmark.remaining_steps(self.step)
-        # A benchmark's end may be a duration; progress and ETA are then an estimate.
-        self.metrics_processor.total_steps = self.step + left
+        left, metrics = self.benchmark.remaining_steps(self.step), self.metrics_processor
+        metrics.total_steps, metrics.step_seconds, metrics.seconds_after = self.benchmark.outlook(
+            self.step, left
+        )
         return left > 0
 
     def train(self) -> None:
         super().train()
+        if self.benchmark is not None:
+            self._settle(self.divergence.read())  # the loss of the last step
         self.checkpointer.wait()
         if self.step > self.metrics_processor.first_step:
             checkpoint = self.config.checkpoint
@@ -280,6 +289,7 @@ class DiTTTSTrainer(Trainer):
             micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
             self.progress.at(self.step, 1)
             valid_frames = self._valid_frames(micro_batches)
+            self._mark("data")
             losses = [
                 self.forward_backward_step(
                     input_dict=batch, labels=labels, global_valid_tokens=valid_frames
@@ -301,14 +311,21 @@ class DiTTTSTrainer(Trainer):
                 )
             )
             self.lr_schedulers.step()
+            self._mark("optimizer")
             if should_log:
                 judgement = self.divergence.read()
                 assert judgement is not None
                 if self._settle(judgement):
                     return
+                self._mark("optimizer")
                 self.metrics_processor.log_step(self.step, judgement.loss, judgement.grad_norm, lr)
         if should_log:
             self.run_folder.set_state("running", self.step)
+
+    def _mark(self, part: str) -> None:
+        """The end of a part of the step, for a benchmark."""
+        if self.benchmark is not None:
+            self.benchmark.mark(part)
 
     def _settle(self, judgement: Judgement | None) -> bool:
         """Ends a step once its judgement is known. A bad one, which the optimizer has left out, is undone:
@@ -320,6 +337,8 @@ class DiTTTSTrainer(Trainer):
         """
         if judgement is None:
             return False
+        if self.benchmark is not None:
+            self.benchmark.losses[judgement.step] = judgement.loss
         if judgement.bad:
             self._undo(judgement)
             return True

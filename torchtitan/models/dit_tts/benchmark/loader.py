@@ -9,6 +9,7 @@ import torch
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.benchmark.exchange import profiled_steps
 from torchtitan.models.dit_tts.benchmark.synthetic import (
     BYTES_PER_SECOND,
     SUBWORDS_PER_SECOND,
@@ -33,8 +34,8 @@ from torchtitan.tools.logging import logger
 
 _BEGIN_AND_END = 2
 _WEIGHT_STD = 0.05
-_OPEN_END = 10**6
-"""Steps of a run that ends by duration_seconds, until its speed is known"""
+OPEN_END = 10**6
+"""Maximum number of timed steps of a run that ends by duration_seconds"""
 
 
 class WarmUpFirst(GlobalBatchSampler):
@@ -116,7 +117,8 @@ def build_synthetic_dataloader(
         data.seed,
         benchmark.warmup_steps,
     )
-    training.steps = len(order.warm_up) + (benchmark.steps or _OPEN_END)
+    timed = benchmark.steps or OPEN_END
+    training.steps = len(order.warm_up) + timed + profiled_steps(job_config)
     loader = LatentDataLoader(
         dataset,
         order,

@@ -1,13 +1,10 @@
-"""Times the trainer's steps and writes benchmark.json: the results and everything needed to repeat them.
-
-FLOPs are counted by several conventions, so that no MFU is reported without the one it was computed by.
-"""
+"""Times the trainer's steps and writes benchmark.json: the results and everything needed to repeat them."""
 
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,100 +14,37 @@ import torch
 import torch.distributed as dist
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.benchmark import figures
+from torchtitan.models.dit_tts.benchmark.exchange import exchange_seconds, profiled, profiled_steps
+from torchtitan.models.dit_tts.benchmark.loader import OPEN_END, WarmUpFirst
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import without_secrets
+from torchtitan.models.dit_tts.factors import factors
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention_backends import choose_backend
-from torchtitan.models.dit_tts.model.flops import (
-    Lengths,
-    MicroBatch,
-    executed_flops,
-    language_model_flops,
-    speaker_keys,
-    useful_flops,
-)
+from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 FILE_NAME = "benchmark.json"
 
-# T, Lt and Ls are a sample's latent frames, text tokens and speaker keys (reference frames after
-# patching), N the trained parameters, L the decoder's blocks, D its width.
-CONVENTIONS = {
-    "exact": "padded shapes, as PyTorch's counter",
-    "exact goodput": "real lengths only",
-    "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
-    "6N (T+Lt+Ls)": ("6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes"),
-}
-"""What each convention counts. The first is that of `mfu`, the second of `goodput_mfu`. The 6N rules are
-those of language models: they take every parameter to work on all positions, whereas here the speaker
-encoder and the projections of text and speaker work on other, fewer positions, and AdaLN once per
-sample. "exact" and "exact goodput" include a pretrained text encoder that runs."""
-
-_NOT_EXECUTED = {
-    "varlen": "padded keys and frames",
-    "flex": "blocks of 128 keys without a valid one",
-}
-"""Part of the padded shapes that an attention backend does not compute"""
-
-
-def flops_by_convention(
-    args: DiTTTSModelArgs, parameters: int, batches: Sequence[MicroBatch]
-) -> list[int]:
-    """Total FLOPs of the micro-batches by each of CONVENTIONS."""
-    frames_only = all_keys = 0
-    for batch in batches:
-        samples, *padded = batch.shape
-        lengths = Lengths(*padded)
-        keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)
-        frames_only += samples * language_model_flops(args, parameters, lengths.frames)
-        all_keys += samples * language_model_flops(args, parameters, keys)
-    executed = sum(executed_flops(args, batch) for batch in batches)
-    useful = sum(useful_flops(args, batch) for batch in batches)
-    return [executed, useful, frames_only, all_keys]
-
-
-def convention_table(
-    flops: Sequence[int], seconds: float, devices: int, peak: float | None
-) -> list[dict[str, Any]]:
-    """For each of CONVENTIONS TFLOP/s per device, MFU (None without a known peak, in FLOP/s) and the
-    ratio to the exact FLOPs."""
-    return [
-        {
-            "convention": name,
-            "counts": counts,
-            "flops": total,
-            "tflops_per_device": total / seconds / devices / 1e12,
-            "mfu": peak and total / seconds / devices / peak,
-            "times_exact": total / flops[0],
-        }
-        for (name, counts), total in zip(CONVENTIONS.items(), flops, strict=True)
-    ]
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile, minimum and maximum."""
-    p10, median, p90 = np.percentile(values, [10, 50, 90])
-    return {
-        "median": float(median),
-        "p10": float(p10),
-        "p90": float(p90),
-        "min": float(min(values)),
-        "max": float(max(values)),
-    }
-
 
 class BenchmarkRecorder:
-    """Records seconds and sizes of each step of one rank, except for the first `warm_up_steps`.
+    """Records seconds and sizes of each step of one rank, except for those of the warm-up.
+
+    On several ranks some steps follow the timed ones, which are profiled to see the exchange.
 
     Args:
         model_args: the model's sizes.
         parameters: number of trained parameters of the model, over all ranks.
+        loader: of `build_synthetic_dataloader`.
         peak: dense bf16 peak of a device in FLOP/s, or None.
+        max_memory_gib: this rank's maximum of (allocated, reserved) memory so far.
     """
 
     def __init__(
@@ -118,14 +52,20 @@ class BenchmarkRecorder:
         job_config: JobConfig,
         model_args: DiTTTSModelArgs,
         parameters: int,
-        warm_up_steps: int,
+        loader: LatentDataLoader,
         peak: float | None,
+        max_memory_gib: Callable[[], tuple[float, float]],
     ):
+        assert isinstance(loader.order, WarmUpFirst)
         self.job_config = job_config
         self.model_args = model_args
         self.parameters = parameters
-        self.warm_up_steps = warm_up_steps
+        self.warm_up_steps = len(loader.order.warm_up)
+        self.batches_per_epoch = dict(
+            zip(loader.policy.edges, loader.order.bucket_batches_per_epoch, strict=True)
+        )
         self.peak = peak
+        self.max_memory_gib = max_memory_gib
         self.attention = choose_backend(
             model_args.attention,
             torch.device(utils.device_type),
@@ -133,107 +73,168 @@ class BenchmarkRecorder:
         )
         self.seconds: list[float] = []
         self.steps: list[list[MicroBatch]] = []
-        self._last_step = job_config.training.steps
+        self.parts: list[dict[str, float]] = []
+        self.exchange: list[float] = []
+        self.losses: dict[int, float] = {}
+        """step -> loss, of the steps that were read"""
+        self._profiled_steps = profiled_steps(job_config)
+        self._profiling = False
         self._batches: list[MicroBatch] = []
-        self._graphs_after_warm_up = 0
+        self._marks: list[tuple[str, Any]] = []
+        self._graphs = self._compiles = 0
         self._began = 0.0
+        self._memory: tuple[float, float] | None = None
 
     def count(self, batch: MicroBatch) -> None:
         """Adds a micro-batch of the current step."""
         self._batches.append(batch)
 
+    def mark(self, part: str) -> None:
+        """What the current step has done since the last mark belongs to this part. The host does not
+        wait for the device."""
+        moment: Any = time.perf_counter()
+        if utils.device_type != "cpu":
+            moment = utils.device_module.Event(enable_timing=True)
+            moment.record()
+        self._marks.append((part, moment))
+
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Times step `number` (from 1) between two moments at which the device is idle."""
-        self._batches = []
+        self._batches, self._marks = [], []
         utils.device_module.synchronize()
-        began = time.perf_counter()
-        yield
-        utils.device_module.synchronize()
-        seconds = time.perf_counter() - began
-        if number > self.warm_up_steps:
+        with profiled() if self._profiling else nullcontext() as profile:
+            began = time.perf_counter()
+            self.mark("")
+            yield
+            utils.device_module.synchronize()
+            seconds = time.perf_counter() - began
+        if profile is not None:
+            self.exchange.append(exchange_seconds(profile.events()))
+        elif number > self.warm_up_steps:
             self.seconds.append(seconds)
             self.steps.append(self._batches)
+            self.parts.append(self._seconds_of_parts())
+            self._compiles = compiled_graphs() - self._graphs
         elif number == self.warm_up_steps:
-            self._graphs_after_warm_up = compiled_graphs()
+            self._graphs = compiled_graphs()
             self._began = time.perf_counter()
+
+    def _seconds_of_parts(self) -> dict[str, float]:
+        seconds = dict.fromkeys(figures.PARTS, 0.0)
+        for (_, begin), (part, end) in zip(self._marks, self._marks[1:]):
+            on_device = not isinstance(begin, float)
+            seconds[part] += begin.elapsed_time(end) / 1e3 if on_device else end - begin
+        return seconds
 
     def remaining_steps(self, step: int) -> int:
         """Number of steps after `step`: those of [benchmark] steps, or as many as fit into what is left
-        of duration_seconds at the median speed. Rank 0 decides for all."""
+        of duration_seconds at the median speed, and the profiled ones. Rank 0 decides for all."""
         benchmark = self.job_config.benchmark
-        left = self._last_step - step
-        if not benchmark.duration_seconds or step <= self.warm_up_steps:
-            return left
-        time_left = benchmark.duration_seconds - (time.perf_counter() - self._began)
-        if self.seconds:
-            left = min(left, max(0, int(np.ceil(time_left / np.median(self.seconds)))))
-        return gather_from_ranks(left)[0]
+        left = max(0, self.warm_up_steps + (benchmark.steps or OPEN_END) - step)
+        if benchmark.duration_seconds and step > self.warm_up_steps:
+            time_left = benchmark.duration_seconds - (time.perf_counter() - self._began)
+            if self.seconds:
+                left = min(left, max(0, int(np.ceil(time_left / np.median(self.seconds)))))
+            left = gather_from_ranks(left)[0]
+        if left == 0 and not self._profiling:
+            self._profiling, self._memory = True, self.max_memory_gib()  # profiling needs some too
+        return left + self._profiled_steps - len(self.exchange)
 
-    def finish(self, folder: Path, peak_memory_gib: float) -> dict[str, Any] | None:
+    def outlook(self, step: int, remaining: int) -> tuple[int, float | None, float]:
+        """(last step that is known, seconds per step until then or None, seconds after it). Until the
+        first timed step, a run that ends by duration_seconds knows the end of its warm-up only."""
+        benchmark = self.job_config.benchmark
+        if not self.seconds and not benchmark.steps:
+            return max(self.warm_up_steps, step + 1), None, benchmark.duration_seconds
+        return step + remaining, float(np.median(self.seconds)) if self.seconds else None, 0.0
+
+    def recording(self) -> figures.Recording:
+        """What this rank has recorded."""
+        config, args = self.job_config, self.model_args
+        allocated, reserved = self._memory or self.max_memory_gib()
+
+        def of_steps(value: Any) -> list[Any]:
+            return [sum(map(value, step)) for step in self.steps]
+
+        return figures.Recording(
+            seconds=self.seconds,
+            parts=self.parts,
+            exchange=self.exchange,
+            flops=[figures.flops_by_convention(args, self.parameters, step) for step in self.steps],
+            repeated=of_steps(lambda batch: figures.repeated_by(config, args, batch))
+            if figures.repeats_are_known(config)
+            else None,
+            samples=of_steps(lambda batch: batch.shape[0]),
+            valid_frames=of_steps(lambda batch: sum(frames for frames, _, _ in batch.lengths)),
+            padded_frames=of_steps(lambda batch: batch.shape[0] * batch.shape[1]),
+            peak_allocated_gib=allocated,
+            peak_reserved_gib=reserved,
+            compiles=self._compiles,
+        )
+
+    def finish(self, folder: Path) -> dict[str, Any] | None:
         """Gathers the results of all ranks and writes benchmark.json to the run's folder.
 
-        Args:
-            peak_memory_gib: maximum memory that this rank's device has reserved.
-
         Returns:
-            The report on rank 0, None on the others.
+            The report on rank 0; None on the others, and where the run was stopped before it was timed.
         """
-        batches = [batch for step in self.steps for batch in step]
-        mine = {
-            "seconds": self.seconds,
-            "flops": flops_by_convention(self.model_args, self.parameters, batches),
-            "samples": sum(batch.shape[0] for batch in batches),
-            "valid_frames": sum(n for batch in batches for n, _, _ in batch.lengths),
-            "padded_frames": sum(batch.shape[0] * batch.shape[1] for batch in batches),
-            "peak_memory_gib": peak_memory_gib,
-            "compiles": compiled_graphs() - self._graphs_after_warm_up,
-        }
-        ranks = gather_from_ranks(mine)
+        if not self.seconds:
+            return None
+        ranks = gather_from_ranks(self.recording())
         if dist.is_initialized() and dist.get_rank() != 0:
             return None
         report = self._report(ranks)
         write_atomic(folder / FILE_NAME, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        for line in summary(report):
+        for line in figures.summary(report):
             logger.info(line)
         return report
 
-    def _report(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        # A step takes as long as its slowest rank.
-        seconds = [max(each) for each in zip(*(rank["seconds"] for rank in ranks), strict=True)]
-        total = sum(seconds)
-
-        def over_ranks(name: str) -> int:
-            return sum(rank[name] for rank in ranks)
-
-        flops = [sum(each) for each in zip(*(rank["flops"] for rank in ranks), strict=True)]
-        rows = convention_table(flops, total, len(ranks), self.peak)
+    def _report(self, ranks: list[figures.Recording]) -> dict[str, Any]:
         config, encoder = self.job_config, self.job_config.encoder
-        audio_seconds = over_ranks("valid_frames") / config.data.frames_per_second
+        gpus, in_node = len(ranks), gpus_per_node()
+        copies = config.parallelism.tensor_parallel_degree
+        steps = figures.totals(ranks, copies, config.data.frames_per_second)
+        seconds, total = steps.seconds.tolist(), float(steps.seconds.sum())
+        rows = figures.convention_table(steps.flops.sum(1).tolist(), total, gpus, self.peak)
+        hardware = None if steps.hardware is None else float(steps.hardware.sum()) / total / gpus
+        frames = [step[0].shape[1] for step in self.steps]
         return {
-            "seconds_per_step": spread(seconds),
+            "run_name": config.job.experiment,
+            "factors": factors(asdict(config), gpus, in_node),
+            "seconds_per_step": figures.spread(seconds),
             "steps": len(seconds),
             "warm_up_steps": self.warm_up_steps,
             "timed_seconds": total,
-            "samples_per_second": over_ranks("samples") / total,
-            "audio_seconds_per_second": audio_seconds / total,
-            "useful_frames_fraction": over_ranks("valid_frames") / over_ranks("padded_frames"),
+            "samples_per_second": float(steps.samples.sum()) / total,
+            "audio_seconds_per_second": float(steps.audio_seconds.sum()) / total,
+            "useful_frames_fraction": steps.useful_frames_fraction,
             "mfu": rows[0]["mfu"],
             "goodput_mfu": rows[1]["mfu"],
+            "hfu": self.peak and hardware and hardware / self.peak,
+            "hfu_note": figures.hfu_note(config),
             "tflops_per_device": rows[0]["tflops_per_device"],
+            "hardware_tflops_per_device": hardware and hardware / 1e12,
             "conventions": rows,
             "conventions_note": "recomputation by activation checkpointing is not counted; mfu is over "
             "the dense bf16 peak, null if the device's is not known",
+            "weighted": figures.weighted(steps, frames, self.batches_per_epoch, gpus, self.peak)
+            if config.benchmark.lengths == "mixed"
+            else None,
+            "loss": self.losses.get(self.warm_up_steps + len(seconds)),
+            "step_split": figures.step_split(ranks),
+            "step_split_note": figures.SPLIT_NOTE,
             "attention": self.attention,
-            "attention_note": _attention_note(self.attention),
+            "attention_note": figures.attention_note(self.attention),
             "peak_tflops": self.peak and self.peak / 1e12,
-            "peak_memory_gib": max(rank["peak_memory_gib"] for rank in ranks),
-            "compiles_while_timed": max(rank["compiles"] for rank in ranks),
-            "gpus": len(ranks),
-            "gpus_per_node": gpus_per_node(),
+            "peak_allocated_gib": max(rank.peak_allocated_gib for rank in ranks),
+            "peak_reserved_gib": max(rank.peak_reserved_gib for rank in ranks),
+            "compiles_while_timed": max(rank.compiles for rank in ranks),
+            "gpus": gpus,
+            "gpus_per_node": in_node,
             "parameters": self.parameters,
             "shapes": self._shapes(seconds),
-            "text_encoder": _text_encoder_note(encoder.model, encoder.cache_features),
+            "text_encoder": figures.text_encoder_note(encoder.model, encoder.cache_features),
             "step_seconds": seconds,
             "environment": environment(),
             "config": without_secrets(asdict(config)),
@@ -254,50 +255,7 @@ class BenchmarkRecorder:
                 "speaker_frames": shape[3],
                 "steps": len(times),
                 "micro_batches": batches[shape],
-                "seconds_per_step": spread(times),
+                "seconds_per_step": figures.spread(times),
             }
             for shape, times in sorted(by_shape.items(), key=lambda item: item[0][1])
         ]
-
-
-def _attention_note(backend: str) -> str:
-    if backend not in _NOT_EXECUTED:
-        return f"attention {backend}: the padded shapes are what was executed"
-    return (
-        f"attention {backend}: {_NOT_EXECUTED[backend]} are not computed, so less was executed than the "
-        f"padded shapes that mfu counts"
-    )
-
-
-def _text_encoder_note(model: str, cached: bool) -> str:
-    if not is_pretrained(model):
-        return f"{model}: learned, inside the model, trained"
-    if cached:
-        return f"{model}: not run; random features stand in for those of [encoder] cache_features"
-    return f"{model}: run, frozen, with random weights"
-
-
-def summary(report: dict[str, Any]) -> list[str]:
-    """The report as lines for the log."""
-    step = report["seconds_per_step"]
-    lines = [
-        f"benchmark: {report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, "
-        f"p90 {step['p90']:.4f}, {step['min']:.4f} to {step['max']:.4f}); "
-        f"{report['samples_per_second']:.1f} samples/s, "
-        f"{report['audio_seconds_per_second']:.0f} audio-s/s; peak memory "
-        f"{report['peak_memory_gib']:.2f} GiB; text encoder {report['text_encoder']}",
-        "benchmark: convention           TFLOP/s     MFU  × exact  what it counts",
-    ]
-    for row in report["conventions"]:
-        mfu = "      -" if row["mfu"] is None else f"{row['mfu']:7.1%}"
-        lines.append(
-            f"benchmark: {row['convention']:<18} {row['tflops_per_device']:9.3f} {mfu} "
-            f"{row['times_exact']:8.3f}  {row['counts']}"
-        )
-    lines.append(f"benchmark: {report['attention_note']}")
-    if report["compiles_while_timed"]:
-        lines.append(
-            f"benchmark: {report['compiles_while_timed']} graphs were compiled while timed; raise "
-            f"[benchmark] warmup_steps"
-        )
-    return lines

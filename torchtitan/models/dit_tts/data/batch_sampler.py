@@ -205,10 +205,15 @@ class GlobalBatchSampler:
     @property
     def batches_per_epoch(self) -> float:
         """On average over epochs; below 1 where a batch is larger than the data."""
-        return sum(
+        return sum(self.bucket_batches_per_epoch)
+
+    @property
+    def bucket_batches_per_epoch(self) -> list[float]:
+        """The same by bucket."""
+        return [
             stream.draws_per_epoch / size
             for stream, size in zip(self._streams, self.batch_sizes, strict=True)
-        )
+        ]
 
     def epoch_of(self, number: int) -> int:
         """The epoch e with C(e) <= number < C(e+1)."""

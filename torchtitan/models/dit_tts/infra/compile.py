@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.infra.compat import (
     dynamo_config,
     dynamo_counters,
@@ -32,6 +32,17 @@ _OBJECTIVE_FUNCTIONS = 2
 def static_shapes(data: Data) -> int:
     """Maximum number of batch shapes with these [data] settings: one per bucket."""
     return len(data.bucket_frames) or data.num_buckets
+
+
+def blocks_compiled(config: JobConfig) -> bool:
+    """Whether training compiles the decoder's blocks: enable = true can be of the loss alone."""
+    return "model" in compiled_stacks(config)
+
+
+def compiled_stacks(config: JobConfig) -> tuple[str, ...]:
+    """The components of [compile] that are stacks of blocks and that training compiles."""
+    named = ("model", "encoders") if config.compile.enable else ()
+    return tuple(name for name in named if name in config.compile.components)
 
 
 def stacks(model: nn.Module, components: Sequence[str]) -> list[nn.ModuleList]:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -40,6 +41,24 @@ SAVED_OPERATIONS: set[Any] = {
     torch.ops.torch_attn._varlen_attn.default,
     flex_attention_op,
 }
+
+MIN_BUDGET_WITHOUT_MATMULS = 0.8
+"""[activation_checkpoint] memory_budget from which on the compiler repeats pointwise work only, as a test
+counts in compiled blocks"""
+
+
+def blocks_by_checkpointing(
+    options: ActivationCheckpoint, n_layers: int, *, compiled: bool
+) -> dict[str, int]:
+    """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective"
+    (by operation) or "memory_budget"."""
+    if options.mode == "selective" and options.selective_ac_option != "op":
+        full = n_layers // int(options.selective_ac_option)
+        blocks = {"full": full, "none": n_layers - full}
+        return {kind: count for kind, count in blocks.items() if count}
+    if options.mode == "memory_budget" and not compiled:
+        return {"none": n_layers}  # the budget is the compiler's
+    return {options.mode: n_layers}
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

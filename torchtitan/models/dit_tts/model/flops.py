@@ -5,8 +5,8 @@ A multiply and an add are two operations; only matmuls and attention count. Atte
 in full, as the counter does.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
@@ -81,6 +81,27 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
         saved += 2 * lengths.text_tokens * args.text_dim * c
     return 3 * forward_flops(args, lengths) - saved
+
+
+def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> int:
+    """FLOPs of one sample that activation checkpointing repeats in the decoder's blocks.
+
+    By operation, attention and every second matmul are saved. What is left are K and V of the speaker,
+    the projection after attention, the MLP's down projection, and AdaLN's batched matmuls. A memory budget
+    repeats no matmul from `infra.parallelize.MIN_BUDGET_WITHOUT_MATMULS` on.
+
+    Args:
+        blocks: checkpointing -> number of blocks, as `infra.parallelize.blocks_by_checkpointing` has them.
+    """
+    D = args.dim
+    one_less = replace(args, n_layers=args.n_layers - 1)
+    not_saved = 2 * lengths.frames * D * (D + args.mlp_dim) + 24 * D * args.adaln_rank
+    not_saved += 4 * D * args.speaker_dim * speaker_keys(args, lengths)
+    repeated = {
+        "full": forward_flops(args, lengths) - forward_flops(one_less, lengths),
+        "selective": not_saved,
+    }
+    return sum(count * repeated.get(kind, 0) for kind, count in blocks.items())
 
 
 def text_encoder_flops(sizes: TextEncoderSizes, rows: int, tokens: int) -> int:

@@ -16,18 +16,17 @@ import torch
 from torch import nn
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.objective import squared_error_sum
 from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
+from torchtitan.models.dit_tts.infra.compile import compiled_stacks
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.compiled_block import (
     BlockCompiler,
     ModelCompiler,
-    compiled_stacks,
 )
 from torchtitan.tools.utils import set_default_dtype
 
@@ -109,20 +108,6 @@ class NoRowsByMask(TorchDispatchMode):
             if mask is not None and mask.dtype == torch.bool and not others:
                 return values.new_empty(0, *values.shape[mask.ndim :])
         return func(*args, **(kwargs or {}))
-
-
-def blocks_by_checkpointing(
-    options: ActivationCheckpoint, n_layers: int, *, compiled: bool
-) -> dict[str, int]:
-    """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective"
-    (by operation) or "memory_budget"."""
-    if options.mode == "selective" and options.selective_ac_option != "op":
-        full = n_layers // int(options.selective_ac_option)
-        blocks = {"full": full, "none": n_layers - full}
-        return {kind: count for kind, count in blocks.items() if count}
-    if options.mode == "memory_budget" and not compiled:
-        return {"none": n_layers}  # the budget is the compiler's
-    return {options.mode: n_layers}
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,6 @@ from torchtitan.models.dit_tts.infra.compat import (
 from torchtitan.models.dit_tts.infra.compile import stacks
 
 
-def blocks_compiled(config: JobConfig) -> bool:
-    """Whether training compiles the decoder's blocks: enable = true can be of the loss alone."""
-    return "model" in compiled_stacks(config)
-
-
-def compiled_stacks(config: JobConfig) -> tuple[str, ...]:
-    """The components of [compile] that are stacks of blocks and that training compiles."""
-    named = ("model", "encoders") if config.compile.enable else ()
-    return tuple(name for name in named if name in config.compile.components)
-
-
 def with_blocks(config: JobConfig, compiled: bool) -> JobConfig:
     """The config with the decoder's blocks compiled, or with nothing compiled."""
     components = list(dict.fromkeys([*config.compile.components, "model"]))

@@ -15,7 +15,8 @@ from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.factors import checkpointing_name
-from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled, with_blocks
+from torchtitan.models.dit_tts.infra.compile import blocks_compiled
+from torchtitan.models.dit_tts.plan.compiled_block import with_blocks
 from torchtitan.models.dit_tts.plan.devices import ACCELERATOR, Cluster, check_device
 from torchtitan.models.dit_tts.plan.memory import capacity, states_total
 from torchtitan.models.dit_tts.plan.plan import Planner, Step, estimated_buckets, layout_of

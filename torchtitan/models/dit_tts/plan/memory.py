@@ -18,19 +18,18 @@ from typing import Any
 import numpy as np
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
+from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.activations import (
     ActivationMemory,
     KindMemory,
     activation_memory,
-    blocks_by_checkpointing,
     kind_memory,
 )
 from torchtitan.models.dit_tts.plan.compiled_block import (
     BlockCompiler,
-    blocks_compiled,
-    compiled_stacks,
 )
 from torchtitan.models.dit_tts.plan.devices import Device
 from torchtitan.models.dit_tts.plan.states import StateMemory

@@ -20,12 +20,18 @@ from torchtitan.models.dit_tts.config.checks import (
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.build import batch_policy
-from torchtitan.models.dit_tts.model.flops import Lengths, text_encoder_flops, training_flops
+from torchtitan.models.dit_tts.infra.compile import blocks_compiled
+from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
+from torchtitan.models.dit_tts.model.flops import (
+    Lengths,
+    repeated_flops,
+    text_encoder_flops,
+    training_flops,
+)
 from torchtitan.models.dit_tts.plan.activations import (
     ActivationMemory,
-    blocks_by_checkpointing,
 )
-from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled, with_blocks
+from torchtitan.models.dit_tts.plan.compiled_block import with_blocks
 from torchtitan.models.dit_tts.plan.devices import Cluster, Device, check_device, runs_fp8
 from torchtitan.models.dit_tts.plan.memory import (
     Activations,
@@ -54,7 +60,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     optimizer_bytes,
     pointwise_work,
     rate,
-    repeated_flops,
     step_time,
     with_error,
 )

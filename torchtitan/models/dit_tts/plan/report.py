@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 from torchtitan.models.dit_tts.config.job_config import Optimizer
 from torchtitan.models.dit_tts.factors import checkpointing_name
+from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory
-from torchtitan.models.dit_tts.plan.compiled_block import blocks_compiled
 from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.grid import Choice
 from torchtitan.models.dit_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION

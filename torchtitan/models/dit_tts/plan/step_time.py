@@ -8,12 +8,11 @@ stands for all that this leaves out.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
 from torchtitan.models.dit_tts.plan.devices import Cluster, Device
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory
 
@@ -41,10 +40,7 @@ FP8_GAIN = 1.4
 # 32.3, and 46 and 150 kernels, as `benchmarks/speed_gates.py` counts them.
 _TRAFFIC = {True: 5.4, False: 20.9}
 _KERNELS = {True: 46, False: 150}
-# Fractions of a block's forward FLOPs, and of its pointwise bytes and kernels, that checkpointing repeats.
-# By operation every second matmul is saved. A memory budget recomputes only pointwise values, as the
-# shipped 0.9 does (same source).
-_RECOMPUTED = {"none": 0.0, "memory_budget": 0.0, "selective": 0.5, "full": 1.0}
+# Fraction of a block's pointwise bytes and kernels that checkpointing repeats (same source).
 _MOVED_AGAIN = {"none": 0.0, "memory_budget": 0.06, "selective": 1 / 6, "full": 1 / 3}
 
 _MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
@@ -271,17 +267,6 @@ def step_time(
     parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
     parts["exposed communication"] = communication.exposed(computing)
     return StepTime(parts, computing)
-
-
-def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> float:
-    """FLOPs of one sample that activation checkpointing repeats.
-
-    Args:
-        blocks: checkpointing -> number of decoder blocks, as `blocks_by_checkpointing` has them.
-    """
-    one_less = replace(args, n_layers=args.n_layers - 1)
-    block = forward_flops(args, lengths) - forward_flops(one_less, lengths)
-    return block * sum(_RECOMPUTED[kind] * count for kind, count in blocks.items())
 
 
 def pointwise_work(

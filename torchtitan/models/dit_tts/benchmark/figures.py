@@ -1,0 +1,311 @@
+"""Figures of benchmark.json from what the ranks have recorded.
+
+FLOPs are counted by several conventions, so that no MFU is reported without the one it was computed by.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.factors import checkpointing_name
+from torchtitan.models.dit_tts.infra.compile import blocks_compiled
+from torchtitan.models.dit_tts.infra.parallelize import (
+    MIN_BUDGET_WITHOUT_MATMULS,
+    blocks_by_checkpointing,
+)
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import (
+    Lengths,
+    MicroBatch,
+    executed_flops,
+    language_model_flops,
+    repeated_flops,
+    speaker_keys,
+    useful_flops,
+)
+
+PARTS = ("data", "forward", "backward", "optimizer")
+"""of a step, in their order; what is left is "other"."""
+
+# T, Lt and Ls are a sample's latent frames, text tokens and speaker keys (reference frames after
+# patching), N the trained parameters, L the decoder's blocks, D its width.
+CONVENTIONS = {
+    "exact": "padded shapes, as PyTorch's counter",
+    "exact goodput": "real lengths only",
+    "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
+    "6N (T+Lt+Ls)": ("6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes"),
+}
+"""What each convention counts. The first is that of `mfu`, the second of `goodput_mfu`. The 6N rules are
+those of language models: they take every parameter to work on all positions, whereas here the speaker
+encoder and the projections of text and speaker work on other, fewer positions, and AdaLN once per
+sample. "exact" and "exact goodput" include a pretrained text encoder that runs."""
+
+_NOT_EXECUTED = {
+    "varlen": "padded keys and frames",
+    "flex": "blocks of 128 keys without a valid one",
+}
+"""Part of the padded shapes that an attention backend does not compute"""
+
+
+def flops_by_convention(
+    args: DiTTTSModelArgs, parameters: int, batches: Sequence[MicroBatch]
+) -> list[int]:
+    """Total FLOPs of the micro-batches by each of CONVENTIONS."""
+    frames_only = all_keys = 0
+    for batch in batches:
+        samples, *padded = batch.shape
+        lengths = Lengths(*padded)
+        keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)
+        frames_only += samples * language_model_flops(args, parameters, lengths.frames)
+        all_keys += samples * language_model_flops(args, parameters, keys)
+    executed = sum(executed_flops(args, batch) for batch in batches)
+    useful = sum(useful_flops(args, batch) for batch in batches)
+    return [executed, useful, frames_only, all_keys]
+
+
+def convention_table(
+    flops: Sequence[float], seconds: float, devices: int, peak: float | None
+) -> list[dict[str, Any]]:
+    """For each of CONVENTIONS TFLOP/s per device, MFU (None without a known peak, in FLOP/s) and the
+    ratio to the exact FLOPs."""
+    return [
+        {
+            "convention": name,
+            "counts": counts,
+            "flops": total,
+            "tflops_per_device": total / seconds / devices / 1e12,
+            "mfu": peak and total / seconds / devices / peak,
+            "times_exact": total / flops[0],
+        }
+        for (name, counts), total in zip(CONVENTIONS.items(), flops, strict=True)
+    ]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile, minimum and maximum."""
+    p10, median, p90 = np.percentile(values, [10, 50, 90])
+    return {
+        "median": float(median),
+        "p10": float(p10),
+        "p90": float(p90),
+        "min": float(min(values)),
+        "max": float(max(values)),
+    }
+
+
+@dataclass
+class Recording:
+    """What one rank has recorded; lists have an entry for each timed step."""
+
+    seconds: list[float]
+    parts: list[dict[str, float]]
+    """seconds of each of PARTS"""
+
+    exchange: list[float]
+    """seconds in collectives, of each profiled step"""
+
+    flops: list[list[int]]
+    """by each of CONVENTIONS"""
+
+    repeated: list[int] | None
+    """FLOPs that activation checkpointing repeats; None where they are not known"""
+
+    samples: list[int]
+    valid_frames: list[int]
+    padded_frames: list[int]
+    peak_allocated_gib: float
+    peak_reserved_gib: float
+    compiles: int
+
+
+@dataclass
+class Totals:
+    """Of each timed step over all ranks, as arrays (steps,)."""
+
+    seconds: np.ndarray
+    """of the slowest rank"""
+
+    flops: np.ndarray
+    """(conventions, steps)"""
+
+    hardware: np.ndarray | None
+    """FLOPs with those that activation checkpointing repeats"""
+
+    samples: np.ndarray
+    audio_seconds: np.ndarray
+    useful_frames_fraction: float
+    """of all steps"""
+
+
+def totals(ranks: Sequence[Recording], copies: int, frames_per_second: float) -> Totals:
+    """Sums over ranks.
+
+    Args:
+        copies: ranks that hold the same samples, which count once.
+    """
+
+    def over_ranks(lists: Iterable[Any]) -> np.ndarray:
+        return np.sum([np.array(each, float) for each in lists], axis=0) / copies
+
+    flops = over_ranks(rank.flops for rank in ranks).T
+    known = all(rank.repeated is not None for rank in ranks)
+    valid_frames = over_ranks(rank.valid_frames for rank in ranks)
+    padded_frames = over_ranks(rank.padded_frames for rank in ranks)
+    return Totals(
+        seconds=np.max([rank.seconds for rank in ranks], axis=0),
+        flops=flops,
+        hardware=flops[0] + over_ranks(rank.repeated for rank in ranks) if known else None,
+        samples=over_ranks(rank.samples for rank in ranks),
+        audio_seconds=valid_frames / frames_per_second,
+        useful_frames_fraction=float(valid_frames.sum() / padded_frames.sum()),
+    )
+
+
+def step_split(ranks: Sequence[Recording]) -> dict[str, float | None]:
+    """Medians over the steps of the slowest rank, in seconds; `exchange` is None where nothing was
+    profiled on several ranks."""
+    slowest = max(ranks, key=lambda rank: sum(rank.seconds))
+    split: dict[str, float | None] = {
+        part: float(np.median([each[part] for each in slowest.parts])) for part in PARTS
+    }
+    others = [
+        seconds - sum(each.values())
+        for seconds, each in zip(slowest.seconds, slowest.parts, strict=True)
+    ]
+    exchange = 0.0 if len(ranks) == 1 else None
+    if slowest.exchange:
+        exchange = float(np.median(slowest.exchange))
+    return split | {"other": float(np.median(others)), "exchange": exchange}
+
+
+SPLIT_NOTE = (
+    "by CUDA events on a GPU, by the clock on a CPU; data: waiting for the loader and copies to the device; "
+    "optimizer: clipping, step, schedule and EMA; other: the rest, such as logging; exchange: time with a "
+    "collective under way in two profiled steps after the timed ones, most of which overlaps with forward "
+    "and backward and is part of them"
+)
+
+
+def weighted(
+    steps: Totals,
+    frames: Sequence[int],
+    often: Mapping[int, float],
+    devices: int,
+    peak: float | None,
+) -> dict[str, float | None] | None:
+    """Rates over the steps of an epoch: each shape's median step time, as often as the shape comes.
+
+    Args:
+        frames: padded, of each step.
+        often: padded frames of a bucket -> its global batches in an epoch.
+
+    Returns:
+        None where a bucket was not timed.
+    """
+    shapes = [shape for shape, batches in often.items() if batches > 0]
+    if not set(shapes) <= set(frames):
+        return None
+    chosen = [np.flatnonzero(np.equal(frames, shape)) for shape in shapes]
+    fractions = np.array([often[shape] for shape in shapes]) / sum(often.values())
+    seconds = float(fractions @ [np.median(steps.seconds[rows]) for rows in chosen])
+
+    def mean(values: np.ndarray) -> float:
+        """Over the steps of an epoch."""
+        return float(fractions @ [values[rows].mean() for rows in chosen])
+
+    def fraction_of_peak(flops: np.ndarray | None) -> float | None:
+        if flops is None or peak is None:
+            return None
+        return mean(flops) / seconds / devices / peak
+
+    return {
+        "seconds_per_step": seconds,
+        "samples_per_second": mean(steps.samples) / seconds,
+        "audio_seconds_per_second": mean(steps.audio_seconds) / seconds,
+        "mfu": fraction_of_peak(steps.flops[0]),
+        "goodput_mfu": fraction_of_peak(steps.flops[1]),
+        "hfu": fraction_of_peak(steps.hardware),
+    }
+
+
+def repeats_are_known(config: JobConfig) -> bool:
+    """Whether `repeated_flops` counts what activation checkpointing repeats under these settings."""
+    options = config.activation_checkpoint
+    if options.mode == "memory_budget":
+        return options.memory_budget >= MIN_BUDGET_WITHOUT_MATMULS
+    by_operation = options.mode == "selective" and options.selective_ac_option == "op"
+    return not (by_operation and FLOAT8_CONVERTER in config.model.converters)
+
+
+def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> int:
+    """FLOPs of a micro-batch's padded shapes that activation checkpointing repeats."""
+    blocks = blocks_by_checkpointing(
+        config.activation_checkpoint, args.n_layers, compiled=blocks_compiled(config)
+    )
+    samples, *padded = batch.shape
+    return samples * repeated_flops(args, Lengths(*padded), blocks)
+
+
+def hfu_note(config: JobConfig) -> str:
+    """What hfu counts, or why it is null."""
+    name = checkpointing_name(vars(config.activation_checkpoint))
+    if repeats_are_known(config):
+        return f"mfu with the FLOPs that activation checkpointing ({name}) repeats"
+    reason = (
+        f"below {MIN_BUDGET_WITHOUT_MATMULS:g} the compiler chooses matmuls to repeat"
+        if config.activation_checkpoint.mode == "memory_budget"
+        else "fp8 matmuls are saved by a rule of their own"
+    )
+    return f"null: what activation checkpointing ({name}) repeats is not known, since {reason}"
+
+
+def attention_note(backend: str) -> str:
+    if backend not in _NOT_EXECUTED:
+        return f"attention {backend}: the padded shapes are what was executed"
+    return (
+        f"attention {backend}: {_NOT_EXECUTED[backend]} are not computed, so less was executed than the "
+        f"padded shapes that mfu counts"
+    )
+
+
+def text_encoder_note(model: str, cached: bool) -> str:
+    if not is_pretrained(model):
+        return f"{model}: learned, inside the model, trained"
+    if cached:
+        return f"{model}: not run; random features stand in for those of [encoder] cache_features"
+    return f"{model}: run, frozen, with random weights"
+
+
+def summary(report: dict[str, Any]) -> list[str]:
+    """The report as lines for the log."""
+    step, split = report["seconds_per_step"], report["step_split"]
+    parts = ", ".join(f"{name} {split[name]:.4f}" for name in (*PARTS, "other"))
+    exchange = "-" if split["exchange"] is None else f"{split['exchange']:.4f}"
+    hfu = "-" if report["hfu"] is None else f"{report['hfu']:.1%}"
+    lines = [
+        f"benchmark: {report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, "
+        f"p90 {step['p90']:.4f}, {step['min']:.4f} to {step['max']:.4f}); "
+        f"{report['samples_per_second']:.1f} samples/s, "
+        f"{report['audio_seconds_per_second']:.0f} audio-s/s; peak memory "
+        f"{report['peak_allocated_gib']:.2f} GiB allocated, {report['peak_reserved_gib']:.2f} reserved; "
+        f"text encoder {report['text_encoder']}",
+        f"benchmark: seconds of a step: {parts}; exchange {exchange}, which overlaps",
+        "benchmark: convention           TFLOP/s     MFU  × exact  what it counts",
+    ]
+    for row in report["conventions"]:
+        mfu = "      -" if row["mfu"] is None else f"{row['mfu']:7.1%}"
+        lines.append(
+            f"benchmark: {row['convention']:<18} {row['tflops_per_device']:9.3f} {mfu} "
+            f"{row['times_exact']:8.3f}  {row['counts']}"
+        )
+    lines.append(f"benchmark: hfu {hfu}: {report['hfu_note']}")
+    lines.append(f"benchmark: {report['attention_note']}")
+    if report["compiles_while_timed"]:
+        lines.append(
+            f"benchmark: {report['compiles_while_timed']} graphs were compiled while timed; raise "
+            f"[benchmark] warmup_steps"
+        )
+    return lines
