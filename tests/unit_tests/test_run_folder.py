@@ -102,6 +102,17 @@ def test_state_of_an_error(error, state):
     assert failure_state(error) == state
 
 
+def test_the_cause_takes_the_place_of_its_effect(tmp_path, config):
+    """A rank may learn that its peer has ended before that peer has written why."""
+    ranks = [RunFolder(tmp_path, rank) for rank in range(3)]
+    ranks[0].start(config)
+    ranks[0].fail(RuntimeError("Connection closed by peer"))
+    assert state_of(tmp_path)["state"] == "failed"
+    ranks[1].fail(MemoryError("no memory"))
+    ranks[2].fail(RuntimeError("Connection closed by peer"))
+    assert (state_of(tmp_path)["state"], state_of(tmp_path)["rank"]) == ("oom", 1)
+
+
 def test_the_first_failure_is_kept(tmp_path, config):
     """The ranks that fail after it do so because of it."""
     ranks = [RunFolder(tmp_path, rank) for rank in range(3)]

@@ -214,7 +214,11 @@ class RunFolder:
         known = self._state()
         if not known and self.rank != 0:
             return  # rank 0 has removed the folder
-        if known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started:
+        failed = (
+            known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started
+        )
+        # A rank that has lost its peer may write before that peer has.
+        if failed and (is_lost_peer(error) or not known.get("error", "").startswith(LOST_PEER)):
             return
         sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__
         if is_lost_peer(error):

@@ -14,7 +14,12 @@ from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
 from torchtitan.models.dit_tts.ablate.forecast import Forecaster
 from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
 from torchtitan.models.dit_tts.ablate.runner import Runner, figures
-from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS, Trials, largest_that_fits
+from torchtitan.models.dit_tts.ablate.search import (
+    TRIAL_SETTINGS,
+    Trials,
+    largest_that_fits,
+    smaller,
+)
 from torchtitan.models.dit_tts.config.checks import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges
@@ -23,7 +28,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.plan.plan import estimated_buckets, longest_batches
 from torchtitan.models.dit_tts.supervisor import read_json
 
-_MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5}
+_MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
 _CHECKS = 4
 """times that all buckets are tried together, each with smaller batches than before"""
 
@@ -158,7 +163,8 @@ class Autotune:
         return self.cells.make(axes | {"batch": batch}, 0, None, changed | settings, folder)
 
     def _largest(self, axes: dict[str, Any], edge: int, guess: int) -> int:
-        print(f"bucket of {edge} frames {axes or ''}: the first guess is {guess}", flush=True)
+        chosen = "".join(f", {axis} {value}" for axis, value in axes.items())
+        print(f"bucket of {edge} frames{chosen}: the first guess is {guess}", flush=True)
         trials = Trials(self.runner, lambda n: self._cell(axes, edge, n, TRIAL_SETTINGS))
         return largest_that_fits(trials.fits, guess)
 
@@ -166,19 +172,20 @@ class Autotune:
         one = self._cell(axes, edge, 1, TRIAL_SETTINGS)
         guess = self.forecaster.largest(one, longest_batches(one.config, self.ranks)) or 8
         batch = self._largest(axes, edge, guess)
-        if not batch:
-            return Choice(axes, 0, 0.0, None)
-        cell = self._cell(axes, edge, batch, _MEASURED)
-        record = self.runner.record(cell)
-        if record.get("state") != "completed":
-            record = self.runner.run(cell, None)
-        if record["state"] != "completed":
-            raise InputError(f"micro-batch {batch}: {record['state']}: {record['reason']}")
-        report = read_json(cell.folder / "benchmark.json")
-        print(
-            f"  {axes or 'as configured'}: micro-batch {batch}, {figures(cell.folder)}", flush=True
-        )
-        return Choice(axes, batch, report["samples_per_second"], report["mfu"])
+        while batch:
+            cell = self._cell(axes, edge, batch, _MEASURED)
+            record = self.runner.record(cell)
+            if record.get("state") not in ("completed", "oom"):
+                record = self.runner.run(cell, None)
+            if record["state"] == "completed":
+                report = read_json(cell.folder / "benchmark.json")
+                print(f"  micro-batch {batch}: {figures(cell.folder)}", flush=True)
+                return Choice(axes, batch, report["samples_per_second"], report["mfu"])
+            if record["state"] != "oom":
+                raise InputError(f"micro-batch {batch}: {record['state']}: {record['reason']}")
+            print(f"  micro-batch {batch} runs out of memory after some steps", flush=True)
+            batch = smaller(batch)
+        return Choice(axes, 0, 0.0, None)
 
     def _checked(self, axes: dict[str, Any], frames: list[int], sizes: list[int]) -> list[int]:
         """The micro-batches with which all buckets fit one after another in one run: what the allocator
@@ -188,6 +195,7 @@ class Autotune:
                 "benchmark.lengths": "mixed",
                 "benchmark.steps": len(frames),
                 "benchmark.warmup_steps": 3,
+                "benchmark.profile": False,
                 "data.bucket_frames": frames,
                 "data.bucket_batch_sizes": [size * self.ranks for size in sizes],
                 "data.max_frames": frames[-1],
@@ -203,7 +211,7 @@ class Autotune:
                 return sizes
             if record["state"] != "oom":
                 raise InputError(f"all buckets in one run: {record['state']}: {record['reason']}")
-            sizes = [max(1, size - max(1, size // 16)) for size in sizes]
+            sizes = [max(1, smaller(size)) for size in sizes]
         raise InputError(
             f"each bucket fits alone, but not all in one run, not even with micro-batches of {sizes}; give "
             f"fewer --buckets"

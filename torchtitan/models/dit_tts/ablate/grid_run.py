@@ -13,7 +13,12 @@ from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
 from torchtitan.models.dit_tts.ablate.forecast import Forecaster
 from torchtitan.models.dit_tts.ablate.grid_file import GridFile
 from torchtitan.models.dit_tts.ablate.runner import FINAL, Runner, figures
-from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS, Trials, largest_that_fits
+from torchtitan.models.dit_tts.ablate.search import (
+    TRIAL_SETTINGS,
+    Trials,
+    largest_that_fits,
+    smaller,
+)
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
@@ -121,13 +126,16 @@ class GridRun:
         reason = cell.refused or self._hopeless(cell, forecast)
         if reason:
             return self.runner.skip(cell, reason, forecast)
-        if not cell.batch:
-            batch = self._largest_batch(cell)
-            if not batch:
-                return self.runner.skip(cell, "not even a batch of 1 fits", forecast)
-            cell = self.cells.make(cell.axes, cell.repeat, batch, folder=cell.folder)
-            forecast = self.forecaster.forecast(cell)
-        return self.runner.run(cell, forecast)
+        if cell.batch:
+            return self.runner.run(cell, forecast)
+        batch = self._largest_batch(cell)
+        while batch:
+            found = self.cells.make(cell.axes, cell.repeat, batch, folder=cell.folder)
+            record = self.runner.run(found, self.forecaster.forecast(found))
+            if record["state"] != "oom":
+                return record
+            batch = smaller(batch)
+        return self.runner.skip(cell, "not even a batch of 1 fits", forecast)
 
     def _hopeless(self, cell: Cell, forecast: dict[str, Any] | None) -> str:
         """Why a run is not even tried; empty where it is."""

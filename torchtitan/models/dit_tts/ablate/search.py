@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.errors import InputError
 
 MAX_BATCH = 4096
 
-TRIAL_SETTINGS = {"benchmark.steps": 1, "benchmark.warmup_steps": 3}
+TRIAL_SETTINGS = {"benchmark.steps": 1, "benchmark.warmup_steps": 3, "benchmark.profile": False}
 """of a trial: CUDA graphs are recorded in the third step"""
 
 
@@ -43,6 +43,11 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_
         else:
             high = middle
     return low
+
+
+def smaller(batch: int) -> int:
+    """The batch to try after one that a short trial found to fit and a longer run did not."""
+    return batch - max(1, batch // 16)
 
 
 class Trials:

@@ -16,7 +16,8 @@ _STEPS = 2
 def profiled_steps(config: JobConfig) -> int:
     """Steps to profile: none on one rank, nor where [profiling] has the only profiler that can run."""
     alone = not dist.is_initialized() or dist.get_world_size() == 1
-    return 0 if alone or config.profiling.enable_profiling else _STEPS
+    wanted = config.benchmark.profile and not config.profiling.enable_profiling
+    return _STEPS if wanted and not alone else 0
 
 
 def profiled() -> torch.profiler.profile:
