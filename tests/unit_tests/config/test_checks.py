@@ -37,6 +37,12 @@ REFUSED = """
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
 1 | data.bucket_frames = [50, 800] | ends at [800] | max_frames = 768
+1 | data.bucket_batch_sizes = [32] | bucket_batch_sizes has 1 numbers | bucket_frames 0 | one for each
+1 | EDGES; data.bucket_batch_sizes = [64] | bucket_batch_sizes has 1 numbers | bucket_frames 2
+1 | EDGES; data.bucket_batch_sizes = [0, 32] | bucket_batch_sizes = [0, 32] | positive multiple
+2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
+1 | EDGES; TWO_STEPS; data.bucket_batch_sizes = [63, 16] | = [63, 16] | 1 data-parallel ranks x 2 | = 2
+1 | EDGES; data.bucket_batch_sizes = [64, 48] | ends with [48] | comes to 32 samples
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
 1 | data = {path = ['a', 'b'], weights = [1]} | weights has 1 numbers | 2 datasets
 1 | data = {path = ['a', 'b'], weights = [1, 0]} | weights = [1, 0] | 1e-6
@@ -88,10 +94,12 @@ ALLOWED = """
 4 | training.enable_cpu_offload = true; REPLICAS
 1 | data = {num_workers = 0, prefetch_batches = 0}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
+1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
 1 | encoder.model = '/was/here/when/the/run/began'
 """
 SHORT = {
     "GRAPHS": "compile.enable = true; compile.mode = 'reduce-overhead'",
+    "EDGES": "data.bucket_frames = [64, 768]",
     "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
     "REPLICAS": "parallelism.data_parallel_replicate_degree = 2",
 }

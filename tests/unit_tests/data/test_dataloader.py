@@ -12,7 +12,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torchtitan.components.loss import IGNORE_INDEX
 
-from tests.helpers.loaders import CHANNELS, assert_same, build, build_and_load, global_batches, take
+from tests.helpers.loaders import (
+    CHANNELS,
+    assert_same,
+    build,
+    build_and_load,
+    global_batches,
+    joined,
+    take,
+)
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
@@ -87,6 +95,30 @@ def test_resume_under_another_split(folder, step):
         split = global_batches(folder, ranks, accumulation, 3, state, num_workers=workers)
         for left, right in zip(split, expected, strict=True):
             assert_same(left, right)
+
+
+def test_given_batch_sizes(folder):
+    """The budget's own sizes are the same order, also to a checkpoint; others are other batches on any
+    split, and another order."""
+    edges = {"bucket_frames": [24, 48, 200]}
+    budget = build(folder, **edges)
+    state = budget.state_dict()
+    same = build_and_load(folder, state, **edges, bucket_batch_sizes=list(budget.order.batch_sizes))
+    assert same.state_dict() == state
+    assert_same(joined(take(same, 1)), joined(take(budget, 1)))
+    sizes = {"bucket_batch_sizes": [20, 4, 8], **edges}
+    assert build(folder, **sizes).order.batch_sizes == (20, 4, 8)
+    whole = global_batches(folder, 1, 1, 10, **sizes)
+    for ranks, accumulation in ((2, 1), (2, 2)):
+        split = global_batches(folder, ranks, accumulation, 10, **sizes)
+        for left, right in zip(split, whole, strict=True):
+            assert_same(left, right)
+    rows = {(batch["latents"].shape[1], len(batch["latents"])) for batch in whole}
+    assert rows == {(24, 20), (48, 4), (200, 8)}
+    saved = build(folder, **sizes).state_dict()
+    assert build_and_load(folder, saved, **sizes).state_dict() == saved
+    with pytest.raises(ValueError, match="its batch_sizes is .20, 4, 8. and .* bucket_batch_sizes"):
+        build_and_load(folder, saved, **edges)
 
 
 def test_state_in_the_middle_of_a_step_stands_before_it(folder):

@@ -113,6 +113,10 @@ def test_buckets_have_as_many_steps_as_their_samples_fill():
     assert fraction + others == pytest.approx(1)
     filled = fraction * short.micro_batch, others * long.micro_batch
     assert filled[0] / filled[1] == pytest.approx(samples)
+    config.data.bucket_batch_sizes = [48, 16]
+    (more, given), (fewer, long) = estimated_buckets(config, 1)
+    assert (given.micro_batch, long.micro_batch) == (48, 16)
+    assert more / fewer == pytest.approx(samples * 16 / 48)
 
 
 @pytest.mark.long

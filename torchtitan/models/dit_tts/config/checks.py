@@ -253,14 +253,30 @@ def _numbers(sections: dict[str, Any], place: str = "") -> Iterator[tuple[str, i
 def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:
     """Mistakes in `[data]` that show without opening the data."""
     blocks = dp_degree * accumulation
+    edges, sizes = data.bucket_frames, data.bucket_batch_sizes
     require(
-        data.batch_multiple % blocks == 0,
+        len(sizes) in (0, len(edges)),
+        f"[data] bucket_batch_sizes has {len(sizes)} numbers and bucket_frames {len(edges)}; give one for "
+        f"each bucket, or none to have them chosen",
+    )
+    require(
+        all(size > 0 and size % blocks == 0 for size in sizes),
+        f"[data] bucket_batch_sizes = {sizes}, but each must be a positive multiple of {dp_degree} "
+        f"data-parallel ranks x {accumulation} accumulation steps = {blocks}",
+    )
+    require(
+        not sizes or sizes[-1] == global_batch,
+        f"[data] bucket_batch_sizes ends with {sizes[-1:]}, but [training] global_batch_size comes to "
+        f"{global_batch} samples of the longest bucket; set both alike",
+    )
+    require(
+        bool(sizes) or data.batch_multiple % blocks == 0,
         f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {dp_degree} "
         f"data-parallel ranks x {accumulation} accumulation steps; set it to a multiple of {blocks} "
         f"that divides global_batch_size",
     )
     require(
-        global_batch % data.batch_multiple == 0,
+        bool(sizes) or global_batch % data.batch_multiple == 0,
         f"[training] global_batch_size comes to {global_batch} samples, which is not a multiple of "
         f"[data] batch_multiple = {data.batch_multiple}; change one of them",
     )
@@ -274,7 +290,6 @@ def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int
         f"[data] num_buckets = {data.num_buckets}, but it must be from 1 to {MAX_BUCKETS}: every bucket "
         f"is a compiled shape",
     )
-    edges = data.bucket_frames
     require(
         len(edges) <= MAX_BUCKETS and all(low < high for low, high in zip([0, *edges], edges)),
         f"[data] bucket_frames = {edges}, but it must be up to {MAX_BUCKETS} positive lengths in "

@@ -182,6 +182,10 @@ class Data:
     bucket_frames: list[int] = field(default_factory=list)
     """Upper lengths of the buckets in frames; empty: chosen from the data's lengths"""
 
+    bucket_batch_sizes: list[int] = field(default_factory=list)
+    """Samples of a global batch of each bucket in bucket_frames, each divisible by ranks x accumulation
+    steps, the last as global_batch_size; empty: as many as have the frames of the longest bucket's"""
+
     batch_multiple: int = 8
     """Every global batch is a multiple of this many samples; it must be divisible by ranks x
     accumulation steps"""

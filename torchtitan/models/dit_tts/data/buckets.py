@@ -7,7 +7,7 @@ batch of the longest bucket (of T_max frames), bucket b has
 
     G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
 
-samples, so that every step costs about the same and the ranks can divide every batch.
+samples, so that every step costs about the same and the ranks can divide every batch. They can be given instead.
 Everything here is a pure function of the dataset's lengths and the settings.
 """
 
@@ -126,6 +126,7 @@ def make_batch_policy(
     batch_multiple: int,
     speaker_patch_size: int,
     draws: np.ndarray | None = None,
+    bucket_batch_sizes: Sequence[int] = (),
 ) -> BatchPolicy:
     """Choose buckets for selected samples (see `select_samples`).
 
@@ -137,6 +138,7 @@ def make_batch_policy(
         batch_multiple: M; every global batch is a multiple of it.
         speaker_patch_size: reference frames the speaker encoder takes at once.
         draws: (n,) how often each sample is drawn, in any unit; None: all alike.
+        bucket_batch_sizes: samples of a global batch of each of `bucket_frames`, or empty.
     """
     edges = list(bucket_frames) or choose_edges(frames, num_buckets, max_frames, draws)
     longest = edges[-1]
@@ -157,7 +159,8 @@ def make_batch_policy(
         R = min(max_speaker_frames, _round_up(max_reference, reference_multiple))
         shapes.append((edge, L, R))
         multiples = global_batch_size * longest // (edge * batch_multiple)
-        batch_sizes.append(max(1, multiples) * batch_multiple)
+        budget = max(1, multiples) * batch_multiple
+        batch_sizes.append(bucket_batch_sizes[number] if bucket_batch_sizes else budget)
         counts.append(int(inside.sum()))
     often = np.ones(len(frames)) if draws is None else draws
     padded = float((np.asarray(edges)[bucket] * often).sum())

@@ -139,6 +139,7 @@ def batch_policy(
         max_text_tokens=data.max_text_tokens,
         num_buckets=data.num_buckets,
         bucket_frames=data.bucket_frames,
+        bucket_batch_sizes=data.bucket_batch_sizes,
         global_batch_size=global_batch_size,
         batch_multiple=data.batch_multiple,
         speaker_patch_size=data.speaker_patch_size,

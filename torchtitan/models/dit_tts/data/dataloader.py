@@ -39,7 +39,7 @@ _SET_BY = {
     "seed": "[data] seed",
     "order_version": "the version of this program",
     "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
-    "batch_sizes": "[training] global_batch_size or [data] batch_multiple",
+    "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
     "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
 }
 # A bucket in which so many samples in a row are corrupt ends the run.
