@@ -1,0 +1,400 @@
+"""The plots of an analysis. Each is drawn once and returned as PNG and SVG."""
+
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchtitan.models.dit_tts.analysis.effects import Row
+from torchtitan.models.dit_tts.analysis.runs import SPLIT
+from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES, group_key, means
+
+Content = dict[str, Any]
+
+CURVES = {
+    "mfu": "MFU (%)",
+    "goodput_mfu": "goodput MFU (%)",
+    "hfu": "HFU (%)",
+    "tflops_per_device": "TFLOP/s per device",
+    "samples_per_second": "samples per second",
+    "audio_seconds_per_second": "audio seconds per second",
+    "peak_reserved_gib": "peak memory reserved (GiB)",
+    "peak_allocated_gib": "peak memory allocated (GiB)",
+}
+"""Figure -> label of its axis, of the plots over the batch"""
+
+# Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
+_GREY = "#b4b9c1"
+_MARKERS = "osD^vPX*"
+_LOST = {"oom": ("x", "out of memory"), "failed": ("d", "failed"), "skipped": ("|", "skipped")}
+_MAX_PANELS = 12
+_MAX_BARS = 24
+_PREFIXES = {
+    "compile": "compile ",
+    "checkpointing": "recompute ",
+    "attention": "attention ",
+    "tensor_parallel": "TP ",
+    "accumulation": "accumulation ",
+    "global_batch": "global batch ",
+    "batch": "batch ",
+}
+_UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
+_STYLE: Any = {
+    # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
+    "svg.fonttype": "none",
+    # Names of runs may hold a dollar sign.
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b5b9c0",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8eb",
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+
+def value_text(name: str, value: Any) -> str:
+    """A factor's level in a few words: compile default, 8 GPUs, fsdp."""
+    if value is None:
+        return f"{name} not given"
+    if name in _UNITS:
+        return f"{value} {_UNITS[name][value != 1]}"
+    known = name in _PREFIXES or name in (*NO_ALTERNATIVES, "backend", "layout")
+    prefix = _PREFIXES.get(name, "") if known or name in ("precision", "optimizer") else f"{name} "
+    return f"{prefix}{value}"
+
+
+def label(levels: Mapping[str, Any]) -> str:
+    """Several levels in a line."""
+    words = [value_text(name, value) for name, value in levels.items()]
+    return ", ".join(word[:48] for word in words) or "all runs"
+
+
+def draw_all(content: Content) -> dict[str, dict[str, Any]]:
+    """Name -> {"title", "svg": an element, "png": bytes} of every plot for which there are figures.
+
+    Args:
+        content: as `command.analyse` makes it.
+    """
+    rows, names = content["rows"], content["names"]
+    plots = {}
+    with_mfu = any(row["mfu"] is not None for row in rows)
+    for figure, axis in CURVES.items():
+        known = any(row[figure] is not None for row in rows)
+        if known and not (figure == "tflops_per_device" and with_mfu):
+            title = f"{axis.partition(' (')[0]} over the micro-batch"
+            plots[f"{figure}_over_batch"] = title, _curves, (content, figure, axis)
+    for figure, table in content["effects"].items():
+        if any(row["equal_batch"]["pairs"] or row["best_batch"]["pairs"] for row in table):
+            plots[f"effects_{figure}"] = f"Effects on {figure}", _effects, (table,)
+    shown = [row for row in content["interactions"] if row["excludes_1"] is not False][:20]
+    if shown:
+        plots["interactions"] = "Interactions (samples_per_second)", _interactions, (shown,)
+    if content["pareto"]:
+        plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
+    if content["scaling"]:
+        plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"],)
+    predicted = [row for row in rows if row["predicted_seconds_per_step"]]
+    if predicted:
+        plots["predicted"] = "Predicted beside measured", _predicted, (predicted,)
+    split = [row for row in rows if row["forward_seconds"] is not None]
+    if split:
+        plots["step_split"] = "Where a step's time goes", _split, (split, names)
+    return {name: _draw(title, paint, *given) for name, (title, paint, given) in plots.items()}
+
+
+def _draw(title: str, paint: Any, *given: Any) -> dict[str, Any]:
+    """`paint` gets an empty figure and `given`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # A salt of its own keeps the ids of one plot apart from another's on the same page.
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        paint(figure, *given)
+        png, svg = io.BytesIO(), io.StringIO()
+        figure.savefig(png, format="png", dpi=130)
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    text = svg.getvalue()
+    element = re.sub(
+        r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL
+    )
+    return {"title": title, "svg": element, "png": png.getvalue()}
+
+
+def _legend(figure: Any, handles: Sequence[Any], widest: int) -> None:
+    """Below the plots, where it covers nothing."""
+    columns = 1 if widest > 80 else 2 if widest > 45 else 3
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+
+
+def _line(text: str, color: str, marker: str = "", style: str = "-") -> Any:
+    """A legend's entry; matplotlib leaves out those that begin with an underscore."""
+    from matplotlib.lines import Line2D
+
+    shown = text if not text.startswith("_") else f" {text}"
+    return Line2D([], [], color=color, marker=marker, linestyle=style, markersize=5, label=shown)
+
+
+def _panels(figure: Any, count: int, height: float, legend: int) -> list[Any]:
+    """Axes of small multiples, at most three in a row, and room for `legend` lines below."""
+    columns = min(count, 3)
+    lines = -(-count // columns)
+    figure.set_size_inches(10, (height if columns > 1 else height + 0.6) * lines + 0.2 * legend)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return list(grid[:count])
+
+
+def _ticks(axes: Any, values: Sequence[int]) -> None:
+    """A logarithmic x axis with the values that were measured."""
+    axes.set_xscale("log", base=2)
+    shown = sorted(set(values))
+    shown = shown[:: -(-len(shown) // 8)]
+    axes.set_xticks(shown, [f"{value:g}" for value in shown])
+    axes.minorticks_off()
+
+
+def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
+    """One panel per NO_ALTERNATIVES, one line per configuration: the fastest in color, the rest grey.
+    What has no figures is marked below zero at its batch, each configuration in a line of its own."""
+    names = content["names"]
+    inner = [each for each in names if each not in (*NO_ALTERNATIVES, "batch")]
+    scale = 100 if axis.endswith("(%)") else 1
+    measured = [row for row in content["rows"] if row[name] is not None]
+    table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
+    groups = list(dict.fromkeys(group_key(row, names) for row in table))
+    ranked = _ranked(content["rows"], names, inner)
+    color = dict(zip(ranked, _COLORS, strict=False))
+    marker = dict(zip(ranked, _MARKERS, strict=False))
+    lost = [row for row in content["lost"] if row["batch"] and row["state"] in _LOST]
+    entries = [
+        _line(label(dict(zip(inner, key, strict=True))), each, marker[key])
+        for key, each in color.items()
+    ]
+    if len(ranked) > len(color):
+        entries.append(_line(f"{len(ranked) - len(color)} slower configurations", _GREY))
+    entries += [
+        _line(text, "#444", mark, "")
+        for state, (mark, text) in _LOST.items()
+        if any(row["state"] == state for row in lost)
+    ]
+    shown = groups[:_MAX_PANELS]
+    grid = _panels(figure, len(shown), 3.0, len(entries))
+    for axes, group in zip(grid, shown, strict=True):
+        here = [row for row in table if group_key(row, names) == group]
+        top = scale * max(row[name] for row in here) or 1
+        lines: dict[tuple, list] = {}
+        for row in sorted(here, key=lambda row: row["batch"]):
+            key = tuple(row[each] for each in inner)
+            lines.setdefault(key, []).append((row["batch"], scale * row[name]))
+        for key in sorted(lines, key=lambda key: key in color):  # color over grey
+            style = {"marker": marker[key], "markersize": 4.5} if key in color else {"marker": "."}
+            axes.plot(*zip(*lines[key], strict=True), color=color.get(key, _GREY), **style)
+        marked = [row for row in lost if group_key(row, names) == group]
+        _mark_lost(axes, marked, inner, color, top)
+        _ticks(axes, [row["batch"] for row in (*here, *marked)])
+        if group:
+            words = {each: None for each in NO_ALTERNATIVES if each in names}
+            axes.set_title(label(dict(zip(words, group, strict=True))))
+        axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
+    if len(groups) > len(shown):
+        figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
+    _legend(figure, entries, max(len(each.get_label()) for each in entries))
+
+
+def _ranked(rows: Sequence[Row], names: Sequence[str], inner: Sequence[str]) -> list[tuple]:
+    """Configurations by their best throughput relative to the best of the same NO_ALTERNATIVES."""
+    best: dict[tuple, float] = {}
+    for row in rows:
+        key = group_key(row, names)
+        best[key] = max(best.get(key, 0.0), row["samples_per_second"])
+    relative: dict[tuple, float] = {}
+    for row in rows:
+        key = tuple(row[each] for each in inner)
+        value = row["samples_per_second"] / best[group_key(row, names)]
+        relative[key] = max(relative.get(key, 0.0), value)
+    return sorted(relative, key=lambda key: -relative[key])
+
+
+def _mark_lost(
+    axes: Any, lost: Sequence[Row], inner: Sequence[str], color: Mapping[tuple, str], top: float
+) -> None:
+    """Marks below zero, and an axis that leaves them room and counts from zero."""
+    keys = [tuple(row.get(each) for each in inner) for row in lost]
+    order = [key for key in color if key in keys]
+    lines = len(order) + any(key not in color for key in keys)
+    step = top * 0.055
+    for row, key in zip(lost, keys, strict=True):
+        place = order.index(key) if key in order else len(order)
+        axes.plot(
+            row["batch"],
+            -step * (place + 1),
+            marker=_LOST[row["state"]][0],
+            color=color.get(key, _GREY),
+            markersize=5,
+            clip_on=False,
+        )
+    axes.set_ylim(-step * (lines + 0.6) if lines else 0, top * 1.06)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top * 1.06])
+    if lines:
+        axes.axhline(0, color="#b5b9c0", linewidth=0.8)
+
+
+def _intervals(axes: Any, y: float, row: Row, color: str, marker: str) -> None:
+    """A ratio with its interval, and behind it the range over all pairs."""
+    axes.plot([row["smallest"], row["largest"]], [y, y], color=color, alpha=0.28, linewidth=5)
+    if row["low"] is not None:
+        axes.plot([row["low"], row["high"]], [y, y], color=color, linewidth=1.6)
+    axes.plot(row["ratio"], y, color=color, marker=marker, markersize=6)
+
+
+def _effects(figure: Any, table: Sequence[Row]) -> None:
+    """Ratios of each level, at equal batch and at each side's best batch."""
+    sides = {
+        "equal_batch": ("at equal batch", _COLORS[0], "o", -0.16),
+        "best_batch": ("at each side's best batch", _COLORS[1], "s", 0.16),
+    }
+    table = [row for row in table if any(row[side]["pairs"] for side in sides)][:40]
+    figure.set_size_inches(10, 1.5 + 0.42 * len(table))
+    axes = figure.subplots()
+    for y, row in enumerate(table):
+        for side, (_, color, marker, shift) in sides.items():
+            if row[side]["pairs"]:
+                _intervals(axes, y + shift, row[side], color, marker)
+    _ratio_axis(axes, [f"{row['factor']}: {row['level']} / {row['base']}" for row in table])
+    entries = [_line(text, color, marker) for text, color, marker, _ in sides.values()]
+    entries.append(_line("range over pairs", _GREY))
+    entries[-1].set_linewidth(5)
+    _legend(figure, entries, 30)
+
+
+def _interactions(figure: Any, table: Sequence[Row]) -> None:
+    figure.set_size_inches(10, 1.2 + 0.34 * len(table))
+    axes = figure.subplots()
+    texts = []
+    for y, row in enumerate(table):
+        _intervals(axes, y, row, _COLORS[2], "D")
+        both = zip(row["factors"], row["levels"], row["bases"], strict=True)
+        texts.append(" × ".join(f"{name} {level} / {base}" for name, level, base in both))
+    _ratio_axis(axes, texts)
+
+
+def _ratio_axis(axes: Any, texts: Sequence[str]) -> None:
+    """Ratios on a logarithmic axis around 1, one line per text, the first on top."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.axvline(1, color="#444", linewidth=1)
+    axes.set_yticks(range(len(texts)), [text[:70] for text in texts])
+    axes.set_ylim(len(texts) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value - 100:+.4g} %")
+    axes.set_xlabel("change of the figure")
+
+
+def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
+    """A panel per NO_ALTERNATIVES; the front's points are numbered from the lowest memory."""
+    groups: dict[tuple, list] = {}
+    for point in points:
+        groups.setdefault(group_key(point, names), []).append(point)
+    shown = list(groups.items())[:_MAX_PANELS]
+    for axes, (key, each) in zip(_panels(figure, len(shown), 3.0, 1), shown, strict=True):
+        rest = [point for point in each if not point["on_front"]]
+        front = sorted((p for p in each if p["on_front"]), key=lambda p: p["memory_gib"])
+        for some, style in (
+            (rest, {"color": _GREY, "marker": ".", "linestyle": ""}),
+            (front, {"color": _COLORS[1], "marker": "o", "drawstyle": "steps-post"}),
+        ):
+            x, y = (
+                [point[name] for point in some] for name in ("memory_gib", "samples_per_second")
+            )
+            axes.plot(x, y, **style)
+        if key:
+            words = [name for name in NO_ALTERNATIVES if name in names]
+            axes.set_title(label(dict(zip(words, key, strict=True))))
+        axes.margins(0.1)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
+    _legend(figure, [_line("front", _COLORS[1], "o"), _line("dominated", _GREY, "o", "")], 10)
+
+
+def _scaling(figure: Any, curves: Sequence[Row]) -> None:
+    left, right = _panels(figure, 2, 3.6, min(len(curves), 8))
+    entries = []
+    for number, curve in reversed(list(enumerate(curves))):
+        points = curve["points"]
+        gpus = [point["gpus"] for point in points]
+        style: Any = {"color": _GREY, "marker": "."}
+        if number < len(_COLORS):
+            style = {"color": _COLORS[number], "marker": _MARKERS[number], "markersize": 4.5}
+            entries.append(_line(label(curve["configuration"]), style["color"], style["marker"]))
+        left.plot(gpus, [point["samples_per_second"] for point in points], **style)
+        right.plot(gpus, [100 * point["efficiency"] for point in points], **style)
+        ideal = [points[0]["samples_per_second"] * each / gpus[0] for each in gpus]
+        left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
+    everywhere = [point["gpus"] for curve in curves for point in curve["points"]]
+    for axes in (left, right):
+        _ticks(axes, everywhere)
+        axes.set_xlabel("GPUs")
+    left.set_yscale("log")
+    left.set(ylabel="samples per second (dotted: linear)")
+    right.axhline(100, color="#444", linewidth=0.8)
+    right.set(ylabel="efficiency (% per GPU)")
+    right.set_ylim(0, None)
+    entries.reverse()
+    if len(curves) > len(entries):
+        entries.append(_line(f"{len(curves) - len(entries)} slower configurations", _GREY))
+    _legend(figure, entries, max(len(each.get_label()) for each in entries))
+
+
+def _predicted(figure: Any, rows: Sequence[Row]) -> None:
+    """Seconds per step and memory, each with the line of equality."""
+    memory = [row for row in rows if row["predicted_gib"] and row["peak_allocated_gib"]]
+    sets = [("seconds per step", rows, "predicted_seconds_per_step", "seconds_per_step")]
+    if memory:
+        sets.append(("peak memory (GiB)", memory, "predicted_gib", "peak_allocated_gib"))
+    for axes, (unit, each, predicted, figure_name) in zip(
+        _panels(figure, len(sets), 3.8, 0), sets, strict=True
+    ):
+        x, y = ([row[name] for row in each] for name in (predicted, figure_name))
+        ends = [0.9 * min(x + y), 1.1 * max(x + y)]
+        axes.plot(ends, ends, color="#444", linewidth=0.8)
+        axes.plot(x, y, "o", color=_COLORS[0], markersize=4, alpha=0.7)
+        if ends[1] > 20 * ends[0]:
+            axes.set(xscale="log", yscale="log")
+        axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
+
+
+def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Seconds of a step of the fastest cells; exchange is behind the others, so it has a bar of its own."""
+    parts = [f"{part}_seconds" for part in SPLIT]
+    table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
+    table = sorted(table, key=lambda row: -row["samples_per_second"])[:_MAX_BARS]
+    figure.set_size_inches(10, 1.5 + 0.3 * len(table))
+    axes = figure.subplots()
+    for y, row in enumerate(table):
+        left = 0.0
+        for part, color in zip(parts[:-1], _COLORS, strict=False):
+            axes.barh(y - 0.1, row[part] or 0, left=left, height=0.55, color=color)
+            left += row[part] or 0
+        axes.barh(y + 0.3, row[parts[-1]] or 0, height=0.18, color="#444")
+    axes.set_yticks(range(len(table)), [label({n: row[n] for n in names})[:70] for row in table])
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.set_xlabel("seconds per step")
+    axes.grid(axis="y", visible=False)
+    entries = [
+        _line(part, color, "s", "") for part, color in zip(SPLIT[:-1], _COLORS, strict=False)
+    ]
+    entries.append(_line("exchange (overlaps)", "#444"))
+    _legend(figure, entries, 10)
