@@ -40,6 +40,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
+    "analyze": ("analysis.command", "Compare runs: effects on speed and memory, as one HTML page."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
         "inference.evaluate_command",

@@ -71,7 +71,16 @@ def base_level(rows: Sequence[Row], factor: str) -> Any:
     return next((level for level in _BASES.get(factor, ()) if level in found), found[0])
 
 
-def matched_factors(rows: Sequence[Row], factors: Sequence[str]) -> tuple[list[dict], list[str]]:
+def global_batch(row: Row) -> int | None:
+    """Samples of an optimizer step; None where a factor is not known."""
+    if None in (row["gpus"], row["tensor_parallel"], row["batch"], row["accumulation"]):
+        return None
+    return row["batch"] * row["accumulation"] * (row["gpus"] // row["tensor_parallel"])
+
+
+def matched_factors(
+    measured: Sequence[Row], factors: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
     """The factors on which two runs of a comparison must agree; and the rows with all of them.
 
     A factor that is constant is left out. So that one that follows from another prevents no pair:
@@ -81,15 +90,14 @@ def matched_factors(rows: Sequence[Row], factors: Sequence[str]) -> tuple[list[d
       and GPUs accumulation is equal with it, and best batches are compared for equal optimizer steps.
     - `nodes`, `layout` and `tensor_parallel` must agree: the comparison over GPUs is `scaling`.
     """
-    rows = [dict(row) for row in rows]
+    rows = [dict(row) for row in measured]
     varying = [name for name in factors if len({row[name] for row in rows}) > 1]
     if "accumulation" in varying:
         derived = ("batch", "accumulation", "gpus", "nodes", "layout", "tensor_parallel")
         others = [name for name in varying if name not in derived]
         totals = defaultdict(set)
         for row in rows:
-            ranks = row["gpus"] // row["tensor_parallel"]
-            row["global_batch"] = row["batch"] * row["accumulation"] * ranks
+            row["global_batch"] = global_batch(row)
             totals[_key(row, others)].add(row["global_batch"])
         if all(len(each) == 1 for each in totals.values()):
             varying = ["global_batch" if name == "accumulation" else name for name in varying]
@@ -169,15 +177,17 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     """Every level of every factor against the factor's base level.
 
     `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
-    of each side. A level without any such pair has pairs = 0 and no ratio.
+    of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
+    interval. A level without any such pair has pairs = 0 and no ratio.
 
     Args:
         names: the factors of `matched_factors`.
     """
+    plain = figure.endswith("_gib")
     found = cells(rows, names, figure)
-    noise = pooled_noise(found)
+    noise = Noise(0.0, 0) if plain else pooled_noise(found)
     batch = names.index("batch") if "batch" in names else None
-    best = _best_cells(found, batch)
+    best = {} if plain else _best_cells(found, batch)
     table = []
     for place, factor in enumerate(names):
         if factor in NOT_COMPARED:

@@ -23,12 +23,23 @@ CURVES = {
     "peak_allocated_gib": "peak memory allocated (GiB)",
 }
 """Figure -> label of its axis, of the plots over the batch"""
+PLOTS = {
+    *(f"{figure}_over_batch" for figure in CURVES),
+    *(f"effects_{figure}" for figure in CURVES),
+    *("interactions", "pareto", "scaling", "predicted", "step_split"),
+}
+"""Names of all plots"""
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
 _GREY = "#b4b9c1"
 _MARKERS = "osD^vPX*"
-_LOST = {"oom": ("x", "out of memory"), "failed": ("d", "failed"), "skipped": ("|", "skipped")}
+_LOST = {
+    "oom": ("x", "out of memory"),
+    "failed": ("d", "failed"),
+    "timeout": ("1", "timed out"),
+    "skipped": ("|", "skipped"),
+}
 _MAX_PANELS = 12
 _MAX_BARS = 24
 _PREFIXES = {
@@ -86,7 +97,7 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
         content: as `command.analyse` makes it.
     """
     rows, names = content["rows"], content["names"]
-    plots = {}
+    plots: dict[str, tuple[str, Any, tuple]] = {}
     with_mfu = any(row["mfu"] is not None for row in rows)
     for figure, axis in CURVES.items():
         known = any(row[figure] is not None for row in rows)
@@ -138,7 +149,7 @@ def _legend(figure: Any, handles: Sequence[Any], widest: int) -> None:
     figure.legend(handles=handles, loc="outside lower left", ncols=columns)
 
 
-def _line(text: str, color: str, marker: str = "", style: str = "-") -> Any:
+def _line(text: str, color: str, marker: str = "", style: Any = "-") -> Any:
     """A legend's entry; matplotlib leaves out those that begin with an underscore."""
     from matplotlib.lines import Line2D
 

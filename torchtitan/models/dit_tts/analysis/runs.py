@@ -178,6 +178,9 @@ def _read(run: Run, folder: Path) -> None:
         raise ValueError("it has no figures: neither metrics.jsonl nor event files hold any")
     if run.figures and "size" not in run.factors:
         _factors_of_config(run, folder)
+    environment = _object(folder / "env.json")
+    if run.factors and environment:
+        run.factors.setdefault("device", _device(environment))
     _predict(run, folder, grid_run.get("forecast"))
 
 
@@ -366,8 +369,7 @@ def _factors_of_config(run: Run, folder: Path) -> None:
         config = tomllib.loads((folder / "config.toml").read_text())
         environment = _object(folder / "env.json")
         gpus = (environment["world_size"], environment["gpus_per_node"])
-        found = _factors("config.toml", factors(config, *gpus))
-        run.factors |= found | {"device": _device(environment)}
+        run.factors |= _factors("config.toml", factors(config, *gpus))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         run.reason = run.reason or _text(
             f"its factors are not known: {type(error).__name__}: {error}"

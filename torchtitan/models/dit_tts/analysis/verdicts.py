@@ -160,7 +160,7 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
         the median, minimum and maximum of measured over predicted.
     """
     tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
-    fits = defaultdict(int)
+    fits: dict[str, int] = defaultdict(int)
     for run in tried:
         words = "fits" if run.predicted["fits"] else "does not fit", run.state
         fits["predicted that it {}, {}".format(*words)] += 1
@@ -182,3 +182,22 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
             ratios[figure] = spread | {"runs": len(found)}
     right = sum(run.predicted["fits"] == (run.state == "completed") for run in tried)
     return {"tried": len(tried), "right": right, "fits": dict(fits), "ratios": ratios}
+
+
+def notes(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the benchmarks say of their own figures: text or value -> number of runs."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for run in runs:
+        for name, value in run.notes.items():
+            if isinstance(value, dict):
+                for convention, counts in value.items():
+                    found[name][f"{convention}: {counts}"] += 1
+            elif name == "compiles":
+                found[name]["runs"] += value > 0
+            elif name == "peak":
+                text = "not known" if value is None else f"{value:g} TFLOP/s"
+                found[name][f"{run.factors['device']}: {text}"] += 1
+            elif value:
+                found[name][value] += 1
+    upstream = sum(run.mfu_convention == "upstream" for run in runs)
+    return {name: dict(counts) for name, counts in found.items()} | {"upstream": upstream}
