@@ -101,9 +101,7 @@ def write_run(
 
 def combinations(**levels: Iterable[Any]) -> list[dict[str, Any]]:
     """BASE with every combination of the levels."""
-    return [
-        BASE | dict(zip(levels, values, strict=True)) for values in product(*levels.values())
-    ]
+    return [BASE | dict(zip(levels, values, strict=True)) for values in product(*levels.values())]
 
 
 def true_speed(factors: Mapping[str, Any]) -> float:

@@ -29,6 +29,7 @@ NOT_COMPARED = ("batch", "gpus", "global_batch")
 """No effects of these are listed: growth with the batch and scaling over GPUs are tables of their own."""
 
 _BASES = {
+    "size": ("debug", "800m", "3b", "8b"),
     "backend": ("torchtitan",),
     "compile": ("off",),
     "checkpointing": ("none",),

@@ -56,9 +56,14 @@ def change(value: float | None) -> str:
     return "-" if value is None else f"{100 * (value - 1):+.1f} %"
 
 
+def span(low: float | None, high: float | None) -> str:
+    """Two ratios as changes: +3.1 to +4.5 %."""
+    return "-" if low is None else f"{change(low).removesuffix(' %')} to {change(high)}"
+
+
 def interval(row: dict[str, Any]) -> str:
     """An estimate's interval in percent; a dash without repeats."""
-    return "-" if row["low"] is None else f"{change(row['low'])} to {change(row['high'])}"
+    return span(row["low"], row["high"])
 
 
 def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
@@ -135,6 +140,7 @@ def render(content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> str:
         units=UNITS,
         max_listed=MAX_LISTED,
         label=label,
+        span=span,
         value_text=value_text,
         figure_text=figure_text,
         verdicts=verdicts(content),

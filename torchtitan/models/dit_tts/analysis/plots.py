@@ -42,9 +42,10 @@ _LOST = {
 }
 _MAX_PANELS = 12
 _MAX_BARS = 24
+_MAX_LINES = 40
 _PREFIXES = {
     "compile": "compile ",
-    "checkpointing": "recompute ",
+    "checkpointing": "checkpointing ",
     "attention": "attention ",
     "tensor_parallel": "TP ",
     "accumulation": "accumulation ",
@@ -105,11 +106,15 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
             title = f"{axis.partition(' (')[0]} over the micro-batch"
             plots[f"{figure}_over_batch"] = title, _curves, (content, figure, axis)
     for figure, table in content["effects"].items():
-        if any(row["equal_batch"]["pairs"] or row["best_batch"]["pairs"] for row in table):
-            plots[f"effects_{figure}"] = f"Effects on {figure}", _effects, (table,)
+        # Models of other sizes are no choice, and their ratios would hide the others.
+        table = [row for row in table if row["factor"] not in NO_ALTERNATIVES]
+        table = [row for row in table if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]]
+        if table:
+            title = f"Effects on {CURVES[figure].partition(' (')[0]}"
+            plots[f"effects_{figure}"] = title, _effects, (table,)
     shown = [row for row in content["interactions"] if row["excludes_1"] is not False][:20]
     if shown:
-        plots["interactions"] = "Interactions (samples_per_second)", _interactions, (shown,)
+        plots["interactions"] = "Interactions in samples per second", _interactions, (shown,)
     if content["pareto"]:
         plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
     if content["scaling"]:
@@ -175,6 +180,16 @@ def _ticks(axes: Any, values: Sequence[int]) -> None:
     shown = shown[:: -(-len(shown) // 8)]
     axes.set_xticks(shown, [f"{value:g}" for value in shown])
     axes.minorticks_off()
+
+
+def _log_axis(axis: Any) -> None:
+    """A logarithmic axis with plain numbers: 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
@@ -264,11 +279,17 @@ def _mark_lost(
 
 
 def _intervals(axes: Any, y: float, row: Row, color: str, marker: str) -> None:
-    """A ratio with its interval, and behind it the range over all pairs."""
-    axes.plot([row["smallest"], row["largest"]], [y, y], color=color, alpha=0.28, linewidth=5)
+    """A ratio in percent with its interval, and behind it the range over all pairs."""
+    percent = {
+        name: 100 * (row[name] - 1)
+        for name in ("smallest", "largest", "low", "high", "ratio")
+        if row[name] is not None
+    }
+    ends = [percent["smallest"], percent["largest"]]
+    axes.plot(ends, [y, y], color=color, alpha=0.28, linewidth=5)
     if row["low"] is not None:
-        axes.plot([row["low"], row["high"]], [y, y], color=color, linewidth=1.6)
-    axes.plot(row["ratio"], y, color=color, marker=marker, markersize=6)
+        axes.plot([percent["low"], percent["high"]], [y, y], color=color, linewidth=1.6)
+    axes.plot(percent["ratio"], y, color=color, marker=marker, markersize=6)
 
 
 def _effects(figure: Any, table: Sequence[Row]) -> None:
@@ -277,7 +298,9 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
         "equal_batch": ("at equal batch", _COLORS[0], "o", -0.16),
         "best_batch": ("at each side's best batch", _COLORS[1], "s", 0.16),
     }
-    table = [row for row in table if any(row[side]["pairs"] for side in sides)][:40]
+    table = table[:40]
+    if not any(row["best_batch"]["pairs"] for row in table):
+        del sides["best_batch"]
     figure.set_size_inches(10, 1.5 + 0.42 * len(table))
     axes = figure.subplots()
     for y, row in enumerate(table):
@@ -303,15 +326,11 @@ def _interactions(figure: Any, table: Sequence[Row]) -> None:
 
 
 def _ratio_axis(axes: Any, texts: Sequence[str]) -> None:
-    """Ratios on a logarithmic axis around 1, one line per text, the first on top."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.axvline(1, color="#444", linewidth=1)
+    """Changes around 0, one line per text, the first on top."""
+    axes.axvline(0, color="#444", linewidth=1)
     axes.set_yticks(range(len(texts)), [text[:70] for text in texts])
     axes.set_ylim(len(texts) - 0.4, -0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value - 100:+.4g} %")
-    axes.set_xlabel("change of the figure")
+    axes.set_xlabel("change (%)")
 
 
 def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
@@ -343,7 +362,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
 def _scaling(figure: Any, curves: Sequence[Row]) -> None:
     left, right = _panels(figure, 2, 3.6, min(len(curves), 8))
     entries = []
-    for number, curve in reversed(list(enumerate(curves))):
+    for number, curve in reversed(list(enumerate(curves[:_MAX_LINES]))):
         points = curve["points"]
         gpus = [point["gpus"] for point in points]
         style: Any = {"color": _GREY, "marker": "."}
@@ -352,20 +371,22 @@ def _scaling(figure: Any, curves: Sequence[Row]) -> None:
             entries.append(_line(label(curve["configuration"]), style["color"], style["marker"]))
         left.plot(gpus, [point["samples_per_second"] for point in points], **style)
         right.plot(gpus, [100 * point["efficiency"] for point in points], **style)
-        ideal = [points[0]["samples_per_second"] * each / gpus[0] for each in gpus]
-        left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
+        if number < len(_COLORS):
+            ideal = [points[0]["samples_per_second"] * each / gpus[0] for each in gpus]
+            left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
     everywhere = [point["gpus"] for curve in curves for point in curve["points"]]
     for axes in (left, right):
         _ticks(axes, everywhere)
         axes.set_xlabel("GPUs")
-    left.set_yscale("log")
+    _log_axis(left.yaxis)
     left.set(ylabel="samples per second (dotted: linear)")
     right.axhline(100, color="#444", linewidth=0.8)
     right.set(ylabel="efficiency (% per GPU)")
     right.set_ylim(0, None)
     entries.reverse()
     if len(curves) > len(entries):
-        entries.append(_line(f"{len(curves) - len(entries)} slower configurations", _GREY))
+        grey = len(curves[:_MAX_LINES]) - len(entries)
+        entries.append(_line(f"{grey} slower of {len(curves)} configurations", _GREY))
     _legend(figure, entries, max(len(each.get_label()) for each in entries))
 
 
@@ -383,15 +404,20 @@ def _predicted(figure: Any, rows: Sequence[Row]) -> None:
         axes.plot(ends, ends, color="#444", linewidth=0.8)
         axes.plot(x, y, "o", color=_COLORS[0], markersize=4, alpha=0.7)
         if ends[1] > 20 * ends[0]:
-            axes.set(xscale="log", yscale="log")
+            _log_axis(axes.xaxis)
+            _log_axis(axes.yaxis)
         axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
 
 
 def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Seconds of a step of the fastest cells; exchange is behind the others, so it has a bar of its own."""
+    """Seconds of a step of the fastest configurations, each at its best batch. The exchange is behind
+    the other parts, so it has a bar of its own."""
     parts = [f"{part}_seconds" for part in SPLIT]
     table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
-    table = sorted(table, key=lambda row: -row["samples_per_second"])[:_MAX_BARS]
+    best: dict[tuple, Row] = {}
+    for row in sorted(table, key=lambda row: -row["samples_per_second"]):
+        best.setdefault(tuple(row[name] for name in names if name != "batch"), row)
+    table = list(best.values())[:_MAX_BARS]
     figure.set_size_inches(10, 1.5 + 0.3 * len(table))
     axes = figure.subplots()
     for y, row in enumerate(table):
