@@ -21,7 +21,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 Row = Mapping[str, Any]
 LEVEL = 0.95
@@ -56,7 +56,7 @@ class Noise:
         probability above it; None without repeats."""
         if self.df == 0:
             return None
-        quantile = float(stats.t.ppf(1 - tail, self.df))
+        quantile = float(stdtrit(self.df, 1 - tail))  # Student's t
         return max(_ROUNDING, quantile * math.sqrt(self.variance * inverse_counts))
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchtitan.models.dit_tts.analysis.command import GENERATOR
+from torchtitan.models.dit_tts.analysis.drawing import label
 from torchtitan.models.dit_tts.analysis.effects import Noise
-from torchtitan.models.dit_tts.analysis.plots import label, value_text
 from torchtitan.models.dit_tts.analysis.runs import FIGURES
 from torchtitan.models.dit_tts.analysis.verdicts import WITHOUT_REPEATS
 
@@ -141,7 +141,6 @@ def render(content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> str:
         max_listed=MAX_LISTED,
         label=label,
         span=span,
-        value_text=value_text,
         figure_text=figure_text,
         verdicts=verdicts(content),
         factors=factors,

@@ -1,11 +1,20 @@
 """The plots of an analysis. Each is drawn once and returned as PNG and SVG."""
 
-import io
-import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchtitan.models.dit_tts.analysis.drawing import (
+    COLORS,
+    GREY,
+    MARKERS,
+    draw,
+    label,
+    legend,
+    line,
+    log_axis,
+    panels,
+    ticks,
+)
 from torchtitan.models.dit_tts.analysis.effects import Row
 from torchtitan.models.dit_tts.analysis.runs import SPLIT
 from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES, group_key, means
@@ -30,10 +39,6 @@ PLOTS = {
 }
 """Names of all plots"""
 
-# Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
-_GREY = "#b4b9c1"
-_MARKERS = "osD^vPX*"
 _LOST = {
     "oom": ("x", "out of memory"),
     "failed": ("d", "failed"),
@@ -43,52 +48,6 @@ _LOST = {
 _MAX_PANELS = 12
 _MAX_BARS = 24
 _MAX_LINES = 40
-_PREFIXES = {
-    "compile": "compile ",
-    "checkpointing": "checkpointing ",
-    "attention": "attention ",
-    "tensor_parallel": "TP ",
-    "accumulation": "accumulation ",
-    "global_batch": "global batch ",
-    "batch": "batch ",
-}
-_UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
-_STYLE: Any = {
-    # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
-    "svg.fonttype": "none",
-    # Names of runs may hold a dollar sign.
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#b5b9c0",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e8eb",
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-}
-
-
-def value_text(name: str, value: Any) -> str:
-    """A factor's level in a few words: compile default, 8 GPUs, fsdp."""
-    if value is None:
-        return f"{name} not given"
-    if name in _UNITS:
-        return f"{value} {_UNITS[name][value != 1]}"
-    known = name in _PREFIXES or name in (*NO_ALTERNATIVES, "backend", "layout")
-    prefix = _PREFIXES.get(name, "") if known or name in ("precision", "optimizer") else f"{name} "
-    return f"{prefix}{value}"
-
-
-def label(levels: Mapping[str, Any]) -> str:
-    """Several levels in a line."""
-    words = [value_text(name, value) for name, value in levels.items()]
-    return ", ".join(word[:48] for word in words) or "all runs"
 
 
 def draw_all(content: Content) -> dict[str, dict[str, Any]]:
@@ -125,71 +84,7 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     split = [row for row in rows if row["forward_seconds"] is not None]
     if split:
         plots["step_split"] = "Where a step's time goes", _split, (split, names)
-    return {name: _draw(title, paint, *given) for name, (title, paint, given) in plots.items()}
-
-
-def _draw(title: str, paint: Any, *given: Any) -> dict[str, Any]:
-    """`paint` gets an empty figure and `given`."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # A salt of its own keeps the ids of one plot apart from another's on the same page.
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        paint(figure, *given)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=130)
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    text = svg.getvalue()
-    element = re.sub(
-        r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL
-    )
-    return {"title": title, "svg": element, "png": png.getvalue()}
-
-
-def _legend(figure: Any, handles: Sequence[Any], widest: int) -> None:
-    """Below the plots, where it covers nothing."""
-    columns = 1 if widest > 80 else 2 if widest > 45 else 3
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
-
-
-def _line(text: str, color: str, marker: str = "", style: Any = "-") -> Any:
-    """A legend's entry; matplotlib leaves out those that begin with an underscore."""
-    from matplotlib.lines import Line2D
-
-    shown = text if not text.startswith("_") else f" {text}"
-    return Line2D([], [], color=color, marker=marker, linestyle=style, markersize=5, label=shown)
-
-
-def _panels(figure: Any, count: int, height: float, legend: int) -> list[Any]:
-    """Axes of small multiples, at most three in a row, and room for `legend` lines below."""
-    columns = min(count, 3)
-    lines = -(-count // columns)
-    figure.set_size_inches(10, (height if columns > 1 else height + 0.6) * lines + 0.2 * legend)
-    grid = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes in grid[count:]:
-        axes.set_axis_off()
-    return list(grid[:count])
-
-
-def _ticks(axes: Any, values: Sequence[int]) -> None:
-    """A logarithmic x axis with the values that were measured."""
-    axes.set_xscale("log", base=2)
-    shown = sorted(set(values))
-    shown = shown[:: -(-len(shown) // 8)]
-    axes.set_xticks(shown, [f"{value:g}" for value in shown])
-    axes.minorticks_off()
-
-
-def _log_axis(axis: Any) -> None:
-    """A logarithmic axis with plain numbers: 1, 2, 5, 10 ..."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(NullLocator())
+    return {name: draw(title, paint, *given) for name, (title, paint, given) in plots.items()}
 
 
 def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
@@ -202,22 +97,22 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
     table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
     groups = list(dict.fromkeys(group_key(row, names) for row in table))
     ranked = _ranked(content["rows"], names, inner)
-    color = dict(zip(ranked, _COLORS, strict=False))
-    marker = dict(zip(ranked, _MARKERS, strict=False))
+    color = dict(zip(ranked, COLORS, strict=False))
+    marker = dict(zip(ranked, MARKERS, strict=False))
     lost = [row for row in content["lost"] if row["batch"] and row["state"] in _LOST]
     entries = [
-        _line(label(dict(zip(inner, key, strict=True))), each, marker[key])
+        line(label(dict(zip(inner, key, strict=True))), each, marker[key])
         for key, each in color.items()
     ]
     if len(ranked) > len(color):
-        entries.append(_line(f"{len(ranked) - len(color)} slower configurations", _GREY))
+        entries.append(line(f"{len(ranked) - len(color)} slower configurations", GREY))
     entries += [
-        _line(text, "#444", mark, "")
+        line(text, "#444", mark, "")
         for state, (mark, text) in _LOST.items()
         if any(row["state"] == state for row in lost)
     ]
     shown = groups[:_MAX_PANELS]
-    grid = _panels(figure, len(shown), 3.0, len(entries))
+    grid = panels(figure, len(shown), 3.0, len(entries))
     for axes, group in zip(grid, shown, strict=True):
         here = [row for row in table if group_key(row, names) == group]
         top = scale * max(row[name] for row in here) or 1
@@ -227,17 +122,17 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
             lines.setdefault(key, []).append((row["batch"], scale * row[name]))
         for key in sorted(lines, key=lambda key: key in color):  # color over grey
             style = {"marker": marker[key], "markersize": 4.5} if key in color else {"marker": "."}
-            axes.plot(*zip(*lines[key], strict=True), color=color.get(key, _GREY), **style)
+            axes.plot(*zip(*lines[key], strict=True), color=color.get(key, GREY), **style)
         marked = [row for row in lost if group_key(row, names) == group]
         _mark_lost(axes, marked, inner, color, top)
-        _ticks(axes, [row["batch"] for row in (*here, *marked)])
+        ticks(axes, [row["batch"] for row in (*here, *marked)])
         if group:
             words = {each: None for each in NO_ALTERNATIVES if each in names}
             axes.set_title(label(dict(zip(words, group, strict=True))))
         axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
     if len(groups) > len(shown):
         figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
-    _legend(figure, entries, max(len(each.get_label()) for each in entries))
+    legend(figure, entries, max(len(each.get_label()) for each in entries))
 
 
 def _ranked(rows: Sequence[Row], names: Sequence[str], inner: Sequence[str]) -> list[tuple]:
@@ -268,7 +163,7 @@ def _mark_lost(
             row["batch"],
             -step * (place + 1),
             marker=_LOST[row["state"]][0],
-            color=color.get(key, _GREY),
+            color=color.get(key, GREY),
             markersize=5,
             clip_on=False,
         )
@@ -295,8 +190,8 @@ def _intervals(axes: Any, y: float, row: Row, color: str, marker: str) -> None:
 def _effects(figure: Any, table: Sequence[Row]) -> None:
     """Ratios of each level, at equal batch and at each side's best batch."""
     sides = {
-        "equal_batch": ("at equal batch", _COLORS[0], "o", -0.16),
-        "best_batch": ("at each side's best batch", _COLORS[1], "s", 0.16),
+        "equal_batch": ("at equal batch", COLORS[0], "o", -0.16),
+        "best_batch": ("at each side's best batch", COLORS[1], "s", 0.16),
     }
     table = table[:40]
     if not any(row["best_batch"]["pairs"] for row in table):
@@ -308,10 +203,10 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
             if row[side]["pairs"]:
                 _intervals(axes, y + shift, row[side], color, marker)
     _ratio_axis(axes, [f"{row['factor']}: {row['level']} / {row['base']}" for row in table])
-    entries = [_line(text, color, marker) for text, color, marker, _ in sides.values()]
-    entries.append(_line("range over pairs", _GREY))
+    entries = [line(text, color, marker) for text, color, marker, _ in sides.values()]
+    entries.append(line("range over pairs", GREY))
     entries[-1].set_linewidth(5)
-    _legend(figure, entries, 30)
+    legend(figure, entries, 30)
 
 
 def _interactions(figure: Any, table: Sequence[Row]) -> None:
@@ -319,7 +214,7 @@ def _interactions(figure: Any, table: Sequence[Row]) -> None:
     axes = figure.subplots()
     texts = []
     for y, row in enumerate(table):
-        _intervals(axes, y, row, _COLORS[2], "D")
+        _intervals(axes, y, row, COLORS[2], "D")
         both = zip(row["factors"], row["levels"], row["bases"], strict=True)
         texts.append(" × ".join(f"{name} {level} / {base}" for name, level, base in both))
     _ratio_axis(axes, texts)
@@ -339,12 +234,12 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
     for point in points:
         groups.setdefault(group_key(point, names), []).append(point)
     shown = list(groups.items())[:_MAX_PANELS]
-    for axes, (key, each) in zip(_panels(figure, len(shown), 3.0, 1), shown, strict=True):
+    for axes, (key, each) in zip(panels(figure, len(shown), 3.0, 1), shown, strict=True):
         rest = [point for point in each if not point["on_front"]]
         front = sorted((p for p in each if p["on_front"]), key=lambda p: p["memory_gib"])
         for some, style in (
-            (rest, {"color": _GREY, "marker": ".", "linestyle": ""}),
-            (front, {"color": _COLORS[1], "marker": "o", "drawstyle": "steps-post"}),
+            (rest, {"color": GREY, "marker": ".", "linestyle": ""}),
+            (front, {"color": COLORS[1], "marker": "o", "drawstyle": "steps-post"}),
         ):
             x, y = (
                 [point[name] for point in some] for name in ("memory_gib", "samples_per_second")
@@ -356,29 +251,29 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
         axes.margins(0.1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
-    _legend(figure, [_line("front", _COLORS[1], "o"), _line("dominated", _GREY, "o", "")], 10)
+    legend(figure, [line("front", COLORS[1], "o"), line("dominated", GREY, "o", "")], 10)
 
 
 def _scaling(figure: Any, curves: Sequence[Row]) -> None:
-    left, right = _panels(figure, 2, 3.6, min(len(curves), 8))
+    left, right = panels(figure, 2, 3.6, min(len(curves), 8))
     entries = []
     for number, curve in reversed(list(enumerate(curves[:_MAX_LINES]))):
         points = curve["points"]
         gpus = [point["gpus"] for point in points]
-        style: Any = {"color": _GREY, "marker": "."}
-        if number < len(_COLORS):
-            style = {"color": _COLORS[number], "marker": _MARKERS[number], "markersize": 4.5}
-            entries.append(_line(label(curve["configuration"]), style["color"], style["marker"]))
+        style: Any = {"color": GREY, "marker": "."}
+        if number < len(COLORS):
+            style = {"color": COLORS[number], "marker": MARKERS[number], "markersize": 4.5}
+            entries.append(line(label(curve["configuration"]), style["color"], style["marker"]))
         left.plot(gpus, [point["samples_per_second"] for point in points], **style)
         right.plot(gpus, [100 * point["efficiency"] for point in points], **style)
-        if number < len(_COLORS):
+        if number < len(COLORS):
             ideal = [points[0]["samples_per_second"] * each / gpus[0] for each in gpus]
             left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
     everywhere = [point["gpus"] for curve in curves for point in curve["points"]]
     for axes in (left, right):
-        _ticks(axes, everywhere)
+        ticks(axes, everywhere)
         axes.set_xlabel("GPUs")
-    _log_axis(left.yaxis)
+    log_axis(left.yaxis)
     left.set(ylabel="samples per second (dotted: linear)")
     right.axhline(100, color="#444", linewidth=0.8)
     right.set(ylabel="efficiency (% per GPU)")
@@ -386,8 +281,8 @@ def _scaling(figure: Any, curves: Sequence[Row]) -> None:
     entries.reverse()
     if len(curves) > len(entries):
         grey = len(curves[:_MAX_LINES]) - len(entries)
-        entries.append(_line(f"{grey} slower of {len(curves)} configurations", _GREY))
-    _legend(figure, entries, max(len(each.get_label()) for each in entries))
+        entries.append(line(f"{grey} slower of {len(curves)} configurations", GREY))
+    legend(figure, entries, max(len(each.get_label()) for each in entries))
 
 
 def _predicted(figure: Any, rows: Sequence[Row]) -> None:
@@ -397,15 +292,15 @@ def _predicted(figure: Any, rows: Sequence[Row]) -> None:
     if memory:
         sets.append(("peak memory (GiB)", memory, "predicted_gib", "peak_allocated_gib"))
     for axes, (unit, each, predicted, figure_name) in zip(
-        _panels(figure, len(sets), 3.8, 0), sets, strict=True
+        panels(figure, len(sets), 3.8, 0), sets, strict=True
     ):
         x, y = ([row[name] for row in each] for name in (predicted, figure_name))
         ends = [0.9 * min(x + y), 1.1 * max(x + y)]
         axes.plot(ends, ends, color="#444", linewidth=0.8)
-        axes.plot(x, y, "o", color=_COLORS[0], markersize=4, alpha=0.7)
+        axes.plot(x, y, "o", color=COLORS[0], markersize=4, alpha=0.7)
         if ends[1] > 20 * ends[0]:
-            _log_axis(axes.xaxis)
-            _log_axis(axes.yaxis)
+            log_axis(axes.xaxis)
+            log_axis(axes.yaxis)
         axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
 
 
@@ -414,7 +309,7 @@ def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     the other parts, so it has a bar of its own."""
     parts = [f"{part}_seconds" for part in SPLIT]
     table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
-    best: dict[tuple, Row] = {}
+    best: dict[tuple, dict[str, Any]] = {}
     for row in sorted(table, key=lambda row: -row["samples_per_second"]):
         best.setdefault(tuple(row[name] for name in names if name != "batch"), row)
     table = list(best.values())[:_MAX_BARS]
@@ -422,7 +317,7 @@ def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     axes = figure.subplots()
     for y, row in enumerate(table):
         left = 0.0
-        for part, color in zip(parts[:-1], _COLORS, strict=False):
+        for part, color in zip(parts[:-1], COLORS, strict=False):
             axes.barh(y - 0.1, row[part] or 0, left=left, height=0.55, color=color)
             left += row[part] or 0
         axes.barh(y + 0.3, row[parts[-1]] or 0, height=0.18, color="#444")
@@ -430,8 +325,6 @@ def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     axes.set_ylim(len(table) - 0.4, -0.6)
     axes.set_xlabel("seconds per step")
     axes.grid(axis="y", visible=False)
-    entries = [
-        _line(part, color, "s", "") for part, color in zip(SPLIT[:-1], _COLORS, strict=False)
-    ]
-    entries.append(_line("exchange (overlaps)", "#444"))
-    _legend(figure, entries, 10)
+    entries = [line(part, color, "s", "") for part, color in zip(SPLIT[:-1], COLORS, strict=False)]
+    entries.append(line("exchange (overlaps)", "#444"))
+    legend(figure, entries, 10)
