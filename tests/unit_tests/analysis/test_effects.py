@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.analysis.effects import (
     levels,
     matched_factors,
     pooled_noise,
+    together,
 )
 
 NAMES = list(BASE)
@@ -190,6 +191,19 @@ def test_layouts_are_compared_at_equal_gpus_and_nodes():
     table = {row["level"]: row for row in effects(*matched_factors(rows_of(grid), NAMES), SPEED)}
     assert table["fsdp"]["equal_batch"]["pairs"] == 2
     assert table["single"]["equal_batch"]["pairs"] == 0
+
+
+def test_factors_that_always_change_together_are_one():
+    """An axis that sets what a factor names prevents no pair; a batch is never taken for a factor."""
+    grid = combinations(batch=[2, 8], compile=["off", "default"])
+    rows = [each | {"compile.mode": f"mode {each['compile']}"} for each in rows_of(grid)]
+    assert together(rows, [*NAMES, "compile.mode"]) == {"compile": ["compile.mode"]}
+    rows, names = matched_factors(rows, [*NAMES, "compile.mode"])
+    assert names == ["batch", "compile"]
+    assert effects(rows, names, SPEED)[0]["equal_batch"]["ratio"] == pytest.approx(1.3)
+    confounded = [row for row in rows if (row["batch"] == 2) == (row["compile"] == "off")]
+    assert "batch" not in str(together(confounded, NAMES))
+    assert effect(confounded, "compile", "default")["equal_batch"]["pairs"] == 0
 
 
 def test_base_levels_and_the_order_of_mixed_ones():

@@ -43,7 +43,7 @@ def run(options: Options) -> int:
     content = analyse(find_runs(options.runs))
     plots = draw_all(content)
     _write(out, content, plots)
-    write_atomic(out / PAGE, render(content, plots).encode("utf-8", "backslashreplace"))
+    write_atomic(out / PAGE, render(GENERATOR, content, plots).encode("utf-8", "backslashreplace"))
     states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
     print(printable(f"{len(content['all'])} runs ({states}): {out / PAGE}"), flush=True)
     return 0
@@ -92,7 +92,10 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "states": dict(Counter(run.state for run in runs).most_common()),
         "rows": rows,
         "names": names,
-        "constant": {name: rows[0][name] for name in COMPARED if rows and name not in names},
+        "constant": {
+            name: rows[0][name] for name in COMPARED if len({row[name] for row in rows}) == 1
+        },
+        "together": effects.together(measured, [*COMPARED, *axes]),
         "lost": lost,
         "memory": memory,
         "noise": {name: vars(each) for name, each in noise.items()},

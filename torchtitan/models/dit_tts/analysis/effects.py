@@ -86,6 +86,7 @@ def matched_factors(
 
     A factor that is constant is left out. So that one that follows from another prevents no pair:
 
+    - Of factors that always change together (see `together`) the first stands for all.
     - Where the global batch is fixed, `accumulation` follows from micro-batch and ranks. Then
       `global_batch` (micro-batch × accumulation × data-parallel ranks) takes its place: at equal batch
       and GPUs accumulation is equal with it, and best batches are compared for equal optimizer steps.
@@ -93,6 +94,8 @@ def matched_factors(
     """
     rows = [dict(row) for row in measured]
     varying = [name for name in factors if len({row[name] for row in rows}) > 1]
+    followers = {name for names in together(rows, varying).values() for name in names}
+    varying = [name for name in varying if name not in followers]
     if "accumulation" in varying:
         derived = ("batch", "accumulation", "gpus", "nodes", "layout", "tensor_parallel")
         others = [name for name in varying if name not in derived]
@@ -105,6 +108,22 @@ def matched_factors(
             if len(set.union(*totals.values())) == 1:
                 varying.remove("global_batch")
     return rows, varying
+
+
+def together(rows: Sequence[Row], factors: Sequence[str]) -> dict[str, list[str]]:
+    """Factor -> later ones whose levels are one-to-one with its own, as of an axis "compile.mode" beside
+    the factor `compile`: nothing can tell their effects apart. Batch, accumulation and GPUs are never
+    among them: what goes with a batch must not pass for the effect of a factor."""
+    apart = (*NOT_COMPARED, "accumulation")
+    found: dict[str, list[str]] = {}
+    followers: set[str] = set()
+    for first, second in combinations([name for name in factors if name not in apart], 2):
+        pairs = {(row[first], row[second]) for row in rows}
+        counts = {len({pair[side] for pair in pairs}) for side in (0, 1)} | {len(pairs)}
+        if len(pairs) > 1 and len(counts) == 1 and first not in followers:
+            found.setdefault(first, []).append(second)
+            followers.add(second)
+    return found
 
 
 def _key(row: Row, names: Iterable[str]) -> tuple:

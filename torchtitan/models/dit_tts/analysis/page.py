@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.analysis.command import GENERATOR
 from torchtitan.models.dit_tts.analysis.drawing import label
 from torchtitan.models.dit_tts.analysis.effects import Noise
 from torchtitan.models.dit_tts.analysis.runs import FIGURES
@@ -116,10 +115,11 @@ def run_columns(content: dict[str, Any], runs: Sequence[dict]) -> tuple[list[str
     return factors, [name for name in UNITS if any(row[name] is not None for row in runs)]
 
 
-def render(content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> str:
+def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> str:
     """The page.
 
     Args:
+        generator: by which another analysis knows the page as its own.
         content: as `command.analyse` makes it.
         plots: as `plots.draw_all` makes them.
     """
@@ -135,7 +135,7 @@ def render(content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> str:
     environment.filters |= {"number": number, "change": change, "interval": interval}
     factors, figures = run_columns(content, content["all"])
     return environment.get_template("analysis.html.jinja").render(
-        generator=GENERATOR,
+        generator=generator,
         badges=BADGES,
         units=UNITS,
         max_listed=MAX_LISTED,
