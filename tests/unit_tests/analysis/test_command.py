@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts, screenshot
 from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.analysis.plots import _lost_cells
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = "<script>alert(1)</script>"
@@ -53,7 +54,7 @@ def grid(tmp_path_factory):
         factors = BASE | {"batch": 16, "compile": "default" if state == "oom" else "off"}
         write_run(top / "grid" / state, factors=factors, state=state, reason=f"{SCRIPT} & {state}")
     write_run(top / "grid" / "empty").joinpath("benchmark.json").write_text("")
-    dollar = BASE | {"batch": 2, "optimizer": "$x_$"}  # mathematics to matplotlib
+    dollar = BASE | {"batch": 2, "optimizer": f"$x_$ {SCRIPT}"}  # mathematics to matplotlib
     write_run(top / "named", report(dollar, 50.0), factors=dollar)
     return top
 
@@ -144,6 +145,20 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
     svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
     for text in ("out of memory", "failed", "timed out", "skipped", "MFU (%)", "4 GPUs"):
         assert text in svg
+
+
+def test_a_lost_cell_has_the_color_of_its_own_configuration_only():
+    content = {
+        "constant": {"size": "800m", "compile": "off"},
+        "lost": [
+            BASE | {"batch": 4, "state": "oom", "attention": "flex"},
+            BASE | {"batch": 4, "state": "oom", "compile": "default"},
+            BASE | {"batch": 4, "state": "oom", "size": "8b"},
+            BASE | {"batch": None, "state": "failed"},
+        ],
+    }
+    found = [(key, row["compile"]) for key, row in _lost_cells(content, ["attention"])]
+    assert found == [(("flex",), "off"), (None, "default")]
 
 
 @pytest.mark.long

@@ -156,6 +156,14 @@ def test_our_own_tensorboard_files(tmp_path):
     assert run.figures == {"samples_per_second": 12, "mfu": 0.25}
 
 
+@pytest.mark.parametrize("content", [b"", b"no records" * 99])
+def test_event_files_without_a_figure_are_unreadable(tmp_path, content):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "events.out.tfevents.1.host").write_bytes(content)
+    run = only(tmp_path)
+    assert run.state == "unreadable" and run.reason.startswith("it has no figures")
+
+
 # States
 
 
@@ -164,6 +172,11 @@ def test_states_without_figures(tmp_path):
         write_run(tmp_path / state, state=state, reason=f"why {state}")
     found = {run.name: (run.state, run.reason, run.measured) for run in find_runs([str(tmp_path)])}
     assert found == {name: (name, f"why {name}", False) for name in found} and len(found) == 5
+
+
+def test_a_completed_run_whose_figures_are_gone_says_so(tmp_path):
+    write_run(tmp_path / "a")
+    assert (only(tmp_path).state, only(tmp_path).reason) == ("completed", "it has no figures")
 
 
 def test_figures_of_a_run_that_failed_are_shown_but_not_compared(tmp_path):

@@ -93,7 +93,9 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "rows": rows,
         "names": names,
         "constant": {
-            name: rows[0][name] for name in COMPARED if len({row[name] for row in rows}) == 1
+            name: rows[0][name]
+            for name in (*COMPARED, *axes)
+            if len({row[name] for row in rows}) == 1
         },
         "together": effects.together(measured, [*COMPARED, *axes]),
         "lost": lost,

@@ -99,7 +99,7 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
     ranked = _ranked(content["rows"], names, inner)
     color = dict(zip(ranked, COLORS, strict=False))
     marker = dict(zip(ranked, MARKERS, strict=False))
-    lost = [row for row in content["lost"] if row["batch"] and row["state"] in _LOST]
+    lost = _lost_cells(content, inner)
     entries = [
         line(label(dict(zip(inner, key, strict=True))), each, marker[key])
         for key, each in color.items()
@@ -109,7 +109,7 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
     entries += [
         line(text, "#444", mark, "")
         for state, (mark, text) in _LOST.items()
-        if any(row["state"] == state for row in lost)
+        if any(row["state"] == state for _, row in lost)
     ]
     shown = groups[:_MAX_PANELS]
     grid = panels(figure, len(shown), 3.0, len(entries))
@@ -123,9 +123,9 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         for key in sorted(lines, key=lambda key: key in color):  # color over grey
             style = {"marker": marker[key], "markersize": 4.5} if key in color else {"marker": "."}
             axes.plot(*zip(*lines[key], strict=True), color=color.get(key, GREY), **style)
-        marked = [row for row in lost if group_key(row, names) == group]
-        _mark_lost(axes, marked, inner, color, top)
-        ticks(axes, [row["batch"] for row in (*here, *marked)])
+        marked = [(key, row) for key, row in lost if group_key(row, names) == group]
+        _mark_lost(axes, marked, color, top)
+        ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
         if group:
             words = {each: None for each in NO_ALTERNATIVES if each in names}
             axes.set_title(label(dict(zip(words, group, strict=True))))
@@ -149,15 +149,33 @@ def _ranked(rows: Sequence[Row], names: Sequence[str], inner: Sequence[str]) -> 
     return sorted(relative, key=lambda key: -relative[key])
 
 
+def _lost_cells(content: Content, inner: Sequence[str]) -> list[tuple[Any, Row]]:
+    """Rows without results, each with its configuration; None: of a level that no measured run has. Such
+    sizes, devices ... have no panel."""
+    found: list[tuple[Any, Row]] = []
+    for row in content["lost"]:
+        others = {
+            name
+            for name, value in content["constant"].items()
+            if row[name] is not None and row[name] != value
+        }
+        if row["batch"] and not others & {*NO_ALTERNATIVES}:
+            found.append((None if others else tuple(row[name] for name in inner), row))
+    return found
+
+
 def _mark_lost(
-    axes: Any, lost: Sequence[Row], inner: Sequence[str], color: Mapping[tuple, str], top: float
+    axes: Any,
+    lost: Sequence[tuple[Any, Row]],
+    color: Mapping[Any, str],
+    top: float,
 ) -> None:
     """Marks below zero, and an axis that leaves them room and counts from zero."""
-    keys = [tuple(row.get(each) for each in inner) for row in lost]
+    keys = [key for key, _ in lost]
     order = [key for key in color if key in keys]
     lines = len(order) + any(key not in color for key in keys)
     step = top * 0.055
-    for row, key in zip(lost, keys, strict=True):
+    for key, row in lost:
         place = order.index(key) if key in order else len(order)
         axes.plot(
             row["batch"],

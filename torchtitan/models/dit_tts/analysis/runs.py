@@ -176,6 +176,8 @@ def _read(run: Run, folder: Path) -> None:
         run.figures = _of_series(series)
     elif not grid_run and run.state == "unknown":
         raise ValueError("it has no figures: neither metrics.jsonl nor event files hold any")
+    if run.state == "completed" and not run.figures:
+        run.reason = run.reason or "it has no figures"
     if run.figures and "size" not in run.factors:
         _factors_of_config(run, folder)
     environment = _object(folder / "env.json")
