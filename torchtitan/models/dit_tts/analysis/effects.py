@@ -60,10 +60,14 @@ class Noise:
         return max(_ROUNDING, quantile * math.sqrt(self.variance * inverse_counts))
 
 
+def level_order(value: Any) -> tuple:
+    """Sorts levels: what is not given, numbers, texts."""
+    return isinstance(value, str), value is not None, value or 0
+
+
 def levels(rows: Iterable[Row], factor: str) -> list[Any]:
-    """A factor's distinct values, numbers first and each kind in its order."""
-    values = {row[factor] for row in rows}
-    return sorted(values, key=lambda value: (isinstance(value, str), value is not None, value or 0))
+    """A factor's distinct values in order."""
+    return sorted({row[factor] for row in rows}, key=level_order)
 
 
 def base_level(rows: Sequence[Row], factor: str) -> Any:

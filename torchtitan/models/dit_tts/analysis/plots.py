@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.analysis.drawing import (
 )
 from torchtitan.models.dit_tts.analysis.effects import Row
 from torchtitan.models.dit_tts.analysis.runs import SPLIT
-from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES, group_key, means
+from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES, group_key, in_order, means
 
 Content = dict[str, Any]
 
@@ -95,7 +95,7 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
     scale = 100 if axis.endswith("(%)") else 1
     measured = [row for row in content["rows"] if row[name] is not None]
     table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
-    groups = list(dict.fromkeys(group_key(row, names) for row in table))
+    groups = in_order(group_key(row, names) for row in table)
     ranked = _ranked(content["rows"], names, inner)
     color = dict(zip(ranked, COLORS, strict=False))
     marker = dict(zip(ranked, MARKERS, strict=False))

@@ -6,12 +6,18 @@ those of `effects.matched_factors`.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.analysis.effects import LEVEL, Row, cells, pooled_noise
+from torchtitan.models.dit_tts.analysis.effects import (
+    LEVEL,
+    Row,
+    cells,
+    level_order,
+    pooled_noise,
+)
 from torchtitan.models.dit_tts.analysis.runs import Run
 
 WITHOUT_REPEATS = 0.02
@@ -25,6 +31,11 @@ NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths")
 def group_key(row: Row, names: Sequence[str]) -> tuple:
     """The levels of NO_ALTERNATIVES, as far as they vary."""
     return tuple(row[name] for name in NO_ALTERNATIVES if name in names)
+
+
+def in_order(keys: Iterable[tuple]) -> list[tuple]:
+    """Keys of `group_key`, each once, by their levels."""
+    return sorted(set(keys), key=lambda key: [level_order(value) for value in key])
 
 
 def levels_of(names: Sequence[str], key: Sequence[Any]) -> dict[str, Any]:
@@ -105,7 +116,7 @@ def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
         for row in group:
             row["on_front"] = row["memory_gib"] < least
             least = min(least, row["memory_gib"])
-    return [row for group in groups.values() for row in group]
+    return [row for key in in_order(groups) for row in groups[key]]
 
 
 def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict[str, Any]]:
@@ -115,7 +126,7 @@ def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> l
         key = group_key(row, names)
         if key not in found or row["samples_per_second"] > found[key]["samples_per_second"]:
             found[key] = row
-    return list(found.values())
+    return [found[key] for key in in_order(found)]
 
 
 def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
