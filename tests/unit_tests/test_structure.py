@@ -16,7 +16,7 @@ PRODUCT = ROOT / FAMILY.replace(".", "/")
 LAYERS = [
     {"errors"},
     {"files", "compat", "factors"},
-    {"config", "supervisor"},
+    {"config", "supervisor", "analysis"},
     {"model", "flow", "codec"},
     {"data"},
     {"text"},

@@ -45,6 +45,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "ablate.autotune_command",
         "Find the fastest layout and the largest micro-batch of every bucket.",
     ),
+    "analyze": ("analysis.command", "Compare runs: effects on speed and memory, as one HTML page."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
         "inference.evaluate_command",

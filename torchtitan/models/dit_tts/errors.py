@@ -40,6 +40,7 @@ _EXTRAS = {
         ("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av"), "speech"
     ),
     **dict.fromkeys(("transformers", "tokenizers", "safetensors"), "pretrained"),
+    **dict.fromkeys(("pandas", "scipy"), "analysis"),
     "torchao": "fp8",
     "ray": "ray",
 }

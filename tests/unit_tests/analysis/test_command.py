@@ -1,0 +1,283 @@
+"""The whole analysis: tables that agree with the runs, plots, and a page that works offline."""
+
+import csv
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
+from tests.helpers.browser import dom_after_scripts, screenshot
+from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.analysis.plots import _lost_cells
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = "<script>alert(1)</script>"
+
+
+def analyze(folder, out, *more):
+    assert cli.main(["analyze", str(folder), *more, "--out", str(out)]) == 0
+    return out
+
+
+def summary(out):
+    return json.loads((out / "summary.json").read_text())
+
+
+def table(out):
+    with open(out / "summary.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def digests(folder):
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """24 cells of two repeats, and cells without results."""
+    top = tmp_path_factory.mktemp("runs")
+    cells = combinations(
+        gpus=[4, 8], batch=[2, 4, 8], compile=["off", "default"], checkpointing=["none", "full"]
+    )
+    write_grid(top / "grid", cells, repeats=2, noise=0.01)
+    for state in ("oom", "failed", "timeout", "skipped"):
+        factors = BASE | {"batch": 16, "compile": "default" if state == "oom" else "off"}
+        write_run(top / "grid" / state, factors=factors, state=state, reason=f"{SCRIPT} & {state}")
+    write_run(top / "grid" / "empty").joinpath("benchmark.json").write_text("")
+    dollar = BASE | {"batch": 2, "optimizer": f"$x_$ {SCRIPT}"}  # mathematics to matplotlib
+    write_run(top / "named", report(dollar, 50.0), factors=dollar)
+    return top
+
+
+@pytest.fixture(scope="module")
+def analysis(grid, tmp_path_factory):
+    return analyze(grid, tmp_path_factory.mktemp("out"))
+
+
+@pytest.mark.long
+def test_every_number_of_the_csv_is_that_of_the_runs(grid, analysis):
+    rows = {row["folder"]: row for row in table(analysis)}
+    reports = sorted(grid.rglob("run.json"))
+    assert len(rows) == len(reports) == 48 + 4 + 2
+    parts = ("data", "forward", "backward", "optimizer", "other", "exchange")
+    plain = (
+        "samples_per_second audio_seconds_per_second mfu goodput_mfu hfu tflops_per_device "
+        "peak_allocated_gib peak_reserved_gib loss"
+    ).split()
+    compared = 0
+    for path in reports:
+        row, run = rows[str(path.parent)], json.loads(path.read_text())
+        if path.parent.name == "empty":
+            assert (row["state"], row["reason"]) == ("unreadable", "benchmark.json is empty")
+            continue
+        assert (row["name"], row["state"], row["reason"], row["grid"], row["repeat"]) == (
+            path.parent.name,
+            run["state"],
+            run["reason"],
+            path.parent.parent.name,
+            str(run["repeat"]),
+        )
+        assert row["batch"] == str(run["factors"]["batch"])
+        if not (path.parent / "benchmark.json").exists():
+            assert row["samples_per_second"] == row["source"] == ""
+            continue
+        result = json.loads((path.parent / "benchmark.json").read_text())
+        expected = {name: result[name] for name in plain} | {
+            "seconds_per_step": result["seconds_per_step"]["median"],
+            **{f"{part}_seconds": result["step_split"][part] for part in parts},
+        }
+        for name, value in expected.items():
+            assert float(row[name]) == value, (path, name)
+            compared += 1
+        assert {name: row[name] for name in BASE} == {
+            k: str(v) for k, v in result["factors"].items()
+        }
+    assert compared == 49 * 16
+
+
+@pytest.mark.long
+def test_the_json_holds_the_statistics(analysis):
+    found = summary(analysis)
+    assert found["states"] == {
+        "completed": 49,
+        "oom": 1,
+        "failed": 1,
+        "timeout": 1,
+        "skipped": 1,
+        "unreadable": 1,
+    }
+    assert found["noise"]["samples_per_second"]["df"] == 24
+    (both,) = (
+        row
+        for row in found["interactions"]
+        if row["factors"] == ["checkpointing", "compile"] and row["excludes_1"]
+    )
+    assert both["low"] < 1.15 / 1.3 < both["high"]
+
+
+@pytest.mark.long
+def test_every_plot_is_a_picture_and_on_the_page(analysis):
+    names = {path.stem for path in (analysis / "plots").glob("*.png")}
+    assert names == {path.stem for path in (analysis / "plots").glob("*.svg")}
+    over_batch = "mfu goodput_mfu hfu samples_per_second audio_seconds_per_second peak_reserved_gib"
+    assert names >= {f"{name}_over_batch" for name in over_batch.split()}
+    assert names >= {
+        "effects_samples_per_second",
+        "interactions",
+        "pareto",
+        "scaling",
+        "step_split",
+    }
+    page = (analysis / "index.html").read_text()
+    assert page.count("<svg") == len(names)
+    for path in (analysis / "plots").glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
+    for text in ("out of memory", "failed", "timed out", "skipped", "MFU (%)", "4 GPUs"):
+        assert text in svg
+
+
+def test_a_lost_cell_has_the_color_of_its_own_configuration_only():
+    content = {
+        "constant": {"size": "800m", "compile": "off"},
+        "lost": [
+            BASE | {"batch": 4, "state": "oom", "attention": "flex"},
+            BASE | {"batch": 4, "state": "oom", "compile": "default"},
+            BASE | {"batch": 4, "state": "oom", "size": "8b"},
+            BASE | {"batch": None, "state": "failed"},
+        ],
+    }
+    found = [(key, row["compile"]) for key, row in _lost_cells(content, ["attention"])]
+    assert found == [(("flex",), "off"), (None, "default")]
+
+
+@pytest.mark.long
+def test_the_page_needs_no_network_and_escapes_what_runs_say(analysis):
+    page = (analysis / "index.html").read_text()
+    assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?\s*(https?:)?//""", page)
+    assert SCRIPT not in page and "&lt;script&gt;alert(1)" in page
+    assert page.count("<script>") == 1
+    assert "recomputation by activation checkpointing is not counted in mfu" in page
+    assert "NVIDIA H200: 989 TFLOP/s" in page and "exact: padded shapes" in page
+
+
+@pytest.mark.long
+def test_the_page_in_a_browser(analysis, tmp_path):
+    """Its script has sorted the runs by samples/s, those without any last."""
+    dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
+    runs = dom[dom.index('id="runs"') :]
+    head, *rows = runs[: runs.index("</table>")].split("<tr>")[1:]
+    assert len(rows) == 54 and 'aria-sort="descending"' in head
+    place = re.findall(r"<th.*?>(.*?)</th>", head, re.S).index("samples/s")
+    cells = [re.findall(r"<td.*?>(.*?)</td>", row, re.S)[place] for row in rows]
+    values = [float(text.replace(",", "")) for text in cells if text != "-"]
+    assert values == sorted(values, reverse=True) and len(values) == 49
+    assert cells[49:] == ["-"] * 5
+    assert dom.count("<svg") == len(list((analysis / "plots").glob("*.svg")))
+
+
+@pytest.mark.long
+def test_the_page_is_drawn(analysis, tmp_path):
+    from matplotlib.image import imread
+
+    picture = tmp_path / "page.png"
+    screenshot(analysis / "index.html", tmp_path / "profile", picture, 1200, 5000)
+    pixels = imread(picture)[..., :3]
+    assert pixels.shape[:2] == (5000, 1200)
+    # Text and plots everywhere, and the colors of the lines.
+    assert all(band.std() > 0.05 for band in np.split(pixels, 5))
+    blue = np.abs(pixels - np.array([0x00, 0x72, 0xB2]) / 255).max(-1) < 0.02
+    assert blue.sum() > 500
+
+
+@pytest.mark.long
+def test_no_run_is_changed(tmp_path):
+    write_grid(tmp_path / "grid", combinations(batch=[2, 4]), repeats=1, noise=0)
+    (write_run(tmp_path / "grid" / "bad") / "benchmark.json").write_text("[")
+    before = digests(tmp_path)
+    assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
+    after = digests(tmp_path)
+    assert before.items() <= after.items()
+    out = str(tmp_path / "grid" / "analysis")
+    assert all(path.startswith(out) for path in after.keys() - before.keys())
+    # Its own results are not searched, and replaced.
+    assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
+    assert len(table(tmp_path / "grid" / "analysis")) == 3
+
+
+@pytest.mark.long
+def test_without_repeats_the_page_says_so(tmp_path):
+    write_grid(tmp_path / "grid", combinations(batch=[2, 4], compile=["off", "default"]), 1, 0.01)
+    out = analyze(tmp_path / "grid", tmp_path / "out")
+    page = (out / "index.html").read_text()
+    assert "there are no intervals" in page and "2 % is taken as noise" in page
+    assert all(row["equal_batch"]["low"] is None for row in summary(out)["effects"]["mfu"])
+
+
+@pytest.mark.long
+def test_a_single_run_on_a_cpu(tmp_path):
+    """No MFU, nothing to compare; TFLOP/s stands in for MFU."""
+    result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
+    run = write_run(tmp_path / "cpu", result)
+    out = analyze(run, tmp_path / "out")
+    assert [row["name"] for row in table(out)] == ["cpu"]
+    names = {path.stem for path in (out / "plots").glob("*.svg")}
+    assert "tflops_per_device_over_batch" in names and "mfu_over_batch" not in names
+    assert "mfu" not in summary(out)["effects"]
+    page = (out / "index.html").read_text()
+    assert "NVIDIA H200: not known" in page and "No factor varies" in page
+
+
+@pytest.mark.long
+def test_runs_without_any_figure(tmp_path):
+    write_run(tmp_path / "grid" / "a", state="oom", reason="no memory")
+    out = analyze(tmp_path / "grid", tmp_path / "out")
+    assert "nothing can be compared" in (out / "index.html").read_text()
+    assert [row["state"] for row in table(out)] == ["oom"]
+    assert not list(out.glob("plots/*"))
+
+
+@pytest.mark.long
+def test_plots_of_an_earlier_analysis_do_not_stay(tmp_path):
+    write_grid(tmp_path / "two", combinations(gpus=[4, 8]), 1, 0)
+    write_grid(tmp_path / "one", combinations(gpus=[4]), 1, 0)
+    out = analyze(tmp_path / "two", tmp_path / "out")
+    (out / "plots" / "mine.png").write_text("kept")
+    assert (out / "plots" / "scaling.png").exists()
+    analyze(tmp_path / "one", out)
+    assert not (out / "plots" / "scaling.png").exists()
+    assert (out / "plots" / "mine.png").exists()
+
+
+def test_another_page_is_not_overwritten(tmp_path, capsys):
+    run = write_run(tmp_path / "a", report(BASE, 100.0))
+    (tmp_path / "index.html").write_text("mine")
+    assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
+    assert "its index.html is no page of the analysis" in capsys.readouterr().err
+    assert (tmp_path / "index.html").read_text() == "mine"
+
+
+def test_no_run_at_all(tmp_path, capsys):
+    assert cli.main(["analyze", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: RUNS = {tmp_path}, but no run is in there")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_the_script_is_the_command(tmp_path):
+    run = write_run(tmp_path / "a", report(BASE, 100.0))
+    command = [sys.executable, "optimization_analysis.py", str(run)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    page = run / "analysis" / "index.html"
+    assert (done.returncode, done.stdout) == (0, f"1 runs (1 completed): {page}\n"), done.stderr
+    assert page.exists()

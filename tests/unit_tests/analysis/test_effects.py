@@ -1,0 +1,213 @@
+"""Planted effects are found with intervals that hold, and confounders are not taken for effects."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.helpers.benchmark_runs import BASE, combinations, true_speed
+from torchtitan.models.dit_tts.analysis.effects import (
+    Noise,
+    base_level,
+    cells,
+    effects,
+    interactions,
+    levels,
+    matched_factors,
+    pooled_noise,
+    together,
+)
+
+NAMES = list(BASE)
+SPEED = "samples_per_second"
+
+
+def rows_of(factors, repeats=1, noise=0.0, seed=0, speed=true_speed):
+    random = np.random.default_rng(seed)
+    return [
+        each | {SPEED: speed(each) * math.exp(random.normal(0, noise)) if noise else speed(each)}
+        for each in factors
+        for _ in range(repeats)
+    ]
+
+
+def effect(rows, factor, level):
+    table = effects(*matched_factors(rows, NAMES), SPEED)
+    (row,) = (row for row in table if (row["factor"], row["level"]) == (factor, level))
+    return row
+
+
+def interaction(rows, *factors):
+    table = interactions(*matched_factors(rows, NAMES), SPEED)
+    return [row for row in table if set(row["factors"]) == set(factors)]
+
+
+GRID = combinations(batch=[2, 4, 8], compile=["off", "default"], checkpointing=["none", "full"])
+
+
+def test_without_noise_effects_and_interaction_are_exact():
+    rows = rows_of(GRID)
+    compiled = effect(rows, "compile", "default")["equal_batch"]
+    assert compiled["ratio"] == pytest.approx(math.sqrt(1.3 * 1.15))
+    assert (compiled["smallest"], compiled["largest"]) == pytest.approx((1.15, 1.3))
+    assert compiled["pairs"] == 6
+    full = effect(rows, "checkpointing", "full")["equal_batch"]
+    assert full["ratio"] == pytest.approx(0.8 * math.sqrt(1.15 / 1.3))
+    (both,) = interaction(rows, "compile", "checkpointing")
+    assert both["ratio"] == pytest.approx(1.15 / 1.3) and both["pairs"] == 3
+    assert both["levels"] == ["full", "default"] and both["bases"] == ["none", "off"]
+    (_, *others) = (row for row in interaction(rows, "compile", "batch"))
+    assert all(row["ratio"] == pytest.approx(1) for row in others)
+
+
+def test_planted_effects_and_interaction_are_found_in_noise():
+    rows = rows_of(GRID, repeats=3, noise=0.02)
+    found = effect(rows, "checkpointing", "full")["equal_batch"]
+    truth = 0.8 * math.sqrt(1.15 / 1.3)
+    assert found["low"] < truth < found["high"] < 1
+    assert found["ratio"] == pytest.approx(truth, rel=0.03)
+    (both,) = interaction(rows, "compile", "checkpointing")
+    assert both["excludes_1"] and both["low"] < 1.15 / 1.3 < both["high"]
+
+
+@pytest.mark.long
+def test_intervals_hold_the_truth_in_95_of_100_grids():
+    held = {"effect": 0, "interaction": 0}
+    grid = combinations(batch=[2, 8], compile=["off", "default"], checkpointing=["none", "full"])
+    grids = 600
+    for seed in range(grids):
+        rows, names = matched_factors(rows_of(grid, repeats=2, noise=0.03, seed=seed), NAMES)
+        table = effects(rows, names, SPEED)
+        found = next(row for row in table if row["factor"] == "compile")["equal_batch"]
+        held["effect"] += found["low"] < math.sqrt(1.3 * 1.15) < found["high"]
+        (both,) = (row for row in interactions(rows, names, SPEED) if "batch" not in row["factors"])
+        held["interaction"] += both["low"] < 1.15 / 1.3 < both["high"]
+    # Binomial with p = 0.95: three standard deviations are 0.027.
+    assert all(abs(count / grids - 0.95) < 0.027 for count in held.values()), held
+
+
+def test_noise_is_pooled_within_cells_only():
+    rows = [BASE | {"batch": 2, SPEED: math.exp(y)} for y in (1.0, 1.2)]
+    rows += [BASE | {"batch": 4, SPEED: math.exp(y)} for y in (5.0, 5.1, 5.2)]
+    noise = pooled_noise(cells(rows, ["batch"], SPEED))
+    assert (noise.df, noise.variance) == (3, pytest.approx((0.02 + 0.02) / 3))
+    # t(0.975, 3) = 3.1824
+    assert noise.half_width(0.5) == pytest.approx(3.18245 * math.sqrt(0.04 / 3 * 0.5), rel=1e-5)
+
+
+def test_the_interval_of_one_pair_is_students():
+    rows = [BASE | {"compile": "off", SPEED: math.exp(y)} for y in (1.0, 1.2)]
+    rows += [BASE | {"compile": "default", SPEED: math.exp(y)} for y in (1.5, 1.5)]
+    found = effect(rows, "compile", "default")["equal_batch"]
+    # s² = 0.02 / 2, se² = s² (1/2 + 1/2), t(0.975, 2) = 4.30265
+    half = 4.30265 * 0.1
+    assert found["ratio"] == pytest.approx(math.exp(0.4))
+    assert (found["low"], found["high"]) == pytest.approx(
+        (math.exp(0.4 - half), math.exp(0.4 + half))
+    )
+
+
+def test_without_repeats_there_is_no_interval():
+    rows = rows_of(GRID)
+    assert Noise(0.0, 0).half_width(1.0) is None
+    for side in ("equal_batch", "best_batch"):
+        found = effect(rows, "compile", "default")[side]
+        assert found["ratio"] and found["low"] is found["high"] is None
+    assert all(row["excludes_1"] is None for row in interaction(rows, "compile", "checkpointing"))
+
+
+def test_a_confounder_is_not_taken_for_an_effect():
+    """fp8 without any effect, run at large batches only: its mean is far higher."""
+    small = combinations(batch=[2, 4, 8], precision=["bf16"])
+    large = combinations(batch=[8, 16, 32], precision=["fp8"])
+    rows = rows_of(
+        small + large, 2, 0.01, seed=1, speed=lambda f: true_speed(f | {"precision": "bf16"})
+    )
+    mean = {
+        name: np.mean([row[SPEED] for row in rows if row["precision"] == name])
+        for name in ("bf16", "fp8")
+    }
+    assert mean["fp8"] > 1.3 * mean["bf16"]
+    found = effect(rows, "precision", "fp8")["equal_batch"]
+    assert found["pairs"] == 1 and found["low"] < 1 < found["high"]
+    assert found["ratio"] == pytest.approx(1, abs=0.03)
+
+
+def test_sides_that_share_no_batch_cannot_be_compared_at_equal_batch():
+    rows = rows_of(
+        combinations(batch=[2], compile=["off"]) + combinations(batch=[8], compile=["default"])
+    )
+    found = effect(rows, "compile", "default")
+    assert found["equal_batch"]["pairs"] == 0 and found["equal_batch"]["ratio"] is None
+    assert found["best_batch"]["ratio"] == pytest.approx(1.3 * (8 / 11) / (2 / 5))
+
+
+def test_at_best_batch_what_memory_allows_counts():
+    """Full checkpointing is slower at equal batch, but alone fits batch 64."""
+    rows = rows_of(combinations(batch=[1, 2], checkpointing=["none"]))
+    rows += rows_of(combinations(batch=[1, 2, 64], checkpointing=["full"]))
+    found = effect(rows, "checkpointing", "full")
+    assert found["equal_batch"]["ratio"] == pytest.approx(0.8)
+    assert found["best_batch"]["ratio"] == pytest.approx(0.8 * (64 / 67) / (2 / 5))
+
+
+def test_memory_has_plain_ratios():
+    rows = [
+        each | {"peak_reserved_gib": 10.0 * (1 + (each["checkpointing"] == "none"))}
+        for each in combinations(batch=[1, 2], checkpointing=["none", "full"])
+        for _ in range(2)
+    ]
+    (row,) = effects(*matched_factors(rows, NAMES), "peak_reserved_gib")
+    assert row["equal_batch"]["ratio"] == pytest.approx(0.5) and row["equal_batch"]["low"] is None
+    assert row["best_batch"]["pairs"] == 0
+
+
+def fixed_global_batch(factors):
+    return factors | {"accumulation": 64 // factors["batch"]}
+
+
+def test_accumulation_that_follows_from_a_fixed_global_batch_prevents_no_pair():
+    grid = [
+        fixed_global_batch(each) for each in combinations(batch=[2, 8], compile=["off", "default"])
+    ]
+    rows, names = matched_factors(rows_of(grid), NAMES)
+    assert names == ["batch", "compile"]
+    (row,) = effects(rows, names, SPEED)
+    assert (row["equal_batch"]["pairs"], row["best_batch"]["pairs"]) == (2, 1)
+
+
+def test_accumulation_that_was_varied_must_be_equal():
+    grid = combinations(batch=[2, 8], compile=["off", "default"], accumulation=[1, 4])
+    rows, names = matched_factors(rows_of(grid), NAMES)
+    assert names == ["batch", "accumulation", "compile"]
+    compiled = next(row for row in effects(rows, names, SPEED) if row["factor"] == "compile")
+    assert (compiled["equal_batch"]["pairs"], compiled["best_batch"]["pairs"]) == (4, 2)
+
+
+def test_layouts_are_compared_at_equal_gpus_and_nodes():
+    grid = combinations(layout=["ddp", "fsdp"], gpus=[8, 16])
+    grid = [each | {"nodes": each["gpus"] // 8} for each in grid]
+    grid += combinations(layout=["single"], gpus=[1])
+    table = {row["level"]: row for row in effects(*matched_factors(rows_of(grid), NAMES), SPEED)}
+    assert table["fsdp"]["equal_batch"]["pairs"] == 2
+    assert table["single"]["equal_batch"]["pairs"] == 0
+
+
+def test_factors_that_always_change_together_are_one():
+    """An axis that sets what a factor names prevents no pair; a batch is never taken for a factor."""
+    grid = combinations(batch=[2, 8], compile=["off", "default"])
+    rows = [each | {"compile.mode": f"mode {each['compile']}"} for each in rows_of(grid)]
+    assert together(rows, [*NAMES, "compile.mode"]) == {"compile": ["compile.mode"]}
+    rows, names = matched_factors(rows, [*NAMES, "compile.mode"])
+    assert names == ["batch", "compile"]
+    assert effects(rows, names, SPEED)[0]["equal_batch"]["ratio"] == pytest.approx(1.3)
+    confounded = [row for row in rows if (row["batch"] == 2) == (row["compile"] == "off")]
+    assert "batch" not in str(together(confounded, NAMES))
+    assert effect(confounded, "compile", "default")["equal_batch"]["pairs"] == 0
+
+
+def test_base_levels_and_the_order_of_mixed_ones():
+    rows = [{"compile": value} for value in ("max-autotune", "off", None, 3, 2.5)]
+    assert levels(rows, "compile") == [None, 2.5, 3, "max-autotune", "off"]
+    assert base_level(rows, "compile") == "off"
+    assert base_level([{"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}], "optimizer.lr") == 0.01

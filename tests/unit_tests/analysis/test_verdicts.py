@@ -1,0 +1,148 @@
+"""Growth with the batch, Pareto front, scaling and forecasts, on small tables with known answers."""
+
+import math
+
+import pytest
+
+from tests.helpers.benchmark_runs import BASE, combinations, report, true_speed, write_run
+from torchtitan.models.dit_tts.analysis.effects import matched_factors
+from torchtitan.models.dit_tts.analysis.runs import find_runs
+from torchtitan.models.dit_tts.analysis.verdicts import (
+    best,
+    forecasts,
+    growth,
+    notes,
+    pareto,
+    scaling,
+)
+
+NAMES = list(BASE)
+SPEED = "samples_per_second"
+
+
+def rows_of(*values, memory=None, **factors):
+    """Rows of batches 1, 2, 4 ..., each value a list of repeats."""
+    rows = []
+    for number, repeats in enumerate(values):
+        for value in repeats:
+            gib = None if memory is None else memory[number]
+            levels = {"batch": 2**number, SPEED: value, "peak_reserved_gib": gib}
+            rows.append(BASE | levels | {"peak_allocated_gib": None} | factors)
+    return rows
+
+
+def grown(rows, figure=SPEED):
+    return growth(*matched_factors(rows, NAMES), figure)
+
+
+def test_a_fall_beyond_the_noise_fails_and_is_named():
+    rows = rows_of([10, 10.1], [14, 14.1], [12, 12.1])
+    rows += rows_of([10, 10.1], [14, 14.1], [15, 15.1], compile="default")
+    found = grown(rows)
+    assert (found["verdict"], found["pairs"]) == ("fail", 4)
+    (fall,) = found["falls"]
+    assert fall["configuration"] == {"compile": "off"}
+    assert (fall["batch"], fall["next_batch"]) == (2, 4)
+    assert fall["ratio"] == pytest.approx(math.sqrt(12 * 12.1 / 14 / 14.1))
+
+
+def test_a_fall_within_the_noise_passes():
+    found = grown(rows_of([10, 11], [14, 15.5], [13.9, 14.8]))
+    assert (found["verdict"], found["falls"]) == ("pass", []) and found["tolerance"] > 0.1
+
+
+@pytest.mark.parametrize("last, verdict", [(9.81, "pass"), (9.79, "fail")])
+def test_without_repeats_two_percent_are_the_limit(last, verdict):
+    found = grown(rows_of([10], [last]))
+    assert (found["verdict"], found["tolerance"]) == (verdict, 0.02)
+
+
+@pytest.mark.parametrize("last, verdict", [(9.96, "pass"), (9.94, "fail")])
+def test_repeats_that_agree_exactly_leave_half_a_percent(last, verdict):
+    assert grown(rows_of([10, 10], [last, last]))["verdict"] == verdict
+
+
+def test_a_single_batch_cannot_tell():
+    found = grown(rows_of([10, 11]))
+    assert (found["verdict"], found["pairs"]) == ("cannot tell", 0)
+    two_configurations = rows_of([10]) + rows_of([5], [6], compile="default")[1:]
+    assert grown(two_configurations)["verdict"] == "cannot tell"
+
+
+def test_memory_that_falls_is_seen():
+    rows = rows_of([10], [11], memory=[20.0, 19.0])
+    assert (
+        grown(rows, "peak_reserved_gib")["verdict"] == "fail" and grown(rows)["verdict"] == "pass"
+    )
+
+
+@pytest.mark.long
+def test_a_flat_grid_passes_in_95_of_100():
+    import numpy as np
+
+    failed = 0
+    for seed in range(300):
+        values = np.exp(np.random.default_rng(seed).normal(0, 0.02, (12, 3)))
+        failed += grown(rows_of(*values.tolist()))["verdict"] == "fail"
+    assert failed / 300 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+
+
+def test_pareto_front_of_each_number_of_gpus():
+    rows = rows_of([10], [12], [11], [12], memory=[10, 20, 30, 25])
+    rows += rows_of([100], memory=[50], gpus=16, nodes=2)
+    front = [row for row in pareto(*matched_factors(rows, NAMES)) if row["on_front"]]
+    assert [(row["gpus"], row[SPEED], row["memory_gib"]) for row in front] == [
+        (8, 12, 20),
+        (8, 10, 10),
+        (16, 100, 50),
+    ]
+
+
+def test_best_is_by_the_mean_of_the_repeats():
+    rows, names = matched_factors(rows_of([10, 10], [14, 5]), NAMES)
+    (row,) = best(rows, names, (SPEED,))
+    assert row == {"batch": 1, "runs": 2, SPEED: 10}
+
+
+def test_scaling_from_one_gpu_for_every_layout():
+    grid = combinations(layout=["single"], gpus=[1], batch=[4, 8])
+    grid += combinations(layout=["fsdp", "ddp"], gpus=[4, 16], batch=[4])
+    grid = [each | {"nodes": -(-each["gpus"] // 8)} for each in grid]
+    rows = [each | {SPEED: true_speed(each)} for each in grid]
+    curves = scaling(*matched_factors(rows, NAMES))
+    assert {curve["configuration"]["layout"] for curve in curves} == {"fsdp", "ddp"}
+    for curve in curves:
+        assert curve["configuration"]["batch"] == 4
+        assert [(point["gpus"], point["nodes"]) for point in curve["points"]] == [
+            (1, 1),
+            (4, 1),
+            (16, 2),
+        ]
+        efficiency = [point["efficiency"] for point in curve["points"]]
+        assert efficiency == pytest.approx([1, 4**-0.07, 16**-0.07])
+
+
+def test_forecasts(tmp_path):
+    fits = {"fits": True, "seconds_per_step": 0.32, "samples_per_second": 200.0, "gib": 13.0}
+    write_run(tmp_path / "a", report(BASE, 100.0), forecast=fits)
+    write_run(tmp_path / "b", state="oom", forecast=fits)
+    write_run(tmp_path / "c", state="oom", forecast={"fits": False})
+    write_run(tmp_path / "d", state="skipped", forecast={"fits": False})
+    found = forecasts(find_runs([str(tmp_path)]))
+    assert (found["tried"], found["right"]) == (3, 2)
+    assert found["fits"] == {
+        "predicted that it fits, completed": 1,
+        "predicted that it fits, oom": 1,
+        "predicted that it does not fit, oom": 1,
+    }
+    medians = {name: each["median"] for name, each in found["ratios"].items()}
+    assert medians == {SPEED: 0.5, "seconds_per_step": 2, "peak_allocated_gib": 2}
+
+
+def test_notes_count_peaks_and_conventions(tmp_path):
+    write_run(tmp_path / "a", report(BASE, 100.0))
+    write_run(tmp_path / "b", report(BASE, 100.0, peak_tflops=None, compiles_while_timed=2))
+    found = notes(find_runs([str(tmp_path)]))
+    assert found["peak"] == {"NVIDIA H200: 989 TFLOP/s": 1, "NVIDIA H200: not known": 1}
+    assert found["conventions"]["exact: padded shapes, as PyTorch's counter"] == 2
+    assert found["compiles"] == {"runs": 1} and found["upstream"] == 0

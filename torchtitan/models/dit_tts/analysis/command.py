@@ -1,0 +1,131 @@
+"""`titan-tts analyze`: what makes runs fast, as tables, plots and one HTML page."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
+from torchtitan.models.dit_tts.files import check_writable, write_atomic
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.analysis.runs import Run
+
+GENERATOR = "titan-tts analyze"
+PAGE = "index.html"
+
+
+@dataclass
+class Options:
+    """Compare runs: effects of each factor on speed and memory, best configurations, scaling. Writes
+    index.html, summary.csv, summary.json and the plots."""
+
+    runs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS [RUNS ...]")]
+    """Folders of runs: of a grid, of one run, with TensorBoard's event files, or any folder above them."""
+
+    out: str = ""
+    """Folder for the results; `analysis` in the first folder by default."""
+
+
+def run(options: Options) -> int:
+    require_modules("pandas", "scipy", "matplotlib")
+    if not options.runs:
+        raise InputError("RUNS is empty; give folders of runs")
+    out = _output_folder(options.out or str(Path(options.runs[0]) / "analysis"))
+    from torchtitan.models.dit_tts.analysis.page import render
+    from torchtitan.models.dit_tts.analysis.plots import draw_all
+    from torchtitan.models.dit_tts.analysis.runs import find_runs
+
+    content = analyse(find_runs(options.runs))
+    plots = draw_all(content)
+    _write(out, content, plots)
+    write_atomic(out / PAGE, render(GENERATOR, content, plots).encode("utf-8", "backslashreplace"))
+    states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
+    print(printable(f"{len(content['all'])} runs ({states}): {out / PAGE}"), flush=True)
+    return 0
+
+
+def _output_folder(path: str) -> Path:
+    """Where to write, once it is known that it is possible and replaces nothing else.
+
+    Raises:
+        InputError: no file can be written there, or its index.html is another's.
+    """
+    out = Path(path).expanduser().absolute()
+    check_writable(out / PAGE, "--out")
+    if (out / PAGE).exists() and GENERATOR.encode() not in (out / PAGE).read_bytes()[:1024]:
+        raise InputError(
+            f"--out = {path}, but its {PAGE} is no page of the analysis, so it is not overwritten; give "
+            "another folder"
+        )
+    return out
+
+
+def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
+    """All that the page, the plots and summary.json show.
+
+    Returns:
+        `all`: the row of every run; `rows`: of those that statistics use, with the factors `names` that
+        vary between them; `lost`: of those that failed or were skipped; and the results.
+    """
+    from torchtitan.models.dit_tts.analysis import effects, verdicts
+    from torchtitan.models.dit_tts.analysis.runs import COMPARED, extra_axes
+
+    axes = extra_axes(runs)
+    measured = [run.row(axes) for run in runs if run.measured]
+    rows, names = effects.matched_factors(measured, [*COMPARED, *axes])
+    lost = [run.row(axes) for run in runs if run.state in ("oom", "failed", "timeout", "skipped")]
+    for row in lost:
+        row["global_batch"] = effects.global_batch(row)
+    memory = verdicts.memory_figure(rows)
+    speeds = [name for name in ("samples_per_second", "mfu") if any(row[name] for row in rows)]
+    noise = {
+        name: effects.pooled_noise(effects.cells(rows, names, name)) for name in (*speeds, memory)
+    }
+    figures = ("samples_per_second", "audio_seconds_per_second", "seconds_per_step", "mfu")
+    return {
+        "all": [run.row(axes) for run in runs],
+        "states": dict(Counter(run.state for run in runs).most_common()),
+        "rows": rows,
+        "names": names,
+        "constant": {
+            name: rows[0][name]
+            for name in (*COMPARED, *axes)
+            if len({row[name] for row in rows}) == 1
+        },
+        "together": effects.together(measured, [*COMPARED, *axes]),
+        "lost": lost,
+        "memory": memory,
+        "noise": {name: vars(each) for name, each in noise.items()},
+        "effects": {name: effects.effects(rows, names, name) for name in (*speeds, memory)},
+        "interactions": effects.interactions(rows, names, "samples_per_second"),
+        "growth": {name: verdicts.growth(rows, names, name) for name in (*speeds, memory)},
+        "best": verdicts.best(rows, names, (*figures, "goodput_mfu", "hfu", memory)),
+        "pareto": verdicts.pareto(rows, names),
+        "scaling": verdicts.scaling(rows, names),
+        "forecasts": verdicts.forecasts(runs),
+        "notes": verdicts.notes(runs),
+    }
+
+
+def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> None:
+    """summary.csv, summary.json, and the plots; those of an earlier analysis are replaced."""
+    import pandas as pd
+
+    from torchtitan.models.dit_tts.analysis.plots import PLOTS
+
+    table = pd.DataFrame(content["all"], dtype=object)
+    write_atomic(out / "summary.csv", table.to_csv(index=False).encode("utf-8"))
+    summary = {name: value for name, value in content.items() if name not in ("rows", "lost")}
+    text = json.dumps({"format": 1, **summary}, ensure_ascii=False, allow_nan=False, indent=1)
+    write_atomic(out / "summary.json", text + "\n")
+    for name in PLOTS - plots.keys():
+        for kind in ("svg", "png"):
+            (out / "plots" / f"{name}.{kind}").unlink(missing_ok=True)
+    for name, plot in plots.items():
+        write_atomic(out / "plots" / f"{name}.svg", plot["svg"])
+        write_atomic(out / "plots" / f"{name}.png", plot["png"])

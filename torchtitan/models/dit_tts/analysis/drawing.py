@@ -1,0 +1,126 @@
+"""What the plots of an analysis share: colors, style, labels, panels, axes; and files of a figure."""
+
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES
+
+# Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
+GREY = "#b4b9c1"
+MARKERS = "osD^vPX*"
+_PREFIXES = {
+    "compile": "compile ",
+    "checkpointing": "checkpointing ",
+    "attention": "attention ",
+    "tensor_parallel": "TP ",
+    "accumulation": "accumulation ",
+    "global_batch": "global batch ",
+    "batch": "batch ",
+}
+_UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
+_STYLE: Any = {
+    # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
+    "svg.fonttype": "none",
+    # Names of runs may hold a dollar sign.
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b5b9c0",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8eb",
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+
+def value_text(name: str, value: Any) -> str:
+    """A factor's level in a few words: compile default, 8 GPUs, fsdp."""
+    if value is None:
+        return f"{name} not given"
+    if name in _UNITS:
+        return f"{value} {_UNITS[name][value != 1]}"
+    known = name in _PREFIXES or name in (*NO_ALTERNATIVES, "backend", "layout")
+    prefix = _PREFIXES.get(name, "") if known or name in ("precision", "optimizer") else f"{name} "
+    return f"{prefix}{value}"
+
+
+def label(levels: Mapping[str, Any]) -> str:
+    """Several levels in a line."""
+    words = [value_text(name, value) for name, value in levels.items()]
+    return ", ".join(word[:48] for word in words) or "all runs"
+
+
+def draw(title: str, paint: Any, *given: Any) -> dict[str, Any]:
+    """`paint` gets an empty figure and `given`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # A salt of its own keeps the ids of one plot apart from another's on the same page.
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        paint(figure, *given)
+        png, svg = io.BytesIO(), io.StringIO()
+        figure.savefig(png, format="png", dpi=130)
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    text = svg.getvalue()
+    element = re.sub(
+        r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL
+    )
+    return {"title": title, "svg": element, "png": png.getvalue()}
+
+
+def legend(figure: Any, handles: Sequence[Any], widest: int) -> None:
+    """Below the plots, where it covers nothing."""
+    columns = 1 if widest > 80 else 2 if widest > 45 else 3
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+
+
+def line(text: str, color: str, marker: str = "", style: Any = "-") -> Any:
+    """A legend's entry; matplotlib leaves out those that begin with an underscore."""
+    from matplotlib.lines import Line2D
+
+    shown = text if not text.startswith("_") else f" {text}"
+    return Line2D([], [], color=color, marker=marker, linestyle=style, markersize=5, label=shown)
+
+
+def panels(figure: Any, count: int, height: float, legend_lines: int) -> list[Any]:
+    """Axes of small multiples, at most three in a row, and room for a legend of `legend_lines` below."""
+    columns = min(count, 3)
+    lines = -(-count // columns)
+    figure.set_size_inches(
+        10, (height if columns > 1 else height + 0.6) * lines + 0.2 * legend_lines
+    )
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return list(grid[:count])
+
+
+def ticks(axes: Any, values: Sequence[int]) -> None:
+    """A logarithmic x axis with the values that were measured."""
+    axes.set_xscale("log", base=2)
+    shown = sorted(set(values))
+    shown = shown[:: -(-len(shown) // 8)]
+    axes.set_xticks(shown, [f"{value:g}" for value in shown])
+    axes.minorticks_off()
+
+
+def log_axis(axis: Any) -> None:
+    """A logarithmic axis with plain numbers: 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())

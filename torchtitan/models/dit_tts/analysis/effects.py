@@ -1,0 +1,274 @@
+"""What each factor does to throughput, with the uncertainty that repeats show.
+
+All of it works on y = log(figure), so that effects are ratios and noise is relative.
+
+- A *cell* is the runs equal in all factors; its mean is that of y over its n repeats.
+- *Noise*: s² = Σ_cells Σ_runs (y - cell mean)² / df with df = Σ_cells (n - 1), the pooled variance. Without
+  any repeat df = 0, and there are no intervals.
+- An *estimate* is a mean over P independent differences of cell means, each with weights ±1:
+  m = mean(d), se² = s² / P² · Σ (1/n over all cells of all differences), interval m ± t(0.975, df) · se,
+  and exp of each as a ratio. It is about the mean over just these pairs: how far a factor's effect differs
+  from pair to pair is in `smallest` and `largest`, not in the interval.
+
+Rows are dictionaries, as `Run.row` makes them, of runs that were measured.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+Row = Mapping[str, Any]
+LEVEL = 0.95
+NOT_COMPARED = ("batch", "gpus", "global_batch")
+"""No effects of these are listed: growth with the batch and scaling over GPUs are tables of their own."""
+
+_BASES = {
+    "size": ("debug", "800m", "3b", "8b"),
+    "backend": ("torchtitan",),
+    "compile": ("off",),
+    "checkpointing": ("none",),
+    "precision": ("bf16", "fp32"),
+    "attention": ("sdpa", "auto"),
+    "optimizer": ("AdamW",),
+    "layout": ("ddp", "fsdp"),
+}
+"""Levels that others are compared with, the first that was measured"""
+
+# Differences below it are rounding, where repeats agree to the last digit.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Pooled variance of log(figure) between repeats, and its degrees of freedom (0: not known)."""
+
+    variance: float
+    df: int
+
+    def half_width(self, inverse_counts: float, tail: float = (1 - LEVEL) / 2) -> float | None:
+        """Half an interval's width: t · s · √(Σ w²/n), where `inverse_counts` is Σ w²/n and `tail` the
+        probability above it; None without repeats."""
+        if self.df == 0:
+            return None
+        quantile = float(stdtrit(self.df, 1 - tail))  # Student's t
+        return max(_ROUNDING, quantile * math.sqrt(self.variance * inverse_counts))
+
+
+def level_order(value: Any) -> tuple:
+    """Sorts levels: what is not given, numbers, texts."""
+    return isinstance(value, str), value is not None, value or 0
+
+
+def levels(rows: Iterable[Row], factor: str) -> list[Any]:
+    """A factor's distinct values in order."""
+    return sorted({row[factor] for row in rows}, key=level_order)
+
+
+def base_level(rows: Sequence[Row], factor: str) -> Any:
+    """The level that others are compared with: a neutral one, else the smallest number or first text."""
+    found = levels(rows, factor)
+    return next((level for level in _BASES.get(factor, ()) if level in found), found[0])
+
+
+def global_batch(row: Row) -> int | None:
+    """Samples of an optimizer step; None where a factor is not known."""
+    if None in (row["gpus"], row["tensor_parallel"], row["batch"], row["accumulation"]):
+        return None
+    return row["batch"] * row["accumulation"] * (row["gpus"] // row["tensor_parallel"])
+
+
+def matched_factors(
+    measured: Sequence[Row], factors: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The factors on which two runs of a comparison must agree; and the rows with all of them.
+
+    A factor that is constant is left out. So that one that follows from another prevents no pair:
+
+    - Of factors that always change together (see `together`) the first stands for all.
+    - Where the global batch is fixed, `accumulation` follows from micro-batch and ranks. Then
+      `global_batch` (micro-batch × accumulation × data-parallel ranks) takes its place: at equal batch
+      and GPUs accumulation is equal with it, and best batches are compared for equal optimizer steps.
+    - `nodes`, `layout` and `tensor_parallel` must agree: the comparison over GPUs is `scaling`.
+    """
+    rows = [dict(row) for row in measured]
+    varying = [name for name in factors if len({row[name] for row in rows}) > 1]
+    followers = {name for names in together(rows, varying).values() for name in names}
+    varying = [name for name in varying if name not in followers]
+    if "accumulation" in varying:
+        derived = ("batch", "accumulation", "gpus", "nodes", "layout", "tensor_parallel")
+        others = [name for name in varying if name not in derived]
+        totals = defaultdict(set)
+        for row in rows:
+            row["global_batch"] = global_batch(row)
+            totals[_key(row, others)].add(row["global_batch"])
+        if all(len(each) == 1 for each in totals.values()):
+            varying = ["global_batch" if name == "accumulation" else name for name in varying]
+            if len(set.union(*totals.values())) == 1:
+                varying.remove("global_batch")
+    return rows, varying
+
+
+def together(rows: Sequence[Row], factors: Sequence[str]) -> dict[str, list[str]]:
+    """Factor -> later ones whose levels are one-to-one with its own, as of an axis "compile.mode" beside
+    the factor `compile`: nothing can tell their effects apart. Batch, accumulation and GPUs are never
+    among them: what goes with a batch must not pass for the effect of a factor."""
+    apart = (*NOT_COMPARED, "accumulation")
+    found: dict[str, list[str]] = {}
+    followers: set[str] = set()
+    for first, second in combinations([name for name in factors if name not in apart], 2):
+        pairs = {(row[first], row[second]) for row in rows}
+        counts = {len({pair[side] for pair in pairs}) for side in (0, 1)} | {len(pairs)}
+        if len(pairs) > 1 and len(counts) == 1 and first not in followers:
+            found.setdefault(first, []).append(second)
+            followers.add(second)
+    return found
+
+
+def _key(row: Row, names: Iterable[str]) -> tuple:
+    return tuple(row[name] for name in names)
+
+
+def cells(rows: Iterable[Row], names: Sequence[str], figure: str) -> dict[tuple, np.ndarray]:
+    """Levels of `names` -> log(figure) of the runs that have it above 0."""
+    found = defaultdict(list)
+    for row in rows:
+        if row[figure] is not None and row[figure] > 0:
+            found[_key(row, names)].append(math.log(row[figure]))
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def pooled_noise(found: Mapping[tuple, np.ndarray]) -> Noise:
+    """The variance within cells; see the module."""
+    df = sum(len(values) - 1 for values in found.values())
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in found.values())
+    return Noise(squares / df if df else 0.0, df)
+
+
+def _estimate(differences: Sequence[float], inverse_counts: float, noise: Noise) -> dict[str, Any]:
+    """Mean of differences of logs as a ratio.
+
+    Args:
+        inverse_counts: Σ 1/n over all cells of all differences.
+    """
+    count = len(differences)
+    if not count:
+        return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}
+    mean = float(np.mean(differences))
+    half = noise.half_width(inverse_counts / count**2)
+    return {
+        "ratio": math.exp(mean),
+        "low": None if half is None else math.exp(mean - half),
+        "high": None if half is None else math.exp(mean + half),
+        "smallest": math.exp(min(differences)),
+        "largest": math.exp(max(differences)),
+        "pairs": count,
+    }
+
+
+def _pairs(
+    found: Mapping[tuple, np.ndarray], place: int, base: Any, level: Any
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Cells at `base` and at `level` that are equal in everything else."""
+    pairs = []
+    for key, values in found.items():
+        other = (*key[:place], level, *key[place + 1 :])
+        if key[place] == base and other in found:
+            pairs.append((values, found[other]))
+    return pairs
+
+
+def _best_cells(found: Mapping[tuple, np.ndarray], batch: int | None) -> dict[tuple, np.ndarray]:
+    """For each combination of the other factors the cell of the highest mean over batches, without the
+    batch in its key. The maximum of noisy means is a little too high; alike on both sides of a pair if
+    as many batches were tried."""
+    if batch is None:
+        return dict(found)
+    best: dict[tuple, np.ndarray] = {}
+    for key, values in found.items():
+        rest = key[:batch] + key[batch + 1 :]
+        if rest not in best or values.mean() > best[rest].mean():
+            best[rest] = values
+    return best
+
+
+def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
+    """Every level of every factor against the factor's base level.
+
+    `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
+    of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
+    interval. A level without any such pair has pairs = 0 and no ratio.
+
+    Args:
+        names: the factors of `matched_factors`.
+    """
+    plain = figure.endswith("_gib")
+    found = cells(rows, names, figure)
+    noise = Noise(0.0, 0) if plain else pooled_noise(found)
+    batch = names.index("batch") if "batch" in names else None
+    best = {} if plain else _best_cells(found, batch)
+    table = []
+    for place, factor in enumerate(names):
+        if factor in NOT_COMPARED:
+            continue
+        base = base_level(rows, factor)
+        for level in levels(rows, factor):
+            if level == base:
+                continue
+            place_best = place - (batch is not None and batch < place)
+            sides = {
+                "equal_batch": _pairs(found, place, base, level),
+                "best_batch": _pairs(best, place_best, base, level),
+            }
+            row: dict[str, Any] = {"factor": factor, "level": level, "base": base}
+            for side, pairs in sides.items():
+                differences = [float(b.mean() - a.mean()) for a, b in pairs]
+                inverse = sum(1 / len(a) + 1 / len(b) for a, b in pairs)
+                row[side] = _estimate(differences, inverse, noise)
+            table.append(row)
+    return table
+
+
+def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
+    """For pairs of factors how much the effect of one depends on the other, by falling distance from 1.
+
+    Over complete 2x2 blocks of cells, equal in everything else, with the base levels a0, b0:
+    d = (y(a1,b1) - y(a0,b1)) - (y(a1,b0) - y(a0,b0)); exp(mean d) = 1: the effects multiply. Of intervals
+    that hold nothing but noise one in twenty leaves 1 out.
+    """
+    found = cells(rows, names, figure)
+    noise = pooled_noise(found)
+    table = []
+    for (i, first), (j, second) in combinations(enumerate(names), 2):
+        base = base_level(rows, first), base_level(rows, second)
+        blocks = defaultdict(list)
+        for key in found:
+            level = key[i], key[j]
+            if level[0] == base[0] or level[1] == base[1]:
+                continue
+            corners = [
+                _with(key, {i: a, j: b}) for a in (base[0], key[i]) for b in (base[1], key[j])
+            ]
+            if all(corner in found for corner in corners):
+                blocks[level].append([found[corner] for corner in corners])
+        for level, block in blocks.items():
+            differences = [
+                float((both.mean() - second_only.mean()) - (first_only.mean() - neither.mean()))
+                for neither, second_only, first_only, both in block
+            ]
+            inverse = sum(1 / len(corner) for each in block for corner in each)
+            estimate = _estimate(differences, inverse, noise)
+            row = {"factors": [first, second], "levels": list(level), "bases": list(base)}
+            low, high = estimate["low"], estimate["high"]
+            clear = None if low is None else not low <= 1 <= high
+            table.append({**row, **estimate, "excludes_1": clear})
+    return sorted(table, key=lambda row: -abs(math.log(row["ratio"])))
+
+
+def _with(key: tuple, changes: Mapping[int, Any]) -> tuple:
+    return tuple(changes.get(place, value) for place, value in enumerate(key))

@@ -1,0 +1,348 @@
+"""The plots of an analysis. Each is drawn once and returned as PNG and SVG."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchtitan.models.dit_tts.analysis.drawing import (
+    COLORS,
+    GREY,
+    MARKERS,
+    draw,
+    label,
+    legend,
+    line,
+    log_axis,
+    panels,
+    ticks,
+)
+from torchtitan.models.dit_tts.analysis.effects import Row
+from torchtitan.models.dit_tts.analysis.runs import SPLIT
+from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES, group_key, in_order, means
+
+Content = dict[str, Any]
+
+CURVES = {
+    "mfu": "MFU (%)",
+    "goodput_mfu": "goodput MFU (%)",
+    "hfu": "HFU (%)",
+    "tflops_per_device": "TFLOP/s per device",
+    "samples_per_second": "samples per second",
+    "audio_seconds_per_second": "audio seconds per second",
+    "peak_reserved_gib": "peak memory reserved (GiB)",
+    "peak_allocated_gib": "peak memory allocated (GiB)",
+}
+"""Figure -> label of its axis, of the plots over the batch"""
+PLOTS = {
+    *(f"{figure}_over_batch" for figure in CURVES),
+    *(f"effects_{figure}" for figure in CURVES),
+    *("interactions", "pareto", "scaling", "predicted", "step_split"),
+}
+"""Names of all plots"""
+
+_LOST = {
+    "oom": ("x", "out of memory"),
+    "failed": ("d", "failed"),
+    "timeout": ("1", "timed out"),
+    "skipped": ("|", "skipped"),
+}
+_MAX_PANELS = 12
+_MAX_BARS = 24
+_MAX_LINES = 40
+
+
+def draw_all(content: Content) -> dict[str, dict[str, Any]]:
+    """Name -> {"title", "svg": an element, "png": bytes} of every plot for which there are figures.
+
+    Args:
+        content: as `command.analyse` makes it.
+    """
+    rows, names = content["rows"], content["names"]
+    plots: dict[str, tuple[str, Any, tuple]] = {}
+    with_mfu = any(row["mfu"] is not None for row in rows)
+    for figure, axis in CURVES.items():
+        known = any(row[figure] is not None for row in rows)
+        if known and not (figure == "tflops_per_device" and with_mfu):
+            title = f"{axis.partition(' (')[0]} over the micro-batch"
+            plots[f"{figure}_over_batch"] = title, _curves, (content, figure, axis)
+    for figure, table in content["effects"].items():
+        # Models of other sizes are no choice, and their ratios would hide the others.
+        table = [row for row in table if row["factor"] not in NO_ALTERNATIVES]
+        table = [row for row in table if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]]
+        if table:
+            title = f"Effects on {CURVES[figure].partition(' (')[0]}"
+            plots[f"effects_{figure}"] = title, _effects, (table,)
+    shown = [row for row in content["interactions"] if row["excludes_1"] is not False][:20]
+    if shown:
+        plots["interactions"] = "Interactions in samples per second", _interactions, (shown,)
+    if content["pareto"]:
+        plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
+    if content["scaling"]:
+        plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"],)
+    predicted = [row for row in rows if row["predicted_seconds_per_step"]]
+    if predicted:
+        plots["predicted"] = "Predicted beside measured", _predicted, (predicted,)
+    split = [row for row in rows if row["forward_seconds"] is not None]
+    if split:
+        plots["step_split"] = "Where a step's time goes", _split, (split, names)
+    return {name: draw(title, paint, *given) for name, (title, paint, given) in plots.items()}
+
+
+def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
+    """One panel per NO_ALTERNATIVES, one line per configuration: the fastest in color, the rest grey.
+    What has no figures is marked below zero at its batch, each configuration in a line of its own."""
+    names = content["names"]
+    inner = [each for each in names if each not in (*NO_ALTERNATIVES, "batch")]
+    scale = 100 if axis.endswith("(%)") else 1
+    measured = [row for row in content["rows"] if row[name] is not None]
+    table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
+    groups = in_order(group_key(row, names) for row in table)
+    ranked = _ranked(content["rows"], names, inner)
+    color = dict(zip(ranked, COLORS, strict=False))
+    marker = dict(zip(ranked, MARKERS, strict=False))
+    lost = _lost_cells(content, inner)
+    entries = [
+        line(label(dict(zip(inner, key, strict=True))), each, marker[key])
+        for key, each in color.items()
+    ]
+    if len(ranked) > len(color):
+        entries.append(line(f"{len(ranked) - len(color)} slower configurations", GREY))
+    entries += [
+        line(text, "#444", mark, "")
+        for state, (mark, text) in _LOST.items()
+        if any(row["state"] == state for _, row in lost)
+    ]
+    shown = groups[:_MAX_PANELS]
+    grid = panels(figure, len(shown), 3.0, len(entries))
+    for axes, group in zip(grid, shown, strict=True):
+        here = [row for row in table if group_key(row, names) == group]
+        top = scale * max(row[name] for row in here) or 1
+        lines: dict[tuple, list] = {}
+        for row in sorted(here, key=lambda row: row["batch"]):
+            key = tuple(row[each] for each in inner)
+            lines.setdefault(key, []).append((row["batch"], scale * row[name]))
+        for key in sorted(lines, key=lambda key: key in color):  # color over grey
+            style = {"marker": marker[key], "markersize": 4.5} if key in color else {"marker": "."}
+            axes.plot(*zip(*lines[key], strict=True), color=color.get(key, GREY), **style)
+        marked = [(key, row) for key, row in lost if group_key(row, names) == group]
+        _mark_lost(axes, marked, color, top)
+        ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
+        if group:
+            words = {each: None for each in NO_ALTERNATIVES if each in names}
+            axes.set_title(label(dict(zip(words, group, strict=True))))
+        axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
+    if len(groups) > len(shown):
+        figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
+    legend(figure, entries, max(len(each.get_label()) for each in entries))
+
+
+def _ranked(rows: Sequence[Row], names: Sequence[str], inner: Sequence[str]) -> list[tuple]:
+    """Configurations by their best throughput relative to the best of the same NO_ALTERNATIVES."""
+    best: dict[tuple, float] = {}
+    for row in rows:
+        key = group_key(row, names)
+        best[key] = max(best.get(key, 0.0), row["samples_per_second"])
+    relative: dict[tuple, float] = {}
+    for row in rows:
+        key = tuple(row[each] for each in inner)
+        value = row["samples_per_second"] / best[group_key(row, names)]
+        relative[key] = max(relative.get(key, 0.0), value)
+    return sorted(relative, key=lambda key: -relative[key])
+
+
+def _lost_cells(content: Content, inner: Sequence[str]) -> list[tuple[Any, Row]]:
+    """Rows without results, each with its configuration; None: of a level that no measured run has. Such
+    sizes, devices ... have no panel."""
+    found: list[tuple[Any, Row]] = []
+    for row in content["lost"]:
+        others = {
+            name
+            for name, value in content["constant"].items()
+            if row[name] is not None and row[name] != value
+        }
+        if row["batch"] and not others & {*NO_ALTERNATIVES}:
+            found.append((None if others else tuple(row[name] for name in inner), row))
+    return found
+
+
+def _mark_lost(
+    axes: Any,
+    lost: Sequence[tuple[Any, Row]],
+    color: Mapping[Any, str],
+    top: float,
+) -> None:
+    """Marks below zero, and an axis that leaves them room and counts from zero."""
+    keys = [key for key, _ in lost]
+    order = [key for key in color if key in keys]
+    lines = len(order) + any(key not in color for key in keys)
+    step = top * 0.055
+    for key, row in lost:
+        place = order.index(key) if key in order else len(order)
+        axes.plot(
+            row["batch"],
+            -step * (place + 1),
+            marker=_LOST[row["state"]][0],
+            color=color.get(key, GREY),
+            markersize=5,
+            clip_on=False,
+        )
+    axes.set_ylim(-step * (lines + 0.6) if lines else 0, top * 1.06)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top * 1.06])
+    if lines:
+        axes.axhline(0, color="#b5b9c0", linewidth=0.8)
+
+
+def _intervals(axes: Any, y: float, row: Row, color: str, marker: str) -> None:
+    """A ratio in percent with its interval, and behind it the range over all pairs."""
+    percent = {
+        name: 100 * (row[name] - 1)
+        for name in ("smallest", "largest", "low", "high", "ratio")
+        if row[name] is not None
+    }
+    ends = [percent["smallest"], percent["largest"]]
+    axes.plot(ends, [y, y], color=color, alpha=0.28, linewidth=5)
+    if row["low"] is not None:
+        axes.plot([percent["low"], percent["high"]], [y, y], color=color, linewidth=1.6)
+    axes.plot(percent["ratio"], y, color=color, marker=marker, markersize=6)
+
+
+def _effects(figure: Any, table: Sequence[Row]) -> None:
+    """Ratios of each level, at equal batch and at each side's best batch."""
+    sides = {
+        "equal_batch": ("at equal batch", COLORS[0], "o", -0.16),
+        "best_batch": ("at each side's best batch", COLORS[1], "s", 0.16),
+    }
+    table = table[:40]
+    if not any(row["best_batch"]["pairs"] for row in table):
+        del sides["best_batch"]
+    figure.set_size_inches(10, 1.5 + 0.42 * len(table))
+    axes = figure.subplots()
+    for y, row in enumerate(table):
+        for side, (_, color, marker, shift) in sides.items():
+            if row[side]["pairs"]:
+                _intervals(axes, y + shift, row[side], color, marker)
+    _ratio_axis(axes, [f"{row['factor']}: {row['level']} / {row['base']}" for row in table])
+    entries = [line(text, color, marker) for text, color, marker, _ in sides.values()]
+    entries.append(line("range over pairs", GREY))
+    entries[-1].set_linewidth(5)
+    legend(figure, entries, 30)
+
+
+def _interactions(figure: Any, table: Sequence[Row]) -> None:
+    figure.set_size_inches(10, 1.2 + 0.34 * len(table))
+    axes = figure.subplots()
+    texts = []
+    for y, row in enumerate(table):
+        _intervals(axes, y, row, COLORS[2], "D")
+        both = zip(row["factors"], row["levels"], row["bases"], strict=True)
+        texts.append(" × ".join(f"{name} {level} / {base}" for name, level, base in both))
+    _ratio_axis(axes, texts)
+
+
+def _ratio_axis(axes: Any, texts: Sequence[str]) -> None:
+    """Changes around 0, one line per text, the first on top."""
+    axes.axvline(0, color="#444", linewidth=1)
+    axes.set_yticks(range(len(texts)), [text[:70] for text in texts])
+    axes.set_ylim(len(texts) - 0.4, -0.6)
+    axes.set_xlabel("change (%)")
+
+
+def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
+    """A panel per NO_ALTERNATIVES; the front's points are numbered from the lowest memory."""
+    groups: dict[tuple, list] = {}
+    for point in points:
+        groups.setdefault(group_key(point, names), []).append(point)
+    shown = list(groups.items())[:_MAX_PANELS]
+    for axes, (key, each) in zip(panels(figure, len(shown), 3.0, 1), shown, strict=True):
+        rest = [point for point in each if not point["on_front"]]
+        front = sorted((p for p in each if p["on_front"]), key=lambda p: p["memory_gib"])
+        for some, style in (
+            (rest, {"color": GREY, "marker": ".", "linestyle": ""}),
+            (front, {"color": COLORS[1], "marker": "o", "drawstyle": "steps-post"}),
+        ):
+            x, y = (
+                [point[name] for point in some] for name in ("memory_gib", "samples_per_second")
+            )
+            axes.plot(x, y, **style)
+        if key:
+            words = [name for name in NO_ALTERNATIVES if name in names]
+            axes.set_title(label(dict(zip(words, key, strict=True))))
+        axes.margins(0.1)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
+    legend(figure, [line("front", COLORS[1], "o"), line("dominated", GREY, "o", "")], 10)
+
+
+def _scaling(figure: Any, curves: Sequence[Row]) -> None:
+    left, right = panels(figure, 2, 3.6, min(len(curves), 8))
+    entries = []
+    for number, curve in reversed(list(enumerate(curves[:_MAX_LINES]))):
+        points = curve["points"]
+        gpus = [point["gpus"] for point in points]
+        style: Any = {"color": GREY, "marker": "."}
+        if number < len(COLORS):
+            style = {"color": COLORS[number], "marker": MARKERS[number], "markersize": 4.5}
+            entries.append(line(label(curve["configuration"]), style["color"], style["marker"]))
+        left.plot(gpus, [point["samples_per_second"] for point in points], **style)
+        right.plot(gpus, [100 * point["efficiency"] for point in points], **style)
+        if number < len(COLORS):
+            ideal = [points[0]["samples_per_second"] * each / gpus[0] for each in gpus]
+            left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
+    everywhere = [point["gpus"] for curve in curves for point in curve["points"]]
+    for axes in (left, right):
+        ticks(axes, everywhere)
+        axes.set_xlabel("GPUs")
+    log_axis(left.yaxis)
+    left.set(ylabel="samples per second (dotted: linear)")
+    right.axhline(100, color="#444", linewidth=0.8)
+    right.set(ylabel="efficiency (% per GPU)")
+    right.set_ylim(0, None)
+    entries.reverse()
+    if len(curves) > len(entries):
+        grey = len(curves[:_MAX_LINES]) - len(entries)
+        entries.append(line(f"{grey} slower of {len(curves)} configurations", GREY))
+    legend(figure, entries, max(len(each.get_label()) for each in entries))
+
+
+def _predicted(figure: Any, rows: Sequence[Row]) -> None:
+    """Seconds per step and memory, each with the line of equality."""
+    memory = [row for row in rows if row["predicted_gib"] and row["peak_allocated_gib"]]
+    sets = [("seconds per step", rows, "predicted_seconds_per_step", "seconds_per_step")]
+    if memory:
+        sets.append(("peak memory (GiB)", memory, "predicted_gib", "peak_allocated_gib"))
+    for axes, (unit, each, predicted, figure_name) in zip(
+        panels(figure, len(sets), 3.8, 0), sets, strict=True
+    ):
+        x, y = ([row[name] for row in each] for name in (predicted, figure_name))
+        ends = [0.9 * min(x + y), 1.1 * max(x + y)]
+        axes.plot(ends, ends, color="#444", linewidth=0.8)
+        axes.plot(x, y, "o", color=COLORS[0], markersize=4, alpha=0.7)
+        if ends[1] > 20 * ends[0]:
+            log_axis(axes.xaxis)
+            log_axis(axes.yaxis)
+        axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
+
+
+def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Seconds of a step of the fastest configurations, each at its best batch. The exchange is behind
+    the other parts, so it has a bar of its own."""
+    parts = [f"{part}_seconds" for part in SPLIT]
+    table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
+    best: dict[tuple, dict[str, Any]] = {}
+    for row in sorted(table, key=lambda row: -row["samples_per_second"]):
+        best.setdefault(tuple(row[name] for name in names if name != "batch"), row)
+    table = list(best.values())[:_MAX_BARS]
+    figure.set_size_inches(10, 1.5 + 0.3 * len(table))
+    axes = figure.subplots()
+    for y, row in enumerate(table):
+        left = 0.0
+        for part, color in zip(parts[:-1], COLORS, strict=False):
+            axes.barh(y - 0.1, row[part] or 0, left=left, height=0.55, color=color)
+            left += row[part] or 0
+        axes.barh(y + 0.3, row[parts[-1]] or 0, height=0.18, color="#444")
+    axes.set_yticks(range(len(table)), [label({n: row[n] for n in names})[:70] for row in table])
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.set_xlabel("seconds per step")
+    axes.grid(axis="y", visible=False)
+    entries = [line(part, color, "s", "") for part, color in zip(SPLIT[:-1], COLORS, strict=False)]
+    entries.append(line("exchange (overlaps)", "#444"))
+    legend(figure, entries, 10)

@@ -1,0 +1,214 @@
+"""Which configurations are best, how they scale, and whether the figures are plausible.
+
+A *configuration* is what runs have in common apart from the batch (and the repeat); rows and names are
+those of `effects.matched_factors`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchtitan.models.dit_tts.analysis.effects import (
+    LEVEL,
+    Row,
+    cells,
+    level_order,
+    pooled_noise,
+)
+from torchtitan.models.dit_tts.analysis.runs import Run
+
+WITHOUT_REPEATS = 0.02
+"""A fall by at most this fraction passes where no repeats show the noise."""
+LEAST_FALL = 0.005
+"""A fall by less is of no interest, however little the repeats differ."""
+NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths")
+"""Runs that differ in these do not compete: the best is sought, and fronts are drawn, for each."""
+
+
+def group_key(row: Row, names: Sequence[str]) -> tuple:
+    """The levels of NO_ALTERNATIVES, as far as they vary."""
+    return tuple(row[name] for name in NO_ALTERNATIVES if name in names)
+
+
+def in_order(keys: Iterable[tuple]) -> list[tuple]:
+    """Keys of `group_key`, each once, by their levels."""
+    return sorted(set(keys), key=lambda key: [level_order(value) for value in key])
+
+
+def levels_of(names: Sequence[str], key: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(names, key, strict=True))
+
+
+def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict]:
+    """One row per cell: its levels, `runs`, and the arithmetic mean of each figure that its runs have."""
+    found = defaultdict(list)
+    for row in rows:
+        found[tuple(row[name] for name in names)].append(row)
+    table = []
+    for key, each in found.items():
+        row = levels_of(names, key) | {"runs": len(each)}
+        for figure in figures:
+            values = [one[figure] for one in each if one[figure] is not None]
+            row[figure] = float(np.mean(values)) if values else None
+        table.append(row)
+    return table
+
+
+def memory_figure(rows: Sequence[Row]) -> str:
+    """Reserved memory, which must fit, or allocated where no run has the other."""
+    known = any(row["peak_reserved_gib"] is not None for row in rows)
+    return "peak_reserved_gib" if known else "peak_allocated_gib"
+
+
+def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, Any]:
+    """Whether a figure falls from one batch to the next larger one of the same configuration.
+
+    A fall counts if the difference of cell means of log(figure) is below -t(1 - 0.05/m, df) · s ·
+    √(1/n + 1/n') and below LEAST_FALL, over m such pairs: with 95 % none of a grid whose figure is flat
+    counts, however many pairs it has. Without repeats the limit is WITHOUT_REPEATS.
+
+    Returns:
+        verdict: pass, fail or cannot tell (no two batches); `pairs`, `tolerance` (the largest, a
+        fraction) and the `falls`.
+    """
+    found = cells(rows, names, figure)
+    noise = pooled_noise(found)
+    lines: dict[tuple, list] = defaultdict(list)
+    if "batch" in names:
+        place = list(names).index("batch")
+        for key, values in found.items():
+            lines[key[:place] + key[place + 1 :]].append((key[place], values))
+    others = [name for name in names if name != "batch"]
+    steps = []
+    for key, line in lines.items():
+        line.sort(key=lambda point: point[0])
+        steps += [(key, *pair) for pair in zip(line, line[1:], strict=False)]
+    falls, largest = [], 0.0
+    for key, (batch, before), (next_batch, after) in steps:
+        inverse = 1 / len(before) + 1 / len(after)
+        half = noise.half_width(inverse, tail=(1 - LEVEL) / len(steps))
+        tolerance = WITHOUT_REPEATS if half is None else max(LEAST_FALL, -math.expm1(-half))
+        largest = max(largest, tolerance)
+        change = float(after.mean() - before.mean())
+        if change < math.log1p(-tolerance):
+            row = {"configuration": levels_of(others, key), "batch": batch}
+            falls.append({**row, "next_batch": next_batch, "ratio": math.exp(change)})
+    verdict = "cannot tell" if not steps else "fail" if falls else "pass"
+    return {"verdict": verdict, "pairs": len(steps), "tolerance": largest, "falls": falls}
+
+
+def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Cells with throughput and memory, `on_front` where no alternative of the same NO_ALTERNATIVES has
+    at least the throughput with at most the memory, and one of them better."""
+    memory = memory_figure(rows)
+    table = means(rows, names, ("samples_per_second", memory))
+    table = [row | {"memory_gib": row.pop(memory)} for row in table]
+    groups = defaultdict(list)
+    for row in table:
+        if row["memory_gib"] is not None:
+            groups[group_key(row, names)].append(row)
+    for group in groups.values():
+        group.sort(key=lambda row: (-row["samples_per_second"], row["memory_gib"]))
+        least = math.inf
+        for row in group:
+            row["on_front"] = row["memory_gib"] < least
+            least = min(least, row["memory_gib"])
+    return [row for key in in_order(groups) for row in groups[key]]
+
+
+def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict[str, Any]]:
+    """For each combination of NO_ALTERNATIVES the cell of the highest mean throughput."""
+    found: dict[tuple, dict] = {}
+    for row in means(rows, names, figures):
+        key = group_key(row, names)
+        if key not in found or row["samples_per_second"] > found[key]["samples_per_second"]:
+            found[key] = row
+    return [found[key] for key in in_order(found)]
+
+
+def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Throughput over GPUs at equal micro-batch and equal everything else but `nodes`.
+
+    A run on one GPU has the layout "single" and is the first point of every layout's curve. `efficiency`
+    is throughput per GPU over that at the curve's smallest number of GPUs; a curve has at least two. Where
+    the same number of GPUs is spread over different nodes, the fewest nodes count.
+    """
+    others = [name for name in names if name not in ("gpus", "nodes")]
+    layouts = {row["layout"] for row in rows} - {"single"}
+    curves: dict[tuple, dict[int, dict]] = defaultdict(dict)
+    table = means(rows, [*others, "gpus", "nodes"], ("samples_per_second",))
+    for row in sorted(table, key=lambda row: row["nodes"]):
+        for layout in layouts if row.get("layout") == "single" else {row.get("layout")}:
+            configuration = {name: row[name] for name in others}
+            configuration |= {} if layout is None else {"layout": layout}
+            curves[tuple(configuration.items())].setdefault(row["gpus"], row)
+    result = []
+    for key, curve in curves.items():
+        first = min(curve)
+        base = curve[first]["samples_per_second"] / first
+        points = [
+            {
+                "gpus": gpus,
+                "nodes": row["nodes"],
+                "samples_per_second": row["samples_per_second"],
+                "efficiency": row["samples_per_second"] / gpus / base,
+            }
+            for gpus, row in sorted(curve.items())
+        ]
+        if len(points) > 1:
+            result.append({"configuration": dict(key), "points": points})
+    return sorted(result, key=lambda row: -row["points"][-1]["samples_per_second"])
+
+
+def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
+    """How often the prediction that a run fits was right, and measured over predicted figures.
+
+    Returns:
+        `fits`: counts of (predicted, happened) of runs that ended completed or oom; `ratios`: per figure
+        the median, minimum and maximum of measured over predicted.
+    """
+    tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
+    fits: dict[str, int] = defaultdict(int)
+    for run in tried:
+        words = "fits" if run.predicted["fits"] else "does not fit", run.state
+        fits["predicted that it {}, {}".format(*words)] += 1
+    pairs = {
+        "seconds_per_step": "seconds_per_step",
+        "samples_per_second": "samples_per_second",
+        "mfu": "mfu",
+        "gib": "peak_allocated_gib",  # a plan knows nothing of what the allocator reserves
+    }
+    ratios = {}
+    for name, figure in pairs.items():
+        found = [
+            run.figures[figure] / run.predicted[name]
+            for run in runs
+            if run.measured and run.predicted.get(name) and figure in run.figures
+        ]
+        if found:
+            spread = {"median": float(np.median(found)), "min": min(found), "max": max(found)}
+            ratios[figure] = spread | {"runs": len(found)}
+    right = sum(run.predicted["fits"] == (run.state == "completed") for run in tried)
+    return {"tried": len(tried), "right": right, "fits": dict(fits), "ratios": ratios}
+
+
+def notes(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the benchmarks say of their own figures: text or value -> number of runs."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for run in runs:
+        for name, value in run.notes.items():
+            if isinstance(value, dict):
+                for convention, counts in value.items():
+                    found[name][f"{convention}: {counts}"] += 1
+            elif name == "compiles":
+                found[name]["runs"] += value > 0
+            elif name == "peak":
+                text = "not known" if value is None else f"{value:g} TFLOP/s"
+                found[name][f"{run.factors['device']}: {text}"] += 1
+            elif value:
+                found[name][value] += 1
+    upstream = sum(run.mfu_convention == "upstream" for run in runs)
+    return {name: dict(counts) for name, counts in found.items()} | {"upstream": upstream}
