@@ -50,8 +50,11 @@ class Found:
     choices: list[Choice]
     best: Choice
     frames: list[int]
+    alone: list[int]
+    """largest micro-batch of each of `frames` that fits in a run of its own"""
+
     micro_batches: list[int]
-    """largest that fit, of each of `frames`"""
+    """with which all fit in one run"""
 
     accumulation: int
     ranks: int
@@ -126,8 +129,10 @@ class Autotune:
         for edge in frames[-2::-1]:
             batches[edge] = self._largest(best.axes, edge, batches[longer] * longer // edge)
             longer = edge
-        sizes = self._checked(best.axes, frames, [batches[edge] for edge in frames])
-        return self._found(choices, best, frames, sizes)
+        alone = [batches[edge] for edge in frames]
+        sizes = self._checked(best.axes, frames, alone)
+        steps, keys = self._keys(best, frames, sizes)
+        return Found(choices, best, frames, alone, sizes, steps, self.ranks, keys)
 
     def _axes(self) -> Iterator[dict[str, Any]]:
         for chosen in itertools.product(*self.axes.values()):
@@ -217,10 +222,10 @@ class Autotune:
             f"fewer --buckets"
         )
 
-    def _found(
-        self, choices: list[Choice], best: Choice, frames: list[int], sizes: list[int]
-    ) -> Found:
-        """Global batches of about the config's size: as many accumulation steps as it takes."""
+    def _keys(
+        self, best: Choice, frames: list[int], sizes: list[int]
+    ) -> tuple[int, dict[str, dict[str, Any]]]:
+        """(accumulation steps, keys of the config) of global batches of about the config's size."""
         wanted, _ = batch_split(self.config.training, self.ranks)
         steps = -(-wanted // (sizes[-1] * self.ranks))
         micro = -(-wanted // (self.ranks * steps))  # the smallest that comes to the global batch
@@ -248,4 +253,4 @@ class Autotune:
                 "selective_ac_option": checkpointing.selective_ac_option,
                 "memory_budget": checkpointing.memory_budget,
             }
-        return Found(choices, best, frames, sizes, steps, self.ranks, keys)
+        return steps, keys

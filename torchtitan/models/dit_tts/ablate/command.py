@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require_modules
 
 
 @dataclass
@@ -30,6 +30,9 @@ class Options:
     run_what_cannot_fit: bool = False
     """Run also what does not fit by the plan."""
 
+    no_analysis: bool = False
+    """Do not write the analysis of the grid at its end."""
+
 
 def run(options: Options) -> int:
     """Runs what is left of a grid. Returns the exit status: 1 where a run has failed or timed out.
@@ -48,6 +51,8 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
 
     quiet_known_warnings()
+    if not (options.no_analysis or options.dry_run):
+        require_modules("pandas", "scipy", "matplotlib")  # before hours of work
     retried = {state for state in options.retry.split(",") if state}
     if retried - set(FINAL):
         raise InputError(f"--retry {options.retry}, but there are {', '.join(FINAL)}")
@@ -56,4 +61,9 @@ def run(options: Options) -> int:
         for line in grid_run.list():
             print(line)
         return 0
-    return grid_run.run(path.read_text())
+    status = grid_run.run(path.read_text())
+    if not options.no_analysis:
+        from torchtitan.models.dit_tts.analysis import command
+
+        command.run(command.Options([str(grid_run.folder)]))
+    return status

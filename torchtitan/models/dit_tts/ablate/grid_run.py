@@ -100,7 +100,6 @@ class GridRun:
         elsewhere = sum(count for state, count in states.items() if state not in FINAL)
         if elsewhere:
             print(f"{elsewhere} runs are being run by another command, or are left")
-        print(f"the analysis: titan-tts analyze {self.folder}")
         return 1 if states["failed"] or states["timeout"] else 0
 
     @contextmanager

@@ -1,0 +1,149 @@
+"""A real grid: killed, continued, one run out of memory and one that fails; its page; and autotune."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.benchmark_runs import check_table
+from tests.helpers.browser import dom_after_scripts
+from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS
+from torchtitan.models.dit_tts.supervisor import kill_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GRID = """
+[grid]
+name = "mine"
+config = "debug"
+dump_folder = "{folder}"
+gpus = 2
+steps = 4
+counted_steps = 2
+timeout_minutes = 5.0
+
+[settings]
+data.max_frames = 32
+data.num_workers = 0
+
+[axes]
+layout = ["ddp", "fsdp"]
+batch = [1, 2]
+
+[[exclude]]
+layout = "fsdp"
+batch = 2
+
+[[extra]]
+memory_gib = 3.0
+batch = 4096
+
+[[extra]]
+"encoder.model" = "/nowhere/encoder"
+"""
+
+
+def start(*arguments: str, **variables: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "titan_tts", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_grid_killed_and_continued(tmp_path):
+    file, folder = tmp_path / "mine.toml", tmp_path / "mine"
+    file.write_text(GRID.format(folder=tmp_path))
+    first = start("ablate", str(file))
+    assert first.stdout is not None
+    while "[1/5]" not in first.stdout.readline():
+        assert first.poll() is None
+    os.kill(first.pid, signal.SIGKILL)  # alone: its run must end by itself
+    first.wait()
+    records = {path.parent.name: path for path in folder.glob("*/run.json")}
+    before = {
+        name: path.read_bytes()
+        for name, path in records.items()
+        if json.loads(path.read_text())["state"] == "completed"
+    }
+    assert len(before) == 1
+    second = start("ablate", str(file))
+    try:
+        printed, _ = second.communicate(timeout=400)
+    finally:
+        kill_tree(second)
+    assert second.returncode == 1  # one run has failed
+    assert "5 runs, of which 1 are done" in printed and "3 completed, 1 failed, 1 oom" in printed
+    assert {name: (folder / name / "run.json").read_bytes() for name in before} == before
+    runs = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/run.json")}
+    states = {run["state"]: run for run in runs.values()}
+    assert "memory" in states["oom"]["reason"] and states["oom"]["factors"]["batch"] == 4096
+    assert "/nowhere/encoder" in states["failed"]["reason"]
+    for name, run in runs.items():
+        if run["state"] == "completed":
+            report = json.loads((folder / name / "benchmark.json").read_text())
+            assert report["factors"] == {key: run["factors"][key] for key in report["factors"]}
+            assert (report["steps"], report["warm_up_steps"]) == (2, 2)
+    analysis = folder / "analysis"
+    assert check_table(analysis, folder) == 3
+    dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
+    with open(analysis / "summary.csv", newline="") as rows:
+        for row in csv.DictReader(rows):
+            assert row["name"] in dom
+            if row["samples_per_second"]:
+                assert f"{float(row['samples_per_second']):.4g}" in dom
+
+
+LIMITS = """
+import os, resource
+limit = {"0": 3.1, "1": 2.9}.get(os.environ.get("LOCAL_RANK", ""))
+if limit:
+    resource.setrlimit(resource.RLIMIT_AS, (int(limit * 2**30),) * 2)
+"""
+
+
+@pytest.mark.slow
+def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
+    """What a linear search finds, and a run in which all buckets fit one after another."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(LIMITS)  # each rank's own limit, at its start
+    out, work = tmp_path / "found.toml", tmp_path / "work"
+    frames = [192, 384]
+    options = ["autotune", "debug", "--nproc", "2", "--buckets", *map(str, frames)]
+    options += ["--work", str(work), "--out", str(out), "--data.max_frames", "384"]
+    tune = start(*options, "--data.num_workers", "0", PYTHONPATH=f"{site}:{ROOT}")
+    try:
+        printed, _ = tune.communicate(timeout=560)
+    finally:
+        kill_tree(tune)
+    assert tune.returncode == 0, printed
+    tried: dict[int, dict[int, str]] = {}
+    for path in work.glob(f"own/frames*/bs*_{TRIAL_SETTINGS['benchmark.steps']}/run.json"):
+        edge = int(path.parents[1].name.removeprefix("frames"))
+        run = json.loads(path.read_text())
+        tried.setdefault(edge, {})[run["factors"]["batch"]] = run["state"]
+    assert set(tried) == set(frames)
+    found = json.loads((work / "autotune.json").read_text())
+    for edge, alone, together in zip(frames, found["alone"], found["micro_batches"], strict=True):
+        # A linear search from 1 ends at the first that does not fit.
+        assert tried[edge][alone] == "completed" and tried[edge][alone + 1] == "oom"
+        assert all((state == "completed") == (n <= alone) for n, state in tried[edge].items())
+        assert 0 < together <= alone
+    together = sorted(work.glob("all_buckets/*/run.json"))
+    assert json.loads(together[-1].read_text())["state"] == "completed"
+    keys = tomllib.loads(out.read_text())
+    blocks = keys["data"]["batch_multiple"]
+    assert keys["data"]["bucket_frames"] == frames
+    assert keys["data"]["bucket_batch_sizes"][0] == found["micro_batches"][0] * blocks
+    assert keys["training"]["local_batch_size"] <= found["micro_batches"][1]
+    assert keys["training"]["global_batch_size"] >= 12
