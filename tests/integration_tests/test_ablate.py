@@ -1,6 +1,5 @@
 """A real grid: killed, continued, one run out of memory and one that fails; its page; and autotune."""
 
-import csv
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.benchmark_runs import check_table
+from tests.helpers.analysis_table import check_table, read_table
 from tests.helpers.browser import dom_after_scripts
 from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS
 from torchtitan.models.dit_tts.supervisor import kill_tree
@@ -96,11 +95,10 @@ def test_a_grid_killed_and_continued(tmp_path):
     analysis = folder / "analysis"
     assert check_table(analysis, folder) == 3
     dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
-    with open(analysis / "summary.csv", newline="") as rows:
-        for row in csv.DictReader(rows):
-            assert row["name"] in dom
-            if row["samples_per_second"]:
-                assert f"{float(row['samples_per_second']):.4g}" in dom
+    for row in read_table(analysis):
+        assert row["name"] in dom
+        if row["samples_per_second"]:
+            assert f"{float(row['samples_per_second']):.4g}" in dom
 
 
 LIMITS = """

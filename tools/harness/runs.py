@@ -13,6 +13,7 @@ from torch.distributed import TCPStore
 
 from tools.harness import forked
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.supervisor import descendants
 
 ROOT = forked.ROOT
 
@@ -72,7 +73,7 @@ class Run:
     def _signal_all(self, number: int) -> None:
         for process in self.processes:
             # The launcher's ranks have sessions of their own and outlive it.
-            for pid in (process.pid, *_descendants(process.pid)):
+            for pid in descendants(process.pid):
                 try:
                     os.kill(pid, number)
                 except ProcessLookupError:
@@ -94,24 +95,6 @@ class Run:
             for row in JsonLines(self.folder / "audit" / f"rank{rank}.jsonl").read():
                 ids.setdefault(row["step"], []).extend(row["ids"])
         return {step: sorted(names) for step, names in ids.items()}
-
-
-def _descendants(pid: int) -> list[int]:
-    """Processes that this one has started, and theirs, by /proc."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                # After the name, which is in parentheses: the state and the parent.
-                parents[int(entry.name)] = int(
-                    (entry / "stat").read_text().rsplit(")")[-1].split()[1]
-                )
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
 
 
 def _train(arguments: list[str]) -> None:

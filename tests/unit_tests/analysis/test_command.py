@@ -1,6 +1,5 @@
 """The whole analysis: tables that agree with the runs, plots, and a page that works offline."""
 
-import csv
 import hashlib
 import json
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.analysis_table import check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts, screenshot
 from torchtitan.models.dit_tts import cli
@@ -27,11 +27,6 @@ def analyze(folder, out, *more):
 
 def summary(out):
     return json.loads((out / "summary.json").read_text())
-
-
-def table(out):
-    with open(out / "summary.csv", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def digests(folder):
@@ -66,43 +61,11 @@ def analysis(grid, tmp_path_factory):
 
 @pytest.mark.long
 def test_every_number_of_the_csv_is_that_of_the_runs(grid, analysis):
-    rows = {row["folder"]: row for row in table(analysis)}
-    reports = sorted(grid.rglob("run.json"))
-    assert len(rows) == len(reports) == 48 + 4 + 2
-    parts = ("data", "forward", "backward", "optimizer", "other", "exchange")
-    plain = (
-        "samples_per_second audio_seconds_per_second mfu goodput_mfu hfu tflops_per_device "
-        "peak_allocated_gib peak_reserved_gib loss"
-    ).split()
-    compared = 0
-    for path in reports:
-        row, run = rows[str(path.parent)], json.loads(path.read_text())
-        if path.parent.name == "empty":
-            assert (row["state"], row["reason"]) == ("unreadable", "benchmark.json is empty")
-            continue
-        assert (row["name"], row["state"], row["reason"], row["grid"], row["repeat"]) == (
-            path.parent.name,
-            run["state"],
-            run["reason"],
-            path.parent.parent.name,
-            str(run["repeat"]),
-        )
-        assert row["batch"] == str(run["factors"]["batch"])
-        if not (path.parent / "benchmark.json").exists():
-            assert row["samples_per_second"] == row["source"] == ""
-            continue
-        result = json.loads((path.parent / "benchmark.json").read_text())
-        expected = {name: result[name] for name in plain} | {
-            "seconds_per_step": result["seconds_per_step"]["median"],
-            **{f"{part}_seconds": result["step_split"][part] for part in parts},
-        }
-        for name, value in expected.items():
-            assert float(row[name]) == value, (path, name)
-            compared += 1
-        assert {name: row[name] for name in BASE} == {
-            k: str(v) for k, v in result["factors"].items()
-        }
-    assert compared == 49 * 16
+    assert check_table(analysis, grid) == 49
+    rows = read_table(analysis)
+    assert len(rows) == 48 + 4 + 2
+    (empty,) = [row for row in rows if row["state"] == "unreadable"]
+    assert empty["folder"].endswith("empty") and empty["reason"] == "benchmark.json is empty"
 
 
 @pytest.mark.long
@@ -212,7 +175,7 @@ def test_no_run_is_changed(tmp_path):
     assert all(path.startswith(out) for path in after.keys() - before.keys())
     # Its own results are not searched, and replaced.
     assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
-    assert len(table(tmp_path / "grid" / "analysis")) == 3
+    assert len(read_table(tmp_path / "grid" / "analysis")) == 3
 
 
 @pytest.mark.long
@@ -230,7 +193,7 @@ def test_a_single_run_on_a_cpu(tmp_path):
     result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
     run = write_run(tmp_path / "cpu", result)
     out = analyze(run, tmp_path / "out")
-    assert [row["name"] for row in table(out)] == ["cpu"]
+    assert [row["name"] for row in read_table(out)] == ["cpu"]
     names = {path.stem for path in (out / "plots").glob("*.svg")}
     assert "tflops_per_device_over_batch" in names and "mfu_over_batch" not in names
     assert "mfu" not in summary(out)["effects"]
@@ -243,7 +206,7 @@ def test_runs_without_any_figure(tmp_path):
     write_run(tmp_path / "grid" / "a", state="oom", reason="no memory")
     out = analyze(tmp_path / "grid", tmp_path / "out")
     assert "nothing can be compared" in (out / "index.html").read_text()
-    assert [row["state"] for row in table(out)] == ["oom"]
+    assert [row["state"] for row in read_table(out)] == ["oom"]
     assert not list(out.glob("plots/*"))
 
 

@@ -46,12 +46,17 @@ def children(parent: int) -> list[int]:
     return found
 
 
+def descendants(process: int) -> list[int]:
+    """Process ids of a process, its children, theirs, and so on."""
+    found = [process]
+    for pid in found:
+        found.extend(children(pid))
+    return found
+
+
 def kill_tree(process: subprocess.Popen) -> None:
     """Kills a process and all that it has started, also in sessions of their own, and waits for it."""
-    doomed = [process.pid] if process.poll() is None else []
-    for pid in doomed:
-        doomed.extend(children(pid))
-    for pid in doomed:
+    for pid in descendants(process.pid) if process.poll() is None else ():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):  # what a leader that has ended left in its group
