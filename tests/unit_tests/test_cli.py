@@ -72,6 +72,9 @@ def test_a_command_with_a_config_gets_its_keys(ran):
     assert cli.main(["plan", "x.toml", *keys, "--nodes", "4"]) == 3
     assert cli.main(["plan", *keys]) == 3
     assert ran == [ConfigOptions("x.toml", 4, keys), ConfigOptions("", 1, keys)]
+    # Old keys without a section are refused there, with what replaces them.
+    assert cli.main(["plan", "x.toml", "--batch-size", "4"]) == 3
+    assert ran[-1] == ConfigOptions("x.toml", 1, ["--batch-size", "4"])
 
 
 @pytest.mark.parametrize(

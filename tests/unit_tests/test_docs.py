@@ -10,6 +10,7 @@ import pytest
 
 from torchtitan.models.dit_tts import cli
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
 from torchtitan.models.dit_tts.config.shipped import find_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,17 @@ def test_a_documented_command_parses(command, monkeypatch):
 def test_documented_keys_exist(line):
     for flag in re.findall(r"--\w[\w-]*\.[\w.-]+", line):
         assert has_key(flag), flag
+
+
+def test_the_table_of_old_keys_is_the_one_in_use():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/old_keys.md").read_text(), re.M)
+    assert dict(rows) == OLD_KEYS and len(rows) == len(OLD_KEYS)
+
+
+def test_what_replaces_an_old_key_exists():
+    for old, instead in OLD_KEYS.items():
+        for section, keys in re.findall(r"\[([\w.]+)\] ?(\w*)", instead):
+            assert has_key(f"--{section}.{keys}" if keys else f"--{section}"), old
 
 
 def test_documented_files_exist():

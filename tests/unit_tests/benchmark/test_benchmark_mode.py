@@ -292,6 +292,38 @@ def test_parts_and_the_rest_are_the_step(tmp_path, clock):
         assert list(parts) == ["data", "forward", "backward", "optimizer"]
 
 
+def test_on_a_gpu_parts_are_between_events(tmp_path, clock, monkeypatch):
+    """Where the host runs ahead: its own time says nothing of them."""
+    device = Clock()
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = device.now
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.at - self.at)
+
+    made = recorder(tmp_path)
+    monkeypatch.setattr(recorder_module.utils, "device_type", "cuda")
+    module = SimpleNamespace(Event=Event, synchronize=lambda: None)
+    monkeypatch.setattr(recorder_module.utils, "device_module", module)
+    with made.step(made.warm_up_steps + 1):
+        for part, seconds in (
+            ("data", 1.0),
+            ("forward", 2.0),
+            ("backward", 4.0),
+            ("optimizer", 3.0),
+        ):
+            device.now += seconds
+            made.mark(part)
+        clock.now += 11.0
+    assert made.parts == [{"data": 1.0, "forward": 2.0, "backward": 4.0, "optimizer": 3.0}]
+    assert made.seconds == [11.0]
+
+
 @pytest.mark.parametrize(
     "options, blocks",
     [

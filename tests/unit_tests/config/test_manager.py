@@ -4,6 +4,7 @@ import ast
 import copy
 import inspect
 import itertools
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -165,6 +166,50 @@ def test_mistakes_in_the_file(tmp_path, toml, words):
         load(tmp_path, toml)
     for word in ["given.toml", *words]:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "toml, words",
+    [
+        ("framework = 'megatron'", ["unknown framework: leave it out", "only backend"]),
+        ("duration_seconds = 60", ["unknown duration_seconds: use [benchmark] duration_seconds"]),
+        ("[training]\ncompile = true", ["unknown [training] compile: use [compile] enable"]),
+        ("[training]\nwarmup_steps = 9", ["use [lr_scheduler] warmup_steps"]),
+        ("[float8]\nenable_float8_linear = true", ["section [float8]", "[model] converters"]),
+        ("[parallelism]\ntensor_parallel_size = 2", ["tensor_parallel_degree, of which only 1"]),
+    ],
+)
+def test_an_old_key_in_the_file_has_a_pointer(tmp_path, toml, words):
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, toml)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--training.compile", "unknown option --training.compile: use [compile] enable"),
+        ("--training.no-compile", "unknown option --training.no_compile: use [compile] enable"),
+        ("--batch-size=4", "unknown option --batch_size: use [training] global_batch_size"),
+        ("--model.remat", "use [activation_checkpoint] mode"),
+    ],
+)
+def test_an_old_option_has_a_pointer(argument, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_config([argument, "8"])
+
+
+def test_keys_that_exist_have_no_pointer():
+    arguments = [
+        "--compile.enable",
+        "--lr_scheduler.warmup-steps=3",
+        "--model.flavor",
+        "batch_size",
+    ]
+    config = load_config([*arguments, "--parallelism.tensor_parallel_degree=2"])
+    assert (config.model.flavor, config.lr_scheduler.warmup_steps) == ("batch_size", 3)
+    assert config.parallelism.tensor_parallel_degree == 2 and config.compile.enable
 
 
 def test_a_missing_file(tmp_path):

@@ -10,11 +10,13 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Union
 
 import tyro
 
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
 _DESCRIPTION = (
@@ -73,7 +75,7 @@ def main(args: list[str]) -> int:
         args = [*args, "--help"]  # of all commands or of a group's
     config_args: list[str] = []
     if command is not None and "config_args" in command.Options.__dataclass_fields__:
-        args, config_args = _split_config_args(args)
+        args, config_args = _split_config_args(args, command.Options.__dataclass_fields__)
     options: Any = tyro.cli(
         _union(_COMMANDS, None if completion else args),
         prog="titan-tts",
@@ -86,14 +88,17 @@ def main(args: list[str]) -> int:
     return command.run(options)
 
 
-def _split_config_args(args: list[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and --section.key with the values up to the next option."""
+def _split_config_args(args: list[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and --section.key with the values up to the next option; so, too, old
+    keys without a section, which are refused there with what replaces them."""
     own: list[str] = []
     config: list[str] = []
     target = own
     for arg in args:
         if arg.startswith("--"):
-            target = config if "." in arg.partition("=")[0] else own
+            name = option_name(arg)
+            of_config = "." in name or (name in OLD_KEYS and name not in options)
+            target = config if of_config else own
         target.append(arg)
     return own, config
 

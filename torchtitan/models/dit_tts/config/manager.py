@@ -15,6 +15,7 @@ import tyro
 
 from torchtitan.config import ConfigManager
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name, refuse_old_options
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
@@ -40,10 +41,13 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
     fields = {f.name: f.type for f in dataclasses.fields(cls)}
     made = {}
     for key, value in values.items():
-        shown = f"[{name}] {key}" if name else f"section [{key}]"
+        outside = f"section [{key}]" if isinstance(value, dict) else key
+        shown = f"[{name}] {key}" if name else outside
         if key not in fields:
             close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"allowed are {', '.join(fields)}"
+            hint = OLD_KEYS.get(key) or (
+                f"did you mean {close[0]}?" if close else f"allowed are {', '.join(fields)}"
+            )
             raise InputError(f"{where}: unknown {shown}: {hint}")
         kind: Any = fields[key]
         if dataclasses.is_dataclass(kind):
@@ -113,6 +117,8 @@ class TTSConfigManager(ConfigManager):
             )
 
     def parse_args(self, args: list[str] = sys.argv[1:]) -> JobConfig:
+        names = filter(None, map(option_name, args))
+        refuse_old_options(name for name in names if _type_of(name) is None)
         return super().parse_args(_boolean_flags(args))  # type: ignore[return-value]
 
     def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
@@ -149,7 +155,7 @@ def _boolean_flags(args: list[str]) -> list[str]:
     while rest:
         arg = rest.pop(0)
         flag, given, value = arg.partition("=")
-        if flag.startswith("--") and _is_boolean(flag):
+        if _type_of(option_name(flag)) is bool:
             if not given and rest and rest[0].lower() in ("true", "false"):
                 value = rest.pop(0)
             if value.lower() == "false":
@@ -161,14 +167,15 @@ def _boolean_flags(args: list[str]) -> list[str]:
     return flags
 
 
-def _is_boolean(flag: str) -> bool:
+def _type_of(name: str) -> Any:
+    """The type of section.key, None where there is none."""
     kind: Any = JobConfig
-    for name in flag[2:].replace("-", "_").split("."):
+    for part in name.split("."):
         fields = {f.name: f.type for f in dataclasses.fields(kind)}
-        kind = fields.get(name)
+        kind = fields.get(part)
         if not dataclasses.is_dataclass(kind):
-            return kind is bool
-    return False
+            return kind
+    return kind
 
 
 def without_none(value: Any) -> Any:
