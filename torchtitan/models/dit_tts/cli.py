@@ -25,6 +25,7 @@ _DESCRIPTION = (
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
     "train": ("train_command", "Train a model."),
+    "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
     "configs": ("config.shipped", "List the configs that come with the package, or copy one."),
     "prepare": ("prepare.command", "Encode audio and text into shards of latents."),
     "data": (
