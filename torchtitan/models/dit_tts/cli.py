@@ -25,7 +25,6 @@ _DESCRIPTION = (
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
     "train": ("train_command", "Train a model."),
-    "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
     "configs": ("config.shipped", "List the configs that come with the package, or copy one."),
     "prepare": ("prepare.command", "Encode audio and text into shards of latents."),
     "data": (
@@ -41,6 +40,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
+    "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
         "inference.evaluate_command",
