@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +73,7 @@ class Run:
     def _signal_all(self, number: int) -> None:
         for process in self.processes:
             # The launcher's ranks have sessions of their own and outlive it.
-            for pid in (process.pid, *_descendants(process.pid)):
+            for pid in (process.pid, *descendants(process.pid)):
                 try:
                     os.kill(pid, number)
                 except ProcessLookupError:
@@ -96,7 +97,17 @@ class Run:
         return {step: sorted(names) for step, names in ids.items()}
 
 
-def _descendants(pid: int) -> list[int]:
+def wait_until(
+    holds: Callable[[], bool], seconds: float, found: Callable[[], str] = lambda: ""
+) -> None:
+    """Raises AssertionError, which says what was found, if it does not hold within these seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} seconds: {found()}"
+        time.sleep(0.1)
+
+
+def descendants(pid: int) -> list[int]:
     """Processes that this one has started, and theirs, by /proc."""
     parents = {}
     for entry in Path("/proc").iterdir():

@@ -224,7 +224,9 @@ def _directives(options: Options, experiment: str) -> list[str]:
     directives.append("open-mode=append")  # a requeued job continues its log
     for line in options.sbatch:
         if not line.isprintable() or not re.match(r"-{0,2}\w", line):
-            raise InputError(f"--sbatch {line!r} must be one option of sbatch, such as constraint=h200")
+            raise InputError(
+                f"--sbatch {line!r} must be one option of sbatch, such as constraint=h200"
+            )
         directives.append(line.lstrip("-"))
     return directives
 
@@ -253,7 +255,9 @@ def _variables(assignments: list[str]) -> dict[str, str]:
 def _submit(script: str) -> str:
     """The job's id."""
     try:
-        done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True)
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=script, capture_output=True, text=True
+        )
     except FileNotFoundError:
         raise InputError(
             "--submit: there is no sbatch here; run this on a machine of the cluster, or write the script "
