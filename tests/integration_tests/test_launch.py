@@ -191,6 +191,7 @@ def test_a_run_that_slurm_interrupts_equals_the_unbroken_one(slurm, tmp_path, un
     losses_ids_and_weights_agree(run, wanted)
 
 
+@pytest.mark.slow
 def test_two_machines_without_slurm(tmp_path, unbroken):
     """Two launchers that meet at a port train as one group."""
     wanted, arguments = unbroken
