@@ -67,6 +67,6 @@ def test_documented_keys_exist(line):
 def test_documented_files_exist():
     for line in LINES:
         for path in re.findall(
-            r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|py|toml))", line
+            r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|slurm|py|toml))", line
         ):
             assert (ROOT / path).is_file(), line

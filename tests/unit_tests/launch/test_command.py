@@ -20,14 +20,11 @@ DEBUG = ["launch", "debug", "--gpus-per-node", "2"]
 
 @pytest.fixture
 def launch(capsys):
-    """The script for these arguments, which bash accepts."""
+    """The script for these arguments."""
 
     def run(*arguments: str) -> str:
         assert cli.main([*DEBUG, *arguments]) == 0
-        script = capsys.readouterr().out
-        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
-        assert done.returncode == 0 and not done.stderr
-        return script
+        return capsys.readouterr().out
 
     return run
 
@@ -66,7 +63,7 @@ def test_what_the_options_become(launch):
     ]
     lines = script.splitlines()
     for line in (
-        "source venv/bin/activate",
+        "source venv/bin/activate || exit 1",
         "export NCCL_SOCKET_IFNAME=ib0",
         "export NCCL_DEBUG=INFO",
         "python=(python)",
@@ -77,7 +74,7 @@ def test_what_the_options_become(launch):
         "port=29500",
     ):
         assert line in lines, line
-    assert lines.index("source venv/bin/activate") < lines.index("python=(python)")
+    assert lines.index("source venv/bin/activate || exit 1") < lines.index("python=(python)")
 
 
 def test_defaults(launch):
@@ -145,6 +142,7 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
         (["--nccl", "LD_PRELOAD=x"], "--nccl 'LD_PRELOAD=x' must be NAME=VALUE"),
         (["--nccl", "NCCL_DEBUG"], "--nccl 'NCCL_DEBUG' must be"),
         (["--python", "a 'b"], '--python "a \'b" is no command'),
+        (["--setup", "if true"], "--setup must be complete lines of bash"),
         (["--job.description", "\udcff"], "not valid UTF-8"),
         (["--out", "/dev/null/x"], "--out = /dev/null/x"),
         (["--nodes", "4"], "[data] batch_multiple = 4 cannot be divided among 8"),
@@ -178,6 +176,7 @@ def test_time_limits(text, seconds):
 
 
 def test_submit(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main([*DEBUG, "--submit"]) == 2
     assert "there is no sbatch here" in capsys.readouterr().err

@@ -65,7 +65,8 @@ def agent(args: list[str]) -> int:
 
     def leave_to_ranks(number: int, frame: FrameType | None) -> None:
         if os.getppid() != parent or not _children(os.getpid()):
-            raise SignalException(f"terminated by {signal.Signals(number).name}", number)
+            sent = signal.Signals(number)
+            raise SignalException(f"terminated by {sent.name}", sent)
 
     for each in _PASSED_ON:
         signal.signal(each, leave_to_ranks)

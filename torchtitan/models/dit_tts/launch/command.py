@@ -119,10 +119,7 @@ def run(options: Options) -> int:
             variables=_variables(options.nccl),
         )
     )
-    try:
-        script.encode()
-    except UnicodeEncodeError:
-        raise InputError("an argument is not valid UTF-8; give paths and values that are") from None
+    _check_script(script)
     if options.out is not None:
         check_writable(options.out, "--out")
         write_atomic(options.out.expanduser(), script)
@@ -250,6 +247,18 @@ def _variables(assignments: list[str]) -> dict[str, str]:
             )
         variables[found[1]] = found[2]
     return variables
+
+
+def _check_script(script: str) -> None:
+    """Raises InputError where bash or a file would not take it."""
+    try:
+        text = script.encode()
+    except UnicodeEncodeError:
+        raise InputError("an argument is not valid UTF-8; give paths and values that are") from None
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").split("\n")[0]
+        raise InputError(f"--setup must be complete lines of bash, which refuses them ({reason})")
 
 
 def _submit(script: str) -> str:

@@ -43,9 +43,9 @@ def batch_script(job: Job) -> str:
     """The complete script, for sbatch or, inside an allocation, for bash."""
     port = str(job.port) if job.port else f"$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))"
     settings = [
-        "set -uo pipefail",
         f"cd -- {shlex.quote(str(job.work_folder))} || exit 1",
-        *job.setup,
+        *(f"{line} || exit 1" for line in job.setup),
+        "set -uo pipefail",  # not before: activating an environment may read what is not set
         *(f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()),
         f"python={_words(job.python)}",
         f"config={shlex.quote(str(job.config))}",
