@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 
 import numpy as np
@@ -86,4 +87,9 @@ def test_a_rank_that_stands_still_is_named(tmp_path):
         finally:
             run.kill()
     state = json.loads((tmp_path / "run" / "state.json").read_text())
-    assert state["state"] == "timeout" and "rank 1 stalls at step" in state["error"]
+    assert state["state"] == "timeout"
+    assert f"rank 1 (host {platform.node()}) stalls at step" in state["error"]
+    ranks = json.loads((tmp_path / "run" / "ranks.json").read_text())
+    assert [each["pid"] for each in ranks] == [process.pid for process in run.processes]
+    log = run.log.read_text()
+    assert all(f"rank {each['rank']}: host {each['host']}" in log for each in ranks)

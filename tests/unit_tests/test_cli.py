@@ -227,6 +227,10 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
             ["debug", "--dry-run", "--nproc", "4"],
             ["--job.config_file", DEBUG, "--dry-run-gpus", "4"],
         ),
+        (
+            ["debug", "--dry-run", "--nproc", "4", "--nodes", "2"],
+            ["--job.config_file", DEBUG, "--dry-run-gpus", "8"],
+        ),
         (["--help-config"], ["--help"]),
         (["--help-all"], ["--help-all"]),
     ],
@@ -244,6 +248,20 @@ def test_several_processes_are_started_by_torchrun(monkeypatch):
     assert cli.main(["train", "debug", "--nproc", "2", "--data.path", "d"]) == 0
     launched = "--standalone --nproc_per_node 2 -m titan_tts train --job.config_file"
     assert seen == [[*launched.split(), DEBUG, "--data.path", "d"]]
+
+
+def test_several_machines_meet_at_a_port(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(torchrun, "launch", lambda args: seen.append(args) or 0)
+    machines = ["train", "debug", "--nodes", "2", "--rendezvous"]
+    assert cli.main([*machines, "host0:29500", "--nproc", "1"]) == 0
+    launched = (
+        "--nnodes 2 --rdzv_backend c10d --rdzv_endpoint host0:29500 --nproc_per_node 1 -m titan_tts"
+    )
+    assert seen == [[*launched.split(), "train", "--job.config_file", DEBUG]]
+    for wrong in ("host0", "", "host 0:1"):
+        assert cli.main([*machines, wrong]) == 2
+        assert f"--rendezvous {wrong!r} with --nodes 2: give HOST:PORT" in capsys.readouterr().err
 
 
 def test_help_on_the_config_shows_what_is_used_ours_first(capsys):

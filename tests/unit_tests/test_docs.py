@@ -79,6 +79,6 @@ def test_what_replaces_an_old_key_exists():
 def test_documented_files_exist():
     for line in LINES:
         for path in re.findall(
-            r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|py|toml))", line
+            r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|slurm|py|toml))", line
         ):
             assert (ROOT / path).is_file(), line

@@ -27,7 +27,7 @@ LAYERS = [
     {"plan", "prepare", "doctor"},
     {"inference", "ablate"},
     {"main", "torchrun"},
-    {"train_command", "checkpoint_command"},
+    {"train_command", "checkpoint_command", "launch"},
     {"cli"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LAYERS) for part in parts}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,16 @@ class Run:
             for row in JsonLines(self.folder / "audit" / f"rank{rank}.jsonl").read():
                 ids.setdefault(row["step"], []).extend(row["ids"])
         return {step: sorted(names) for step, names in ids.items()}
+
+
+def wait_until(
+    holds: Callable[[], bool], seconds: float, found: Callable[[], str] = lambda: ""
+) -> None:
+    """Raises AssertionError, which says what was found, if it does not hold within these seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} seconds: {found()}"
+        time.sleep(0.1)
 
 
 def _train(arguments: list[str]) -> None:

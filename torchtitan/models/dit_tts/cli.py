@@ -48,6 +48,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "Find the fastest layout and the largest micro-batch of every bucket.",
     ),
     "analyze": ("analysis.command", "Compare runs: effects on speed and memory, as one HTML page."),
+    "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
         "inference.evaluate_command",

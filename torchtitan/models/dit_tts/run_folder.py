@@ -174,6 +174,12 @@ class RunFolder:
         write_atomic(self.path / "config.toml", content)
         write_atomic(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
 
+    def write_ranks(self, ranks: list[dict[str, Any]]) -> None:
+        """Rank 0 writes ranks.json: host, process and device of every rank of this start."""
+        if self.rank == 0:
+            lines = ",\n".join(map(json.dumps, ranks))
+            write_atomic(self.path / "ranks.json", f"[\n{lines}\n]\n")
+
     def _state(self) -> dict[str, Any]:
         try:
             state = json.loads((self.path / "state.json").read_text())

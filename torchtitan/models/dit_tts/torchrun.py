@@ -2,7 +2,8 @@
 words are the last thing printed, without torchrun's traceback.
 
 torchrun by itself ends the ranks 30 seconds after a signal, saved or not, and leaves them behind at one
-that it does not know. So it runs in a process and session of its own, where no signal reaches it.
+that it does not know. So it runs in a process and session of its own, where a terminal's signals do not
+reach it, and it leaves those that do, such as SLURM's to all processes of a step, to the ranks.
 """
 
 import os
@@ -44,14 +45,24 @@ def launch(args: list[str]) -> int:
 
 
 def agent(args: list[str]) -> int:
-    """torchrun in this process, which ends with its parent."""
+    """torchrun in this process, which ends with its ranks or its parent."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    parent = os.getppid()
+
+    def leave_to_ranks(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent or not children(os.getpid()):
+            sent = signal.Signals(number)
+            raise SignalException(f"terminated by {sent.name}", sent)
+
+    for each in _PASSED_ON:
+        signal.signal(each, leave_to_ranks)
     die_with_parent()
     try:
-        torchrun(args)
+        # torchrun's own handlers would replace these: it gets a signal that nobody sends.
+        torchrun(["--signals-to-handle", "SIGURG", *args])
     except SignalException as error:
         print(f"error: {error}", file=sys.stderr)
         return 128 + error.sigval

@@ -1,11 +1,13 @@
-"""`titan-tts train`: one training process, or several of this machine under torchrun."""
+"""`titan-tts train`: one training process, or several of this machine, or of several, under torchrun."""
 
 import os
+import re
 from dataclasses import dataclass, field
 
 import tyro
 
 from torchtitan.models.dit_tts.config.shipped import find_config
+from torchtitan.models.dit_tts.errors import InputError
 
 
 @dataclass
@@ -19,7 +21,13 @@ class Options:
     """TOML file, or the name of a config that `titan-tts configs` lists."""
 
     nproc: int = 1
-    """Processes on this machine, one per GPU. For several machines: torchrun ... -m titan_tts train."""
+    """Processes on this machine, one per GPU."""
+
+    nodes: int = 1
+    """Machines. The same command is started on each of them."""
+
+    rendezvous: str = ""
+    """HOST:PORT at which several machines meet: a free port of one of them."""
 
     dry_run: bool = False
     """Train nothing: print parameters, memory per GPU, downloads and the arithmetic of a step."""
@@ -43,16 +51,30 @@ def run(options: Options) -> int:
     args = list(options.config_args)
     if options.config:
         args = ["--job.config_file", str(find_config(options.config).resolve()), *args]
-    gpus = options.dry_run_gpus or (options.nproc if options.nproc > 1 else 0)
+    processes = options.nproc * options.nodes
+    gpus = options.dry_run_gpus or (processes if processes > 1 else 0)
     if options.help_config or options.help_all:
         args = ["--help-all" if options.help_all else "--help"]
     elif options.dry_run or options.dry_run_gpus:
         args += ["--dry-run-gpus", str(gpus)] if gpus else ["--dry-run"]
-    elif options.nproc > 1:
+    elif processes > 1:
         from torchtitan.models.dit_tts.torchrun import launch
 
-        processes = ["--standalone", "--nproc_per_node", str(options.nproc)]
-        return launch([*processes, "-m", "titan_tts", "train", *args])
+        group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
+        return launch([*group, "-m", "titan_tts", "train", *args])
     from torchtitan.models.dit_tts.main import train
 
     return train(args)
+
+
+def _meeting(options: Options) -> list[str]:
+    """torchrun's arguments for how the machines meet."""
+    if options.nodes == 1:
+        return ["--standalone"]
+    if not re.fullmatch(r"[^\s:]+:\d+", options.rendezvous):
+        raise InputError(
+            f"--rendezvous {options.rendezvous!r} with --nodes {options.nodes}: give HOST:PORT, a free port of "
+            f"one of the machines, the same on all of them"
+        )
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rendezvous]
+    return ["--nnodes", str(options.nodes), *meeting]

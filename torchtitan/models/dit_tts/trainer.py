@@ -12,6 +12,7 @@ import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
+from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
@@ -29,6 +30,7 @@ from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgemen
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
 from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
+from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -66,11 +68,11 @@ class DiTTTSTrainer(Trainer):
         # Upstream's checkpoint manager is replaced below: with this it starts no thread and no group.
         checkpoint = view.checkpoint
         view.checkpoint = replace(checkpoint, async_mode="disabled", keep_latest_k=0)
+        self.run_folder = run_folder
         super().__init__(view)
         view.checkpoint = checkpoint
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
-        self.run_folder = run_folder
         self.benchmark: BenchmarkRecorder | None = None
         if config.benchmark.enable:
             parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
@@ -111,6 +113,11 @@ class DiTTTSTrainer(Trainer):
         self.stop_signal = stop_signal
         self.stopped_by = 0
         self.progress = Progress()
+
+    def init_distributed(self) -> ParallelDims:
+        dims = super().init_distributed()
+        self.run_folder.write_ranks(gather_ranks())
+        return dims
 
     def _begin(self) -> None:
         """Brings the run folder to the step that was loaded."""

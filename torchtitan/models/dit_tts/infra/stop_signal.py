@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from torchtitan.models.dit_tts.infra.compat import get_default_store
+from torchtitan.models.dit_tts.infra.ranks import with_host
 from torchtitan.tools.logging import logger
 
 PREEMPTED = (signal.SIGTERM, signal.SIGUSR1)
@@ -136,9 +137,10 @@ class Progress:
             ):  # all are at the same place: who does not say so stands still
                 time.sleep(_SAY_SO_SECONDS)
                 behind = [rank for rank in ranks if not self._store.check([f"timed out/{rank}"])]
+            named = ", ".join(map(with_host, behind))
         except RuntimeError:  # the process with the store has ended
             return ""
         if not behind:
             return ""
         where = "loading its batches" if last[1] == 0 else "in the model or a collective"
-        return f"rank {', '.join(map(str, behind))} stalls at step {last[0]}, {where}"
+        return f"rank {named} stalls at step {last[0]}, {where}"

@@ -1,0 +1,214 @@
+"""`titan-tts launch`: the script it makes, and what it refuses; and the script for sbatch beside it."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.config.shipped import find_config
+from torchtitan.models.dit_tts.launch import command
+
+ROOT = Path(__file__).resolve().parents[3]
+DEBUG = ["launch", "debug", "--gpus-per-node", "2"]
+
+
+@pytest.fixture
+def launch(capsys):
+    """The script for these arguments."""
+
+    def run(*arguments: str) -> str:
+        assert cli.main([*DEBUG, *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def directives(script: str) -> list[str]:
+    return re.findall(r"^#SBATCH --(.*)$", script, re.M)
+
+
+def test_what_the_options_become(launch):
+    options = (
+        "--nodes 1-2 --time 2-00:00:00 --signal-seconds 300 --partition gpu --account a --qos high"
+    )
+    options += (
+        " --job-name night --max-requeues 7 --sbatch constraint=h200 --sbatch=--mail-type=END"
+    )
+    options += " --nccl NCCL_SOCKET_IFNAME=ib0 --nccl NCCL_DEBUG=INFO --port 29500"
+    script = launch(
+        *options.split(), "--setup", "source venv/bin/activate", "--optimizer.lr", "1e-3"
+    )
+    assert directives(script) == [
+        "job-name=night",
+        "partition=gpu",
+        "account=a",
+        "qos=high",
+        "nodes=1-2",
+        "ntasks-per-node=1",
+        "time=2-00:00:00",
+        "gpus-per-node=2",
+        "exclusive",
+        "mem=0",
+        "signal=B:USR1@300",
+        "requeue",
+        "open-mode=append",
+        "constraint=h200",
+        "mail-type=END",
+    ]
+    lines = script.splitlines()
+    for line in (
+        "source venv/bin/activate || exit 1",
+        "export NCCL_SOCKET_IFNAME=ib0",
+        "export NCCL_DEBUG=INFO",
+        "python=(python)",
+        f"config={find_config('debug')}",
+        "config_arguments=(--optimizer.lr 1e-3)",
+        f"folder={Path('outputs/debug').absolute()}",
+        "max_requeues=7",
+        "port=29500",
+    ):
+        assert line in lines, line
+    assert lines.index("source venv/bin/activate || exit 1") < lines.index("python=(python)")
+
+
+def test_defaults(launch):
+    script = launch("--cpus-per-node", "16", "--no-gpu-request", "--max-requeues", "0")
+    found = directives(script)
+    assert "cpus-per-task=16" in found and "no-requeue" in found
+    assert not {"exclusive", "mem=0", "requeue", "gpus-per-node=2"} & set(found)
+    assert f"python=({shlex.quote(sys.executable)})" in script
+    assert "port=$((15000 + SLURM_JOB_ID % 15000))" in script
+
+
+def test_the_script_for_sbatch_has_the_directives_of_launch(launch):
+    """The rest it gets from `titan-tts launch` when it starts."""
+    script = (ROOT / "scripts/train_tts.slurm").read_text()
+    launched = [re.sub("gpus-per-node=2", "gpus-per-node=8", each) for each in directives(launch())]
+    assert directives(script) == ["job-name=titan-tts", *launched[1:]]
+    assert "-m titan_tts launch" in script
+
+
+HOSTILE = "a 'b' \"c\" $HOME $(touch x) `d` \\ * #\n--e;f &"
+
+
+def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
+    folder = tmp_path / "$(touch x) 'y"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    config = Path("a b.toml")
+    config.write_bytes(find_config("debug").read_bytes())
+    monkeypatch.setattr(command.sys, "executable", "/a b/python")
+    arguments = ["--job.description", HOSTILE, f"--job.dump_folder={HOSTILE}"]
+    assert (
+        cli.main(["launch", str(config), "--gpus-per-node", "1", "--out", "job.sh", *arguments])
+        == 0
+    )
+    settings = Path("job.sh").read_text().partition("\nsay()")[0]
+    show = 'printf "%s\\0" "${python[@]}" "$config" "${config_arguments[@]}" "$folder" "$PWD"'
+    done = subprocess.run(
+        ["bash", "-c", f"{settings}\n{show}"],
+        capture_output=True,
+        env=os.environ | {"SLURM_JOB_ID": "7"},
+    )
+    run_folder = folder / HOSTILE / "a b"
+    expected = ["/a b/python", folder / config, *arguments, run_folder, folder]
+    assert done.stdout.decode().split("\0")[:-1] == [str(each) for each in expected]
+    assert {each.name for each in folder.iterdir()} == {"a b.toml", "job.sh"}
+    assert "#SBATCH --job-name=a_b" in settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--nodes", "0"], "--nodes '0' must be a number from 1"),
+        (["--nodes", "3-2"], "--nodes '3-2' must be"),
+        (["--nodes", "2;x"], "--nodes '2;x' must be"),
+        (["--time", "abc"], "--time 'abc' is no time limit"),
+        (["--time", "1:00\n#SBATCH -x"], "is no time limit"),
+        (["--time", "2", "--signal-seconds", "120"], "--time 2 is 120 seconds, not more than"),
+        (["--time", "1-00", "--signal-seconds", "70000"], "must be from 1 to 65535"),
+        (["--gpus-per-node", "0"], "--gpus-per-node 0 must be"),
+        (["--max-requeues", "-1"], "--max-requeues -1 must be"),
+        (["--port", "99999"], "--port 99999 must be"),
+        (["--job-name", "a\n#SBATCH --x"], "--job-name 'a\\n#SBATCH --x' may have letters"),
+        (["--partition", "$(x)"], "--partition '$(x)' may have letters"),
+        (["--sbatch", "a\nb"], "--sbatch 'a\\nb' must be one option"),
+        (["--nccl", "LD_PRELOAD=x"], "--nccl 'LD_PRELOAD=x' must be NAME=VALUE"),
+        (["--nccl", "NCCL_DEBUG"], "--nccl 'NCCL_DEBUG' must be"),
+        (["--python", "a 'b"], '--python "a \'b" is no command'),
+        (["--setup", "if true"], "--setup must be complete lines of bash"),
+        (["--job.description", "\udcff"], "not valid UTF-8"),
+        (["--out", "/dev/null/x"], "--out = /dev/null/x"),
+        (["--nodes", "4"], "[data] batch_multiple = 4 cannot be divided among 8"),
+        (
+            ["--nodes", "1-4"],
+            "does not work on 3, 4 nodes of 2 GPUs, only on 1, 2; on 3 nodes: [data] batch",
+        ),
+        (["--optimizer.beta1", "2"], "[optimizer] beta1 = 2.0"),
+    ],
+)
+def test_mistakes_end_with_one_sentence(arguments, sentence, capsys):
+    # On 4 nodes only the data's rule is broken.
+    assert cli.main([*DEBUG, *arguments, "--training.global_batch_size=24"]) == 2
+    found = capsys.readouterr()
+    assert sentence in found.err and found.err.count("\n") == 1 and not found.out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("1:00:00", 3600),
+        ("1-2", 93600),
+        ("1-2:3", 93780),
+        ("1-2:3:4", 93784),
+    ],
+)
+def test_time_limits(text, seconds):
+    assert command._seconds(text) == seconds
+
+
+def test_submit(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main([*DEBUG, "--submit"]) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\n/bin/cat > {tmp_path}/script\necho '17;cluster'\n")
+    sbatch.chmod(0o755)
+    assert cli.main([*DEBUG, "--submit", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == "17\n"
+    assert (tmp_path / "script").read_bytes() == (tmp_path / "out").read_bytes()
+    sbatch.write_text("#!/bin/sh\n/bin/cat >/dev/null\necho 'invalid partition\nx' >&2\nexit 1\n")
+    assert cli.main([*DEBUG, "--submit"]) == 2
+    assert (
+        capsys.readouterr().err == "error: --submit: sbatch refuses the job (invalid partition)\n"
+    )
+
+
+def test_the_example_for_kubernetes(capsys):
+    """Its command parses, and its numbers fit each other. kubernetes-validate 1.37 accepts it."""
+    service, job = yaml.safe_load_all((ROOT / "examples/kubernetes/train.yaml").read_text())
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    options, first = {}, f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    for word in container["command"][3:]:
+        key, _, value = word.removeprefix("--").partition("=")
+        options[key] = value
+    assert container["command"][:2] == ["titan-tts", "train"]
+    assert find_config(container["command"][2]).is_file()
+    assert spec["completions"] == spec["parallelism"] == int(options["nodes"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(options["nproc"])
+    assert (
+        options["rendezvous"] == f"{first}:29500"
+        and pod["subdomain"] == service["metadata"]["name"]
+    )
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}

@@ -1,0 +1,64 @@
+"""The launcher and torchrun below it, with ranks that import no torch."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.harness.forked import ROOT
+from tools.harness.runs import wait_until
+from torchtitan.models.dit_tts.supervisor import descendants
+
+RANK = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+def save(number, frame):
+    time.sleep(1)
+    (folder / "saved").write_text(str(number))
+    sys.exit(128 + number)
+for each in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(each, save)
+(folder / "ready").touch()
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """A launcher with one rank that has begun."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "torchtitan.models.dit_tts.torchrun", "--standalone"]
+    process = subprocess.Popen(
+        [*command, str(script), str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_until((tmp_path / "ready").exists, 60)
+        yield process, tmp_path
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_every_process_waits_for_the_save(launched, number):
+    """As SLURM without cgroups sends it: to the launcher, torchrun and the rank."""
+    process, folder = launched
+    for pid in descendants(process.pid):
+        os.kill(pid, number)
+    assert process.wait(30) == 128 + number
+    assert (folder / "saved").read_text() == str(int(number))
+
+
+@pytest.mark.long
+def test_ranks_end_with_their_launcher(launched):
+    process, folder = launched
+    below = descendants(process.pid)[1:]
+    process.kill()
+    wait_until((folder / "saved").exists, 30)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), 30)

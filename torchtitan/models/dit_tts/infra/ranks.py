@@ -1,0 +1,69 @@
+"""Where each rank runs, so that the machine of a bad one is known.
+
+Through the store of the process group, which needs no collective: it works where a network for
+collectives does not, and after one has timed out.
+"""
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchtitan.models.dit_tts.infra.compat import get_default_store
+from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import device_module
+
+_MAX_LINES = 64
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def describe_rank() -> dict[str, Any]:
+    """This rank's host, process, device, the device's free memory in GiB, and its driver."""
+    if torch.cuda.is_available():
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    driver = re.search(r"\s(\d+\.[\d.]+)\s", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    return {
+        "rank": int(os.environ["RANK"]),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "device": device_module.get_device_name(),
+        "free_gib": round(free / 2**30, 1),
+        "driver": driver[1] if driver else None,
+    }
+
+
+def gather_ranks() -> list[dict[str, Any]]:
+    """On rank 0 what every rank is, in their order, one line of the log each; empty on the others."""
+    mine = describe_rank()
+    if dist.get_world_size() == 1:
+        return [mine]
+    store = get_default_store()
+    store.set(f"rank/{mine['rank']}", json.dumps(mine))
+    if mine["rank"] != 0:
+        return []
+    ranks = [json.loads(store.get(f"rank/{rank}")) for rank in range(dist.get_world_size())]
+    for each in ranks[:_MAX_LINES]:
+        driver = f", driver {each['driver']}" if each["driver"] else ""
+        logger.info(
+            f"rank {each['rank']}: host {each['host']}, process {each['pid']}, device "
+            f"{each['local_rank']}: {each['device']}, {each['free_gib']} GiB free{driver}"
+        )
+    if len(ranks) > _MAX_LINES:
+        logger.info(f"{len(ranks) - _MAX_LINES} more ranks are in ranks.json")
+    return ranks
+
+
+def with_host(rank: int) -> str:
+    """`3 (host node7)`, or `3` where the rank has not said where it is."""
+    store = get_default_store()
+    if not store.check([f"rank/{rank}"]):
+        return str(rank)
+    return f"{rank} (host {json.loads(store.get(f'rank/{rank}'))['host']})"

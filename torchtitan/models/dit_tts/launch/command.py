@@ -1,0 +1,278 @@
+"""`titan-tts launch`: a run as a SLURM job, which is requeued at its time limit until the run is complete."""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from torchtitan.models.dit_tts.config.shipped import find_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import check_writable, write_atomic
+from torchtitan.models.dit_tts.launch.script import Job, batch_script
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
+
+_MAX_NODES = 10_000
+_NAME = re.compile(r"[\w.,:@%+=/-]+", re.ASCII)
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_VARIABLE = re.compile(r"((?:NCCL|TORCH_NCCL|GLOO|UCX|FI)_[A-Z0-9_]+)=(.*)", re.ASCII | re.DOTALL)
+
+
+@dataclass
+class Options:
+    """Print, write or submit the SLURM job of a run.
+
+    The job ends its run before the time limit, with a checkpoint, and is requeued until the run is
+    complete. The config is checked first, for every number of nodes that the job may get.
+    """
+
+    config: tyro.conf.Positional[str]
+    """TOML file, or the name of a config that `titan-tts configs` lists."""
+
+    nodes: str = "1"
+    """Machines: N, or MIN-MAX; the job then runs on as many as SLURM has."""
+
+    gpus_per_node: int = 8
+    """Processes per machine, one per GPU."""
+
+    time: str = "24:00:00"
+    """Time limit of each start, as sbatch takes it: HH:MM:SS, D-HH:MM ..."""
+
+    signal_seconds: int = 180
+    """Seconds before the time limit at which the run is told to save and end: more than a step and a
+    save take. SLURM may be up to a minute early."""
+
+    max_requeues: int = 100
+    """How often the job is put back into the queue; 0: never."""
+
+    job_name: str = ""
+    """Name of the job; empty: the run's."""
+
+    partition: str = ""
+    """Partition, as sbatch takes it."""
+
+    account: str = ""
+    """Account."""
+
+    qos: str = ""
+    """Quality of service."""
+
+    cpus_per_node: int = 0
+    """CPUs of each machine for the job; 0: the whole machine with all of its memory."""
+
+    no_gpu_request: bool = False
+    """Do not request GPUs from SLURM: it does not know of them, or the processes run on CPUs."""
+
+    sbatch: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """A further option of sbatch without its dashes: constraint=h200. May be given again."""
+
+    setup: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """A line of shell before the start: "source venv/bin/activate", "module load ...". May be given again."""
+
+    python: str = ""
+    """Command that starts Python on every machine: "apptainer exec --nv image.sif python"; empty: this
+    Python, or with --setup the one in PATH."""
+
+    nccl: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """A variable of NCCL, gloo, UCX or libfabric: NCCL_SOCKET_IFNAME=ib0. May be given again."""
+
+    port: int = 0
+    """Port on the first machine at which the machines meet; 0: from the job's id."""
+
+    out: Path | None = None
+    """Write the script to this file."""
+
+    submit: bool = False
+    """Submit the script and print the job's id."""
+
+    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
+
+
+def run(options: Options) -> int:
+    """Prints, writes or submits the script. Returns the exit status."""
+    smallest, largest = _node_range(options.nodes)
+    _check_numbers(options)
+    path = find_config(options.config).resolve()
+
+    from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
+
+    config = load_config(["--job.config_file", str(path), *options.config_args])
+    _check_sizes(config, options, range(smallest, largest + 1))
+    script = batch_script(
+        Job(
+            directives=_directives(options, config.job.experiment),
+            python=_python(options),
+            config=path,
+            config_args=options.config_args,
+            run_folder=run_folder_path(config).absolute(),
+            work_folder=Path.cwd(),
+            gpus_per_node=options.gpus_per_node,
+            max_requeues=options.max_requeues,
+            port=options.port,
+            setup=options.setup,
+            variables=_variables(options.nccl),
+        )
+    )
+    _check_script(script)
+    if options.out is not None:
+        check_writable(options.out, "--out")
+        write_atomic(options.out.expanduser(), script)
+    if options.submit:
+        print(_submit(script))
+    elif options.out is None:
+        print(script, end="")
+    return 0
+
+
+def _node_range(text: str) -> tuple[int, int]:
+    """(smallest, largest) of `N` or `MIN-MAX`."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+    if found:
+        smallest, largest = int(found[1]), int(found[2] or found[1])
+        if 1 <= smallest <= largest <= _MAX_NODES:
+            return smallest, largest
+    raise InputError(
+        f"--nodes {text!r} must be a number from 1 to {_MAX_NODES}, or a range such as 2-4"
+    )
+
+
+def _seconds(text: str) -> int:
+    """Of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    found = _TIME.fullmatch(text)
+    if not found or len(text) > 20:
+        raise InputError(f"--time {text!r} is no time limit; give HH:MM:SS or D-HH:MM:SS")
+    days, *rest = found.groups()
+    parts = [int(each) for each in rest if each is not None]
+    if days is not None:
+        units = [3600, 60, 1]
+    else:
+        units = [60] if len(parts) == 1 else [3600, 60, 1][-len(parts) :]
+    return 86400 * int(days or 0) + sum(n * unit for n, unit in zip(parts, units))
+
+
+def _check_numbers(options: Options) -> None:
+    for name, value, smallest, largest in (
+        ("gpus-per-node", options.gpus_per_node, 1, 1024),
+        ("signal-seconds", options.signal_seconds, 1, 65535),  # sbatch's limit
+        ("max-requeues", options.max_requeues, 0, 10**6),
+        ("cpus-per-node", options.cpus_per_node, 0, 10**5),
+        ("port", options.port, 0, 65535),
+    ):
+        if not smallest <= value <= largest:
+            raise InputError(f"--{name} {value} must be from {smallest} to {largest}")
+    limit = _seconds(options.time)
+    if options.signal_seconds >= limit:
+        raise InputError(
+            f"--time {options.time} is {limit} seconds, not more than --signal-seconds "
+            f"{options.signal_seconds}, so the run would be ended as it starts; raise the one or lower the other"
+        )
+
+
+def _check_sizes(config: "JobConfig", options: Options, sizes: range) -> None:
+    """Raises InputError, which names the numbers of nodes on which the config does not work."""
+    from torchtitan.models.dit_tts.config.checks import validate_config
+    from torchtitan.models.dit_tts.model_config import model_flavors
+
+    flavors, wrong = list(model_flavors()), {}
+    # The machine of this command may have no GPU.
+    accelerator = "cpu" if options.no_gpu_request else "cuda"
+    for nodes in sizes:
+        try:
+            validate_config(config, nodes * options.gpus_per_node, flavors, accelerator)
+        except InputError as error:
+            wrong[nodes] = str(error)
+    if not wrong:
+        return
+    first = next(iter(wrong.values()))
+    if len(sizes) == 1 or len(set(wrong.values())) == 1 and len(wrong) == len(sizes):
+        raise InputError(first)
+    right = ", ".join(str(nodes) for nodes in sizes if nodes not in wrong) or "none of them"
+    raise InputError(
+        f"--nodes {options.nodes}: the config does not work on {', '.join(map(str, wrong))} nodes of "
+        f"{options.gpus_per_node} GPUs, only on {right}; on {next(iter(wrong))} nodes: {first}"
+    )
+
+
+def _directives(options: Options, experiment: str) -> list[str]:
+    name = options.job_name or re.sub(r"[^\w.-]", "_", experiment, flags=re.ASCII)
+    texts = {"job-name": name, "partition": options.partition}
+    texts |= {"account": options.account, "qos": options.qos}
+    for key, value in texts.items():
+        if value and not _NAME.fullmatch(value):
+            raise InputError(
+                f"--{key} {value!r} may have letters, digits and . , : @ % + = / - _ only"
+            )
+    directives = [f"{key}={value}" for key, value in texts.items() if value]
+    directives += [f"nodes={options.nodes}", "ntasks-per-node=1", f"time={options.time}"]
+    if not options.no_gpu_request:
+        directives.append(f"gpus-per-node={options.gpus_per_node}")
+    if options.cpus_per_node:
+        directives.append(f"cpus-per-task={options.cpus_per_node}")
+    else:
+        directives += ["exclusive", "mem=0"]
+    directives.append(f"signal=B:USR1@{options.signal_seconds}")
+    directives.append("requeue" if options.max_requeues else "no-requeue")
+    directives.append("open-mode=append")  # a requeued job continues its log
+    for line in options.sbatch:
+        if not line.isprintable() or not re.match(r"-{0,2}\w", line):
+            raise InputError(
+                f"--sbatch {line!r} must be one option of sbatch, such as constraint=h200"
+            )
+        directives.append(line.lstrip("-"))
+    return directives
+
+
+def _python(options: Options) -> list[str]:
+    try:
+        words = shlex.split(options.python)
+    except ValueError as error:
+        raise InputError(f"--python {options.python!r} is no command ({error})") from None
+    return words or ["python" if options.setup else sys.executable]
+
+
+def _variables(assignments: list[str]) -> dict[str, str]:
+    variables = {}
+    for each in assignments:
+        found = _VARIABLE.fullmatch(each)
+        if not found:
+            raise InputError(
+                f"--nccl {each!r} must be NAME=VALUE with a name that begins with NCCL_, TORCH_NCCL_, GLOO_, "
+                f"UCX_ or FI_; set others with --setup 'export NAME=VALUE'"
+            )
+        variables[found[1]] = found[2]
+    return variables
+
+
+def _check_script(script: str) -> None:
+    """Raises InputError where bash or a file would not take it."""
+    try:
+        text = script.encode()
+    except UnicodeEncodeError:
+        raise InputError("an argument is not valid UTF-8; give paths and values that are") from None
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").split("\n")[0]
+        raise InputError(f"--setup must be complete lines of bash, which refuses them ({reason})")
+
+
+def _submit(script: str) -> str:
+    """The job's id."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=script, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        raise InputError(
+            "--submit: there is no sbatch here; run this on a machine of the cluster, or write the script "
+            "with --out and submit it there"
+        ) from None
+    if done.returncode:
+        reason = done.stderr.strip().split("\n")[0] or f"exit status {done.returncode}"
+        raise InputError(f"--submit: sbatch refuses the job ({reason})")
+    return done.stdout.strip().partition(";")[0]  # behind it the cluster's name
