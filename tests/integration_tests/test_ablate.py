@@ -145,3 +145,30 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
     assert keys["data"]["bucket_batch_sizes"][0] == found["micro_batches"][0] * blocks
     assert keys["training"]["local_batch_size"] <= found["micro_batches"][1]
     assert keys["training"]["global_batch_size"] >= 12
+
+
+SRUN = """#!/usr/bin/env bash
+# Starts the command twice, as for two nodes.
+while [[ $1 == -* ]]; do shift 2; done
+"$@" & "$@"; status=$?; wait; exit $status
+"""
+
+
+def test_a_run_on_two_nodes_of_a_job(tmp_path):
+    """Two launchers that meet, on one machine."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    text = GRID.partition("[[exclude]]")[0].format(folder=tmp_path)
+    text = text.replace('["ddp", "fsdp"]', '["fsdp"]').replace("[1, 2]", "[1]")
+    (tmp_path / "mine.toml").write_text(text.replace("gpus = 2", "gpus = 2\ngpus_per_node = 1"))
+    variables = {"PATH": f"{srun.parent}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
+    grid = start("ablate", str(tmp_path / "mine.toml"), "--no-analysis", **variables)
+    try:
+        printed, _ = grid.communicate(timeout=300)
+    finally:
+        kill_tree(grid)
+    assert grid.returncode == 0, printed
+    (report,) = (tmp_path / "mine").glob("*/benchmark.json")
+    assert json.loads(report.read_text())["factors"]["nodes"] == 2

@@ -42,7 +42,7 @@ open(folder + "/../order.txt", "a").write(folder.rsplit("/")[-1] + "\\n")
 
 @pytest.fixture(autouse=True)
 def no_training(monkeypatch):
-    def command(config, processes, arguments):
+    def command(config, processes, nodes):
         return [sys.executable, "-c", RUN, str(Path(config).parent)]
 
     monkeypatch.setattr(runner, "train_command", command)
@@ -136,7 +136,7 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
         "from titan_tts import lay_overlay; lay_overlay();"
         "from torchtitan.models.dit_tts.ablate import runner;"
         "slow = sys.argv[3].replace('import json', 'import time; time.sleep(0.7); import json', 1);"
-        "runner.train_command = lambda config, *_: [sys.executable, '-c', slow, str(config.parent)];"
+        "runner.train_command = lambda config, *_, **__: [sys.executable, '-c', slow, str(config.parent)];"
         "from torchtitan.models.dit_tts.cli import main; sys.exit(main(['ablate', sys.argv[2]]))"
     )
     command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "mine.toml"), RUN]
@@ -193,6 +193,24 @@ def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):
     assert record["reason"].startswith("plan: it needs 90.0 GiB") and record["forecast"] == forecast
     tried = GridRun(read_grid(tmp_path / "mine.toml"), {"skipped"}, run_what_cannot_fit=True)
     assert tried.run("") == 0 and set(states(tried).values()) == {"completed"}
+
+
+def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch):
+    text = '[axes]\ngpus = [2, 4, 6]\nlayout = ["fsdp"]\nbatch = [1]'
+    run = start(tmp_path, text, "gpus_per_node = 4")
+    assert run.run("") == 0
+    two, four, six = (run.runner.record(cell) for cell in run.all)
+    assert (two["state"], four["state"]) == ("completed", "completed")
+    assert six["reason"] == "6 GPUs are no whole number of nodes of 4"
+    run = start(tmp_path, text, 'gpus_per_node = 2\nname = "nodes"')
+    assert run.run("") == 0
+    assert "it needs 2 nodes" in run.runner.record(run.all[1])["reason"]
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    again = start(tmp_path, text, 'gpus_per_node = 2\nname = "nodes"', ["skipped"])
+    assert again.run("") == 0
+    found = {cell.gpus: again.runner.record(cell) for cell in again.all}
+    assert found[4]["state"] == "completed" and found[4]["factors"]["nodes"] == 2
+    assert "it needs 3 nodes" in found[6]["reason"]
 
 
 def test_the_list_starts_nothing(tmp_path):

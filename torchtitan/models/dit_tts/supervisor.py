@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_PORT = 15_000
+"""where nodes meet: between it and twice as much, by the job's number"""
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 30.0
@@ -81,16 +84,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def train_command(config: str | Path, processes: int, arguments: Sequence[str]) -> list[str]:
-    """The command of a run on this machine.
+def train_command(
+    config: str | Path, processes: int, arguments: Sequence[str] = (), nodes: int = 1
+) -> list[str]:
+    """The command of a run on this machine, or on several nodes of this SLURM job.
 
     Args:
         config: TOML file or the name of a shipped config.
-        processes: ranks.
+        processes: ranks, of all nodes.
         arguments: keys of the config, --section.key=value.
     """
-    count = ["--nproc", str(processes)] if processes > 1 else []
-    return [sys.executable, "-m", "titan_tts", "train", str(config), *count, *arguments]
+    train = [sys.executable, "-m", "titan_tts", "train", str(config)]
+    if nodes == 1:
+        count = ["--nproc", str(processes)] if processes > 1 else []
+        return [*train, *count, *arguments]
+    meeting = f"{socket.gethostname()}:{_PORT + int(os.environ.get('SLURM_JOB_ID', '0')) % _PORT}"
+    return [
+        *("srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1"),
+        *("--cpu-bind", "none", *train, "--nodes", str(nodes)),
+        *("--nproc", str(processes // nodes), "--rendezvous", meeting, *arguments),
+    ]
+
+
+def slurm_nodes() -> int:
+    """Nodes of the SLURM job that this process runs in; 1 outside of one."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,10 @@ class Cell:
         return Path(self.config.job.dump_folder) / self.config.job.experiment
 
     @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
     def group(self) -> str:
         """The same for runs that differ only in batch and repeat."""
         return repr({axis: value for axis, value in self.axes.items() if axis != "batch"})
@@ -140,6 +144,8 @@ class Cells:
         found: dict[str, Any] = dict(factors(asdict(config), gpus, options.gpus_per_node))
         if chosen.get("batch") == AUTO:
             found["batch"] = AUTO
+        if gpus > options.gpus_per_node and gpus % options.gpus_per_node:
+            refused = f"{gpus} GPUs are no whole number of nodes of {options.gpus_per_node}"
         layout = str(chosen.get("layout", ""))
         parallelism = config.parallelism
         degrees = (

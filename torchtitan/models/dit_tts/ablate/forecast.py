@@ -44,8 +44,7 @@ class Forecaster:
             check_device(config, device)
         except InputError:
             return None
-        nodes = -(-cell.gpus // cell.gpus_per_node)
-        cluster = Cluster(device, cell.gpus // nodes, nodes)
+        cluster = Cluster(device, cell.gpus // cell.nodes, cell.nodes)
         planner = self._planner(cell)
         batches = longest_batches(config, cell.gpus)
         step = planner.step(config, cluster, load_factor(device.name), batches)

@@ -23,6 +23,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
 from torchtitan.models.dit_tts.plan.plan import longest_batches
+from torchtitan.models.dit_tts.supervisor import slurm_nodes
 
 _FIRST_BATCH = 8
 """with which a search begins where the plan knows nothing of the device"""
@@ -138,8 +139,8 @@ class GridRun:
 
     def _hopeless(self, cell: Cell, forecast: dict[str, Any] | None) -> str:
         """Why a run is not even tried; empty where it is."""
-        if cell.gpus > cell.gpus_per_node:
-            return "it needs several nodes"
+        if cell.nodes > slurm_nodes():
+            return f"it needs {cell.nodes} nodes; start the grid with --retry skipped in a SLURM job that has them"
         group = [other for other in self.all if other.group == cell.group and other.batch]
         full = [other.batch for other in group if self.runner.record(other).get("state") == "oom"]
         if cell.batch and full and min(full) <= cell.batch:

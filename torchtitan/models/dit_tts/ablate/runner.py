@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,14 +60,8 @@ class Runner:
         """Keeps that a cell is not run, and why."""
         return self._write(cell, forecast, Outcome("skipped", reason, 0.0), time.time())
 
-    def run(
-        self, cell: Cell, forecast: dict[str, Any] | None, launcher: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """Runs a cell and returns its record. An interrupt ends the run, which is then run again.
-
-        Args:
-            launcher: command that starts the run on several nodes; empty: on this machine.
-        """
+    def run(self, cell: Cell, forecast: dict[str, Any] | None) -> dict[str, Any]:
+        """Runs a cell and returns its record. An interrupt ends the run, which is then run again."""
         folder = cell.folder
         if folder.exists():  # of a start that was interrupted; its benchmark cannot be continued
             shutil.rmtree(folder)
@@ -76,7 +69,7 @@ class Runner:
         self._write(cell, forecast, Outcome("running", "", 0.0), began)
         config = folder / "config.toml"
         write_atomic(config, tomli_w.dumps(without_secrets(without_none(asdict(cell.config)))))
-        command = [*launcher, str(config)] if launcher else train_command(config, cell.gpus, [])
+        command = train_command(config, cell.gpus, nodes=cell.nodes)
         run = RunProcess(command, folder, folder / "run.log", memory_gib=cell.memory_gib)
         try:
             # A completed run compares itself with its plan; the grid has forecasts of its own.
