@@ -171,8 +171,17 @@ def test_two_commands_share_a_grid(tmp_path):
 
 def test_another_grids_runs_are_not_taken_for_this_ones(tmp_path):
     start(tmp_path).run("")
-    with pytest.raises(InputError, match="was run with other settings"):
+    with pytest.raises(InputError, match="or was run with other settings"):
         start(tmp_path, AXES + "[settings]\noptimizer.lr = 0.5").run("")
+
+
+def test_a_folder_that_is_no_run_of_a_grid_is_left_alone(tmp_path):
+    run = start(tmp_path)
+    run.all[0].folder.mkdir(parents=True)
+    (run.all[0].folder / "state.json").write_text("{}")
+    with pytest.raises(InputError, match="is of another run"):
+        run.run("")
+    assert (run.all[0].folder / "state.json").read_text() == "{}" and run.all[0].folder.is_dir()
 
 
 def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):

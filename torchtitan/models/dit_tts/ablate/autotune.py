@@ -149,8 +149,9 @@ class Autotune:
             edges = choose_edges(lengths, data.num_buckets, data.max_frames)
             origin = "of [data] path"
         else:
-            found = estimated_buckets(self.cells.make({"batch": 1}, 0).config, self.ranks)
-            edges = [batches.lengths.frames for _, batches in found]
+            mixed = self.cells.make({"batch": 1}, 0, None, {"benchmark.lengths": "mixed"})
+            found = estimated_buckets(mixed.config, self.ranks)
+            edges = [batches.lengths.frames for _, batches in found][:-1] + [data.max_frames]
             origin = f"of [benchmark]'s lengths, since there is no data at {data.path!r}"
         if edges[0] < 1 or edges[-1] > data.max_frames:
             raise InputError(

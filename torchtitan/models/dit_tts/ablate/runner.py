@@ -45,12 +45,14 @@ class Runner:
             InputError: it is of a run with other settings.
         """
         record = read_json(cell.folder / FILE_NAME)
-        if record and record.get("identity") != _identity(cell):
+        if record.get("identity") == _identity(cell):
+            return record
+        if record or cell.folder.exists():
             raise InputError(
-                f"{cell.folder} was run with other settings; give the grid another [grid] name, or remove that "
-                f"folder"
+                f"{cell.folder} is of another run, or was run with other settings; give the grid another name, or "
+                f"remove that folder"
             )
-        return record
+        return {}
 
     def reset(self, cell: Cell) -> None:
         """Has a cell run again."""
@@ -63,7 +65,7 @@ class Runner:
     def run(self, cell: Cell, forecast: dict[str, Any] | None) -> dict[str, Any]:
         """Runs a cell and returns its record. An interrupt ends the run, which is then run again."""
         folder = cell.folder
-        if folder.exists():  # of a start that was interrupted; its benchmark cannot be continued
+        if self.record(cell):  # of a start that was interrupted; its benchmark cannot be continued
             shutil.rmtree(folder)
         began = time.time()
         self._write(cell, forecast, Outcome("running", "", 0.0), began)
