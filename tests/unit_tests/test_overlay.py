@@ -163,7 +163,7 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
     expected = {
         str(path.relative_to(ROOT))
         for path in (OURS / "models/dit_tts").rglob("*")
-        if path.is_file() and path.suffix in (".py", ".json", ".jinja", ".md")
+        if path.is_file() and path.suffix in (".py", ".json", ".jinja", ".md", ".sh")
     }
     expected |= {"titan_tts.py", "torchtitan/_cpu.py"}
     configs = (path.name for path in (ROOT / "train_configs").glob("*.toml"))
