@@ -31,10 +31,10 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_
     while low < trial < high:
         if fits(trial):
             low = trial
-            trial = min(low + step, limit)
+            trial = low + step
         else:
             high = trial
-            trial = max(high - step, 1)
+            trial = high - step
         step *= 2
     while high - low > 1:
         middle = (low + high) // 2
