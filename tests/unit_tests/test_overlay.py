@@ -166,8 +166,8 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
         if path.is_file() and path.suffix in (".py", ".json", ".jinja", ".md", ".sh")
     }
     expected |= {"titan_tts.py", "torchtitan/_cpu.py"}
-    configs = (path.name for path in (ROOT / "train_configs").glob("*.toml"))
-    expected |= {f"torchtitan/models/dit_tts/train_configs/{name}" for name in configs}
+    configs = (path.relative_to(ROOT) for path in (ROOT / "train_configs").rglob("*.toml"))
+    expected |= {f"torchtitan/models/dit_tts/{name}" for name in configs}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == expected
     assert not held & {str(file) for file in distribution("torchtitan").files}
