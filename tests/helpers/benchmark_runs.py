@@ -86,7 +86,7 @@ def write_run(
         "factors": dict(factors),
         "axes": list(axes),
         "repeat": repeat,
-        "arguments": [],
+        "settings": {},
         "state": state,
         "reason": reason,
         "began": 0.0,

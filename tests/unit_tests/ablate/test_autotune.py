@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from torchtitan.models.dit_tts.ablate import runner
 from torchtitan.models.dit_tts.ablate.autotune import Autotune
@@ -70,8 +71,36 @@ def test_the_keys_are_a_config_of_about_the_same_global_batch(tune, wanted, step
         micro * 2 * steps,
     )
     assert wanted <= training["global_batch_size"] < wanted + 2 * steps
-    assert data["bucket_batch_sizes"][:2] == [75 * 2 * steps, 38 * 2 * steps]
+    # As many frames as in the longest bucket, as far as they fit.
+    blocks = 2 * steps
+    assert data["bucket_batch_sizes"] == [
+        min(75, micro * 4) * blocks,
+        min(38, micro * 2) * blocks,
+        micro * blocks,
+    ]
     validate_config(config_from_dict(keys | {"job": {"experiment": "x"}}, "found"), 2, ["debug"])
+
+
+def test_the_largest_batches_where_they_are_wanted(tune):
+    found = tune(64 * 20, largest=True).run()
+    assert found.keys["data"]["bucket_batch_sizes"] == [150, 76, 12]
+
+
+def test_the_result_can_be_tuned_again(tune):
+    sizes = ["--data.bucket_frames=16,32,64", "--data.bucket_batch_sizes=48,24,12"]
+    assert tune(64 * 20, *sizes, buckets=[]).run().micro_batches == [75, 38, 18]
+
+
+def test_trials_of_another_model_are_not_taken(tune):
+    tune(64 * 20).run()
+    with pytest.raises(InputError, match="was run with other settings"):
+        tune(64 * 20, "--encoder.n_layers=3").run()
+
+
+def test_two_commands_do_not_share_a_folder(tune):
+    one, other = tune(64 * 20), tune(64 * 20)
+    with FileLock(one.cells.folder / ".lock"), pytest.raises(InputError, match="another command"):
+        other.run()
 
 
 def test_the_fastest_choice_is_tuned(tune):
@@ -102,7 +131,9 @@ def test_buckets_are_those_of_the_config_or_of_the_benchmark(tune, capsys):
     "limit, changes, words",
     [
         (10, {}, "not even one sample of 64 frames fits"),
-        (1e5, {"buckets": [16, 65]}, r"must be from 1 to \[data\] max_frames = 64"),
+        (1e5, {"buckets": [16, 65]}, r"lengths from 1 to \[data\] max_frames = 64"),
+        (1e5, {"buckets": [16, 16, 64]}, "8 different lengths"),
+        (1e5, {"buckets": list(range(8, 17))}, "up to 8"),
         (
             1e5,
             {"arguments": ["--debug.seed=9"]},

@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from torchtitan.models.dit_tts.ablate import grid_run, runner
 from torchtitan.models.dit_tts.ablate.grid_file import read_grid
 from torchtitan.models.dit_tts.ablate.grid_run import GridRun
 from torchtitan.models.dit_tts.ablate.search import largest_that_fits
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.supervisor import Outcome
 
 ROOT = Path(__file__).parents[3]
 DEBUG = ROOT / "train_configs" / "debug.toml"
@@ -152,6 +154,8 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
         cell for cell in run.all if run.runner.record(cell).get("state") in ("running", "preempted")
     ]
     assert len(running) == 1
+    stopped = run.runner.record(running[0])["state"]
+    assert stopped == ("running" if number == signal.SIGKILL else "preempted")
     done = order(tmp_path)
     assert run.run("") == 0
     assert set(states(run).values()) == {"completed"}
@@ -173,6 +177,47 @@ def test_another_grids_runs_are_not_taken_for_this_ones(tmp_path):
     start(tmp_path).run("")
     with pytest.raises(InputError, match="or was run with other settings"):
         start(tmp_path, AXES + "[settings]\noptimizer.lr = 0.5").run("")
+
+
+def test_a_run_with_another_base_config_is_not_taken_for_this_one(tmp_path):
+    start(tmp_path).run("")
+    other = tmp_path / "other.toml"
+    other.write_text(DEBUG.read_text().replace("n_layers = 2", "n_layers = 1"))
+    (tmp_path / "mine.toml").write_text(
+        (tmp_path / "mine.toml").read_text().replace(str(DEBUG), str(other))
+    )
+    with pytest.raises(InputError, match="was run with other settings"):
+        GridRun(read_grid(tmp_path / "mine.toml"), set()).run("")
+
+
+def test_a_corrupt_record_removes_nothing(tmp_path):
+    run = start(tmp_path)
+    run.run("")
+    (run.all[0].folder / "run.json").write_text('{"form')
+    with pytest.raises(InputError, match="is of another run"):
+        start(tmp_path).run("")
+    assert (run.all[0].folder / "benchmark.json").exists()
+
+
+def test_a_run_of_an_earlier_start_is_waited_for(tmp_path, monkeypatch):
+    """Its process writes into the folder until it has ended."""
+    run = start(tmp_path)
+    run.run("")
+    run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
+    monkeypatch.setattr(runner.Runner, "lock_seconds", 0.1)
+    with FileLock(run.all[0].folder / "run.lock"):
+        with pytest.raises(InputError, match="still runs in it"):
+            start(tmp_path).run("")
+    assert (run.all[0].folder / "benchmark.json").exists()
+    assert start(tmp_path).run("") == 0
+
+
+def test_a_trial_that_fails_does_not_end_the_grid(tmp_path):
+    run = start(tmp_path, '[axes]\n"debug.seed" = [3, 2]\nbatch = ["auto"]')
+    assert run.run("") == 1
+    failed, found = (run.runner.record(cell) for cell in run.all)
+    assert failed["state"] == "failed" and "the trial of batch 8" in failed["reason"]
+    assert found["state"] == "completed" and found["factors"]["batch"] == 2
 
 
 def test_a_folder_that_is_no_run_of_a_grid_is_left_alone(tmp_path):

@@ -42,6 +42,23 @@ def test_a_run_of_a_grid(tmp_path):
     assert run.mfu_convention == "exact"
 
 
+def test_runs_of_other_work_are_no_repeats(tmp_path):
+    """Equal in every factor, but with other lengths: the length becomes a factor."""
+    for name, frames in (("a", 32), ("b", 256), ("c", 256)):
+        config = {"data": {"max_frames": frames, "num_workers": 2, "bucket_frames": [frames]}}
+        write_run(tmp_path / "grid" / name, report(BASE, 100.0, config=config))
+    runs = find_runs([str(tmp_path)])
+    assert [run.factors["data.max_frames"] for run in runs] == [32, 256, 256]
+    assert [run.factors["data.bucket_frames"] for run in runs] == ["[32]", "[256]", "[256]"]
+    assert all("data.num_workers" not in run.factors for run in runs)
+
+
+def test_trials_of_a_search_are_no_benchmarks(tmp_path):
+    write_run(tmp_path / "grid" / "a", report(BASE, 100.0))
+    write_run(tmp_path / "grid" / "trials" / "b", report(BASE, 5.0))
+    assert only(tmp_path).figures["samples_per_second"] == 100.0
+
+
 def test_weighted_figures_are_preferred_where_they_are_known(tmp_path):
     weighted = {"seconds_per_step": 0.9, "samples_per_second": 70.0, "mfu": None}
     write_run(tmp_path / "a", report(BASE, 100.0, weighted=weighted))

@@ -109,7 +109,7 @@ def train(args: list[str]) -> int:
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
             trainer.train()
-            if trainer.benchmark is not None:
+            if trainer.benchmark is not None and not trainer.stopped_by:
                 trainer.benchmark.finish(folder.path)
         stopped_by = trainer.stopped_by
         folder.set_state(state_after(stopped_by) if stopped_by else "completed", trainer.step)

@@ -37,7 +37,7 @@ _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 """Prefixes of environment variables that change what a run computes or how fast"""
 
 STATES = ("init", "running", "completed", "preempted", "interrupted", "oom", "failed", "timeout")
-_LOCK = "run.lock"
+LOCK = "run.lock"
 
 
 def _git_commit() -> str | None:
@@ -108,9 +108,9 @@ class RunFolder:
         self.path = path
         self.rank = rank
         # Another rank's traces of communication may be there already.
-        known = {"comm_traces", _LOCK}
+        known = {"comm_traces", LOCK}
         self.is_new = not path.is_dir() or {p.name for p in path.iterdir()} <= known
-        self._lock = FileLock(path / _LOCK, timeout=0)
+        self._lock = FileLock(path / LOCK, timeout=0)
         self._refused = False
         self.confirmed = False
         self.earlier: dict[str, Any] = {}

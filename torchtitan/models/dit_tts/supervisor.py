@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE
@@ -25,7 +26,7 @@ ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_CGROUPS = Path("/sys/fs/cgroup")
 _PORT = 15_000
 """where nodes meet: between it and twice as much, by the job's number"""
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +48,16 @@ def children(parent: int) -> list[int]:
             if int(fields[1]) == parent:
                 found.append(int(folder.name))
     return found
+
+
+def interrupt_on_signals() -> None:
+    """Has SIGTERM and SIGHUP interrupt this process as Ctrl-C does, so that it ends what it has started."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, interrupt)
 
 
 def descendants(process: int) -> list[int]:
@@ -196,10 +207,12 @@ class RunProcess:
 
     def end(self, grace_seconds: float = 0.0) -> None:
         """Ends the run: by SIGTERM with time to save, if there is any, and then by SIGKILL."""
-        if grace_seconds and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.wait(grace_seconds)
-        kill_tree(self.process)
+        try:
+            if grace_seconds and self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+                self.wait(grace_seconds)
+        finally:  # also where a second Ctrl-C ends the waiting
+            kill_tree(self.process)
 
     def outcome(self) -> Outcome:
         """What became of the run, which has ended; a run that was killed counts as failed."""
@@ -219,11 +232,18 @@ class RunProcess:
 
 
 def _oom_kills() -> int:
-    """Processes of this control group that the kernel has killed for lack of memory."""
-    for counters in _OOM_COUNTERS:
-        with suppress(OSError):
-            for line in Path(counters).read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
-    return 0
+    """Processes of this control group that the kernel has killed for lack of memory (cgroups(7))."""
+    kills = 0
+    with suppress(OSError):
+        for group in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = group.split(":", 2)
+            if number == "0":
+                counters = _CGROUPS / path.lstrip("/") / "memory.events"
+            elif controllers == "memory":
+                counters = _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
+            else:
+                continue
+            with suppress(OSError):
+                lines = map(str.split, counters.read_text().splitlines())
+                kills += sum(int(value) for name, value in lines if name == "oom_kill")
+    return kills

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from filelock import FileLock, Timeout
 
 from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
 from torchtitan.models.dit_tts.ablate.forecast import Forecaster
@@ -21,7 +22,7 @@ from torchtitan.models.dit_tts.ablate.search import (
     smaller,
 )
 from torchtitan.models.dit_tts.config.checks import batch_split
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
@@ -90,6 +91,7 @@ class Autotune:
     gpu: for the plan's first guess; empty: this machine's.
     memory_gib: limit of the address space of each process; 0: none.
     timeout_seconds: of each trial.
+    largest: the batch of every bucket is the largest that fits, whatever frames that comes to.
     """
 
     def __init__(
@@ -103,9 +105,11 @@ class Autotune:
         gpu: str,
         memory_gib: float,
         timeout_seconds: float,
+        largest: bool = False,
     ):
         self.config = config
         self.ranks = ranks
+        self.largest = largest
         self.axes = {axis: values for axis, values in axes.items() if values}
         self.buckets = buckets
         self.forecaster = Forecaster(gpu)
@@ -114,7 +118,20 @@ class Autotune:
         self.cells = Cells(GridFile(grid), folder, config)
 
     def run(self) -> Found:
-        """Raises InputError: not even a micro-batch of 1 fits, or a trial fails."""
+        """Raises InputError: not even a micro-batch of 1 fits, a trial fails, or another command works in the
+        same folder."""
+        folder = self.cells.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        try:
+            with lock:
+                return self._run()
+        except Timeout:
+            raise InputError(
+                f"{folder}: another command works in it; give another --work"
+            ) from None
+
+    def _run(self) -> Found:
         frames = self._edges()
         choices = [self._choice(axes, frames[-1]) for axes in self._axes()]
         fitting = [choice for choice in choices if choice.batch]
@@ -153,9 +170,11 @@ class Autotune:
             found = estimated_buckets(mixed.config, self.ranks)
             edges = [batches.lengths.frames for _, batches in found][:-1] + [data.max_frames]
             origin = f"of [benchmark]'s lengths, since there is no data at {data.path!r}"
-        if edges[0] < 1 or edges[-1] > data.max_frames:
+        ascending = all(low < high for low, high in zip([0, *edges], edges))
+        if not ascending or len(edges) > MAX_BUCKETS or edges[-1] > data.max_frames:
             raise InputError(
-                f"--buckets {edges}, but they must be from 1 to [data] max_frames = {data.max_frames}"
+                f"buckets of {edges} frames, but they must be up to {MAX_BUCKETS} different lengths from 1 to "
+                f"[data] max_frames = {data.max_frames}"
             )
         print(f"buckets {origin}: {edges} frames", flush=True)
         return edges
@@ -166,6 +185,7 @@ class Autotune:
             self.cells.folder / kind / f"frames{edge}" / f"bs{batch}_{settings['benchmark.steps']}"
         )
         changed = {"data.max_frames": edge, "data.bucket_frames": [], "data.num_buckets": 1}
+        changed["data.bucket_batch_sizes"] = []
         return self.cells.make(axes | {"batch": batch}, 0, None, changed | settings, folder)
 
     def _largest(self, axes: dict[str, Any], edge: int, guess: int) -> int:
@@ -231,10 +251,14 @@ class Autotune:
         steps = -(-wanted // (sizes[-1] * self.ranks))
         micro = -(-wanted // (self.ranks * steps))  # the smallest that comes to the global batch
         blocks = self.ranks * steps
-        batches = [*(size * blocks for size in sizes[:-1]), micro * blocks]
+        batches = []
+        for edge, size in zip(frames, [*sizes[:-1], micro], strict=True):
+            budget = micro * frames[-1] // edge  # as many frames as in the longest bucket
+            batches.append((size if self.largest else max(1, min(size, budget))) * blocks)
         cell = self.cells.make(best.axes, 0)
         keys: dict[str, dict[str, Any]] = {
             "data": {
+                "max_frames": frames[-1],
                 "bucket_frames": frames,
                 "bucket_batch_sizes": batches,
                 "batch_multiple": blocks,

@@ -46,8 +46,12 @@ class Options:
     timeout_minutes: float = 20.0
     """Of each trial."""
 
-    work: Path = Path("outputs/autotune")
-    """Folder of the trials; those that are there are not made again."""
+    work: str = ""
+    """Folder of the trials; those that are there are not made again. Default: outputs/autotune/CONFIG."""
+
+    largest: bool = False
+    """Take the largest batch of every bucket. By default no bucket has more frames in a global batch than
+    the config's."""
 
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
 
@@ -64,23 +68,27 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.ablate.autotune import Autotune
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.files import check_writable, write_atomic
+    from torchtitan.models.dit_tts.files import check_writable, local_path, write_atomic
+    from torchtitan.models.dit_tts.supervisor import interrupt_on_signals
 
     quiet_known_warnings()
     check_writable(options.out, "--out")
     config = load_config([f"--job.config_file={path}", *options.config_args])
+    work = Path(local_path(options.work or f"outputs/autotune/{path.stem}"))
+    interrupt_on_signals()
     found = Autotune(
         config,
         options.nproc,
-        options.work.resolve(),
+        work / "trials",
         axes={"layout": options.layouts, "checkpointing": options.checkpointing},
         buckets=options.buckets,
         gpu=options.gpu,
         memory_gib=options.memory_gib,
         timeout_seconds=options.timeout_minutes * 60,
+        largest=options.largest,
     ).run()
     write_atomic(options.out, found.toml())
-    write_atomic(options.work / "autotune.json", json.dumps(found.as_json(), indent=1) + "\n")
+    write_atomic(work / "autotune.json", json.dumps(found.as_json(), indent=1) + "\n")
     print(found.toml(), end="")
     print(f"written to {options.out}; put these keys into your config")
     return 0

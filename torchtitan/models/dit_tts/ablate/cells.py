@@ -96,11 +96,12 @@ class Cells:
         """
         repeats = range(self.grid.grid.repeats)
         found = [self.make(axes, n) for n in repeats for axes in combinations(self.grid)]
-        cells = {cell.name: cell for cell in found}
-        if len(cells) < len(found):
+        names = [cell.name for cell in found]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             raise InputError(
-                f"[grid] {self.grid.grid.name}: two runs have the same values; each of [[extra]] must differ "
-                f"from the runs of the axes"
+                f"[grid] {self.grid.grid.name}: two runs come to the same name, {twice}; give each other values, "
+                f"also those of [[extra]]"
             )
         groups = list(dict.fromkeys(cell.group for cell in found))
         return sorted(found, key=lambda c: (c.repeat, groups.index(c.group), c.batch))
@@ -183,7 +184,10 @@ class Cells:
             *sections, name = key.split(".")
             place = content
             for section in sections:
-                place[section] = dict(place.get(section) or {})
+                below = place.get(section, {})
+                if not isinstance(below, dict):
+                    raise InputError(f"[grid] {self.grid.grid.name}: there is no key {key}")
+                place[section] = dict(below)
                 place = place[section]
             place[name] = value
         return resolve(config_from_dict(content, f"[grid] {self.grid.grid.name}"))
@@ -220,6 +224,7 @@ def _axis_settings(axes: Mapping[str, Any], gpus: int, nodes: int) -> dict[str, 
         settings["training.local_batch_size"] = batch
         settings["training.global_batch_size"] = batch * gpus * steps
         settings["data.batch_multiple"] = gpus * steps
+        settings["data.bucket_batch_sizes"] = []  # of another global batch
     elif "accumulation" in axes:
         raise InputError("[axes] accumulation needs an axis batch; add one")
     if "checkpointing" in axes:
@@ -306,5 +311,5 @@ def _name(config: JobConfig, found: Mapping[str, Any], repeat: int | None) -> st
     parts += [
         f"{key.rpartition('.')[2]}{value}" for key, value in found.items() if key not in FACTORS
     ]
-    parts += [] if repeat is None else [f"r{repeat}"]
-    return re.sub(r"[^\w.=-]+", "-", "_".join(parts))[:200]
+    name = re.sub(r"[^\w.=-]+", "-", "_".join(parts))[:200]
+    return name if repeat is None else f"{name}_r{repeat}"

@@ -49,6 +49,7 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.ablate.grid_run import GridRun
     from torchtitan.models.dit_tts.ablate.runner import FINAL
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
+    from torchtitan.models.dit_tts.supervisor import interrupt_on_signals
 
     quiet_known_warnings()
     if not (options.no_analysis or options.dry_run):
@@ -61,6 +62,7 @@ def run(options: Options) -> int:
         for line in grid_run.list():
             print(line)
         return 0
+    interrupt_on_signals()
     status = grid_run.run(path.read_text())
     if not options.no_analysis:
         from torchtitan.models.dit_tts.analysis import command

@@ -33,6 +33,7 @@ from typing import Any, Literal
 from torchtitan.models.dit_tts.config.manager import dataclass_from_dict
 from torchtitan.models.dit_tts.config.shipped import shipped_folder
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote
 
 AXES = (
     "size",
@@ -123,8 +124,12 @@ def read_grid(path: Path) -> GridFile:
     options.name = options.name or path.stem
     if not options.config and "size" not in grid.axes:
         raise InputError(f"{path}: [grid] config is missing; give a TOML file or a shipped config")
-    if "/" in options.name or options.name in (".", ".."):
+    if "/" in options.name or options.name in (".", "..") or not options.name.isprintable():
         raise InputError(f"{path}: [grid] name = {options.name!r} must be a folder's name")
+    if is_remote(options.dump_folder) or not options.dump_folder.isprintable():
+        raise InputError(
+            f"{path}: [grid] dump_folder = {options.dump_folder!r} must be a local folder"
+        )
     for name in ("gpus", "gpus_per_node", "steps", "counted_steps", "repeats", "timeout_minutes"):
         value = getattr(options, name)
         if not 0 < value < 10**9:
@@ -139,29 +144,31 @@ def read_grid(path: Path) -> GridFile:
             f"{options.steps}: the others are the warm-up"
         )
     for axis, values in grid.axes.items():
-        _check_axis(path, axis)
-        if not values or len({repr(value) for value in values}) < len(values):
-            raise InputError(f"{path}: [axes] {axis} must have values, each once")
+        _check_axis(path, axis, values)
     for number, table in enumerate(grid.exclude, 1):
         for axis, value in table.items():
-            if value not in grid.axes.get(axis, ()):
+            if repr(value) not in map(repr, grid.axes.get(axis, ())):  # True is no 1
                 raise InputError(
                     f"{path}: [[exclude]] {number} has {axis} = {value!r}, which no axis has"
                 )
     for table in grid.extra:
-        for axis in table:
-            _check_axis(path, axis)
+        for axis, value in table.items():
+            _check_axis(path, axis, value if isinstance(value, list) else [value])
     if math.prod(map(len, grid.axes.values())) > MAX_RUNS:
         raise InputError(f"{path}: [axes] make more than {MAX_RUNS:,} runs; split the grid")
     return grid
 
 
-def _check_axis(path: Path, axis: str) -> None:
+def _check_axis(path: Path, axis: str, values: list[Any]) -> None:
     if axis not in AXES and "." not in axis:
         raise InputError(
             f"{path}: there is no axis {axis!r}; there are {', '.join(AXES)}, and keys of the config as "
             f'"section.key"'
         )
+    if not values or len(set(map(repr, values))) < len(values):
+        raise InputError(f"{path}: axis {axis} must have values, each once")
+    if axis in AXES and any(isinstance(value, (list, dict)) for value in values):
+        raise InputError(f"{path}: axis {axis} has {values}, but its values are words or numbers")
 
 
 def find_grid(grid: str) -> Path:

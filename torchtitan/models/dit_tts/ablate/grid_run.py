@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.ablate.grid_file import GridFile
 from torchtitan.models.dit_tts.ablate.runner import FINAL, Runner, figures
 from torchtitan.models.dit_tts.ablate.search import (
     TRIAL_SETTINGS,
+    TrialError,
     Trials,
     largest_that_fits,
     smaller,
@@ -23,7 +24,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
 from torchtitan.models.dit_tts.plan.plan import longest_batches
-from torchtitan.models.dit_tts.supervisor import slurm_nodes
+from torchtitan.models.dit_tts.supervisor import Outcome, slurm_nodes
 
 _FIRST_BATCH = 8
 """with which a search begins where the plan knows nothing of the device"""
@@ -43,6 +44,9 @@ class GridRun:
         self.forecaster = Forecaster(options.gpu)
         self.runner = Runner(options.name, options.timeout_minutes * 60)
         self.retried = retried
+        self.stale: dict[str, dict[str, Any]] = {}
+        """records of runs to be run again, as they were at the start"""
+
         self.run_what_cannot_fit = run_what_cannot_fit
 
     def list(self) -> Iterator[str]:
@@ -70,9 +74,8 @@ class GridRun:
             source: the grid's TOML, of which a copy is kept.
         """
         write_atomic(self.folder / "grid.toml", source)
-        for cell in self.all:
-            if self.runner.record(cell).get("state") in self.retried:
-                self.runner.reset(cell)
+        records = {cell.name: self.runner.record(cell) for cell in self.all}
+        self.stale = {n: row for n, row in records.items() if row.get("state") in self.retried}
         total = len(self.all)
         left = [cell for cell in self.all if not self._is_done(cell)]
         print(f"{total} runs, of which {total - len(left)} are done; {self.folder}", flush=True)
@@ -93,7 +96,12 @@ class GridRun:
         return self._sum_up()
 
     def _is_done(self, cell: Cell) -> bool:
-        return self.runner.record(cell).get("state") in FINAL
+        return self._state(cell) in FINAL
+
+    def _state(self, cell: Cell) -> str:
+        """Of its last run; waiting where that is to be run again, and nobody has done so yet."""
+        record = self.runner.record(cell)
+        return "waiting" if record in ({}, self.stale.get(cell.name)) else record["state"]
 
     def _sum_up(self) -> int:
         states = Counter(self.runner.record(cell).get("state", "waiting") for cell in self.all)
@@ -125,24 +133,28 @@ class GridRun:
         forecast = self.forecaster.forecast(cell)
         reason = cell.refused or self._hopeless(cell, forecast)
         if reason:
-            return self.runner.skip(cell, reason, forecast)
+            return self.runner.keep(cell, Outcome("skipped", reason, 0.0), forecast)
         if cell.batch:
             return self.runner.run(cell, forecast)
-        batch = self._largest_batch(cell)
+        try:
+            batch = self._largest_batch(cell)
+        except TrialError as error:
+            return self.runner.keep(cell, Outcome(error.state, str(error), 0.0), forecast)
         while batch:
             found = self.cells.make(cell.axes, cell.repeat, batch, folder=cell.folder)
             record = self.runner.run(found, self.forecaster.forecast(found))
             if record["state"] != "oom":
                 return record
             batch = smaller(batch)
-        return self.runner.skip(cell, "not even a batch of 1 fits", forecast)
+        outcome = Outcome("skipped", "not even a batch of 1 fits", 0.0)
+        return self.runner.keep(cell, outcome, forecast)
 
     def _hopeless(self, cell: Cell, forecast: dict[str, Any] | None) -> str:
         """Why a run is not even tried; empty where it is."""
         if cell.nodes > slurm_nodes():
             return f"it needs {cell.nodes} nodes; start the grid with --retry skipped in a SLURM job that has them"
         group = [other for other in self.all if other.group == cell.group and other.batch]
-        full = [other.batch for other in group if self.runner.record(other).get("state") == "oom"]
+        full = [other.batch for other in group if self._state(other) == "oom"]
         if cell.batch and full and min(full) <= cell.batch:
             return f"a batch of {min(full)} ran out of memory"
         if forecast is not None and not forecast["fits"] and not self.run_what_cannot_fit:

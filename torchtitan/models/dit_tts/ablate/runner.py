@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from torchtitan.models.dit_tts.ablate.cells import Cell
 from torchtitan.models.dit_tts.ablate.grid_file import AUTO
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
 from torchtitan.models.dit_tts.files import fingerprint, write_atomic
+from torchtitan.models.dit_tts.run_folder import LOCK
 from torchtitan.models.dit_tts.supervisor import Outcome, RunProcess, read_json, train_command
+from torchtitan.tools import utils
 
 FILE_NAME = "run.json"
 FORMAT = 1
 
-_SEARCHED = ("training.local_batch_size", "training.global_batch_size")
+_NOT_COMPARED = {"job": ("config_file", "dump_folder", "experiment", "description")}
 
 FINAL = ("completed", "oom", "failed", "timeout", "skipped")
 """States of a run that is not run again when a grid continues"""
@@ -33,6 +36,9 @@ class Runner:
     grid: its name.
     timeout_seconds: of each run.
     """
+
+    lock_seconds = 2 * GRACE_SECONDS
+    """within which a run of an earlier start must have ended"""
 
     def __init__(self, grid: str, timeout_seconds: float):
         self.grid = grid
@@ -54,19 +60,21 @@ class Runner:
             )
         return {}
 
-    def reset(self, cell: Cell) -> None:
-        """Has a cell run again."""
-        self._write(cell, None, Outcome("waiting", "", 0.0), time.time())
-
-    def skip(self, cell: Cell, reason: str, forecast: dict[str, Any] | None) -> dict[str, Any]:
-        """Keeps that a cell is not run, and why."""
-        return self._write(cell, forecast, Outcome("skipped", reason, 0.0), time.time())
+    def keep(self, cell: Cell, outcome: Outcome, forecast: dict[str, Any] | None) -> dict[str, Any]:
+        """Keeps the outcome of a cell that is not run itself, and returns its record."""
+        return self._write(cell, forecast, outcome, time.time())
 
     def run(self, cell: Cell, forecast: dict[str, Any] | None) -> dict[str, Any]:
         """Runs a cell and returns its record. An interrupt ends the run, which is then run again."""
         folder = cell.folder
         if self.record(cell):  # of a start that was interrupted; its benchmark cannot be continued
-            shutil.rmtree(folder)
+            try:
+                with FileLock(folder / LOCK, timeout=self.lock_seconds):
+                    shutil.rmtree(folder)
+            except Timeout:
+                raise InputError(
+                    f"{folder}: a process of an earlier start still runs in it; end it, and give the command again"
+                ) from None
         began = time.time()
         self._write(cell, forecast, Outcome("running", "", 0.0), began)
         config = folder / "config.toml"
@@ -115,10 +123,16 @@ class Runner:
 
 
 def _identity(cell: Cell) -> str:
-    """The same for starts of the same run, also where its batch is searched anew."""
-    found = _SEARCHED if cell.axes.get("batch") == AUTO else ()
-    settings = {key: value for key, value in cell.settings.items() if key not in found}
-    return fingerprint(json.dumps([settings, cell.axes, cell.gpus, cell.memory_gib]))
+    """The same for starts of the same run, also where its batch is searched anew: of the complete config,
+    the device and the number of GPUs."""
+    content = asdict(cell.config)
+    for section, keys in _NOT_COMPARED.items():
+        content[section] = {k: v for k, v in content[section].items() if k not in keys}
+    if cell.axes.get("batch") == AUTO:
+        for key in ("local_batch_size", "global_batch_size"):
+            del content["training"][key]
+    machine = [utils.device_module.get_device_name(), cell.gpus, cell.memory_gib]
+    return fingerprint(json.dumps([content, cell.axes, *machine], default=str))
 
 
 def figures(folder: Path) -> str:

@@ -50,6 +50,14 @@ def smaller(batch: int) -> int:
     return batch - max(1, batch // 16)
 
 
+class TrialError(InputError):
+    """A trial has ended for another reason than memory, in this state."""
+
+    def __init__(self, state: str, message: str):
+        super().__init__(message)
+        self.state = state
+
+
 class Trials:
     """Args:
     make: the run with which a batch is tried.
@@ -63,7 +71,8 @@ class Trials:
         """Whether steps with this batch fit; a trial that was made before is not made again.
 
         Raises:
-            InputError: the trial ended for another reason than memory.
+            TrialError: the trial ended for another reason than memory.
+            InputError: training refuses the config.
         """
         cell = self.make(batch)
         if cell.refused:
@@ -73,7 +82,8 @@ class Trials:
             record = self.runner.run(cell, None)
         print(f"  batch {batch}: {record['state']} ({record['seconds']:.0f} s)", flush=True)
         if record["state"] not in ("completed", "oom"):
-            raise InputError(
-                f"the trial of batch {batch} ended with {record['state']}: {record['reason']}; see {cell.folder}"
+            raise TrialError(
+                record["state"],
+                f"the trial of batch {batch} ended with {record['state']}: {record['reason']}; see {cell.folder}",
             )
         return record["state"] == "completed"

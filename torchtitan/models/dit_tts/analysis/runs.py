@@ -42,7 +42,22 @@ COMPARED = (*FACTORS, "device")
 
 _COLUMNS = ("name", "folder", "grid", "source", "mfu_convention", "state", "reason", "repeat")
 _MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
-_NOT_SEARCHED = ("checkpoint", "analysis")
+_NOT_SEARCHED = ("checkpoint", "analysis", "trials")
+
+WORKLOAD = (
+    *("data.max_frames", "data.max_text_tokens", "data.max_speaker_frames", "data.num_buckets"),
+    *(
+        "data.bucket_frames",
+        "data.bucket_batch_sizes",
+        "data.num_workers",
+        "benchmark.mean_seconds",
+    ),
+    *("encoder.model", "encoder.frozen", "encoder.cache_features", "ema.enable"),
+    *("compile.components", "training.enable_cpu_offload", "quantize.linear.float8.recipe_name"),
+)
+"""Config keys that change what a step computes. Those that differ between the runs are factors, too: runs
+of other work are no repeats."""
+
 _EVENTS = "events.out.tfevents."
 _COUNTS = ("tensor_parallel", "gpus", "nodes", "batch", "accumulation")
 _MAX_TEXT = 400
@@ -76,6 +91,8 @@ class Run:
     factors: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    """value of each key of WORKLOAD, lists as text"""
     notes: dict[str, Any] = field(default_factory=dict)
     """what benchmark.json says of its conventions, peak and device"""
 
@@ -131,7 +148,28 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             f"RUNS = {' '.join(map(str, paths))}, but no run is in there: a run has {', '.join(_MARKS)} "
             "or TensorBoard's event files; give folders of runs"
         )
+    _add_workload(list(found.values()))
     return sorted(found.values(), key=lambda run: run.folder)
+
+
+def _add_workload(runs: Sequence[Run]) -> None:
+    """Makes factors of the keys of WORKLOAD that differ between runs, where no axis of a grid is one."""
+    for key in WORKLOAD:
+        values = {run.workload[key] for run in runs if key in run.workload}
+        for run in runs if len(values) > 1 else ():
+            if key in run.workload:
+                run.factors.setdefault(key, run.workload[key])
+
+
+def _workload(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key in WORKLOAD:
+        value: Any = config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[key] = value if isinstance(value, bool | int | float) else _text(value)
+    return found
 
 
 def read_run(folder: str, top: str) -> Run:
@@ -291,6 +329,7 @@ def _read_report(run: Run, report: dict[str, Any]) -> None:
         if run.factors.get(name, value) != value:
             run.reason = f"{name} is {run.factors[name]} in run.json, {value} in benchmark.json"
     run.factors |= measured | {"device": _device(report.get("environment", {}))}
+    run.workload = _workload(report.get("config", {}))
     missing = [name for name in FACTORS if run.factors.get(name) is None]
     if missing:
         raise ValueError(f"benchmark.json: factors has no {missing[0]}")
@@ -372,6 +411,7 @@ def _factors_of_config(run: Run, folder: Path) -> None:
         environment = _object(folder / "env.json")
         gpus = (environment["world_size"], environment["gpus_per_node"])
         run.factors |= _factors("config.toml", factors(config, *gpus))
+        run.workload = _workload(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         run.reason = run.reason or _text(
             f"its factors are not known: {type(error).__name__}: {error}"
