@@ -304,6 +304,16 @@ def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
 
 
 @pytest.mark.long
+def test_a_benchmark_that_is_stopped_leaves_no_report(tmp_path, train, after_step):
+    """Figures of some of its steps would be taken for those of all."""
+    after_step({6: lambda trainer: os.kill(os.getpid(), signal.SIGUSR1)})
+    benchmark = ["--benchmark.enable", "--benchmark.steps=9", "--benchmark.warmup_steps=1"]
+    assert train("bench", *benchmark) == 128 + signal.SIGUSR1
+    assert Folder(tmp_path / "bench").state()["state"] == "preempted"
+    assert not (tmp_path / "bench" / "benchmark.json").exists()
+
+
+@pytest.mark.long
 def test_no_file_and_no_log_of_a_run_holds_a_secret(
     tmp_path, train, tiny_data, after_step, caplog, capfd
 ):
