@@ -15,7 +15,7 @@ PRODUCT = ROOT / FAMILY.replace(".", "/")
 # A module imports from its own package and from lines above its own.
 LAYERS = [
     {"errors"},
-    {"files", "compat", "factors"},
+    {"files", "compat", "factors", "html_page"},
     {"config", "supervisor", "analysis"},
     {"model", "flow", "codec"},
     {"data"},

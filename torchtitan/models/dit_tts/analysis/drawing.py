@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES
+from torchtitan.models.dit_tts.html_page import PLOT_STYLE
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
@@ -22,25 +23,7 @@ _PREFIXES = {
     "batch": "batch ",
 }
 _UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
-_STYLE: Any = {
-    # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
-    "svg.fonttype": "none",
-    # Names of runs may hold a dollar sign.
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#b5b9c0",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e8eb",
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-}
+_STYLE = PLOT_STYLE | {"legend.fontsize": 8.5}
 
 
 def value_text(name: str, value: Any) -> str:

@@ -7,6 +7,7 @@ from torchtitan.models.dit_tts.analysis.drawing import label
 from torchtitan.models.dit_tts.analysis.effects import Noise
 from torchtitan.models.dit_tts.analysis.runs import FIGURES
 from torchtitan.models.dit_tts.analysis.verdicts import WITHOUT_REPEATS
+from torchtitan.models.dit_tts.html_page import page_template
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""
@@ -123,18 +124,10 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
         content: as `command.analyse` makes it.
         plots: as `plots.draw_all` makes them.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
-    environment = Environment(
-        loader=PackageLoader(__package__, "."),
-        autoescape=select_autoescape(default=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "change": change, "interval": interval}
+    filters = {"number": number, "change": change, "interval": interval}
+    template = page_template(__package__, "analysis.html.jinja", filters)
     factors, figures = run_columns(content, content["all"])
-    return environment.get_template("analysis.html.jinja").render(
+    return template.render(
         generator=generator,
         badges=BADGES,
         units=UNITS,

@@ -23,27 +23,12 @@ from torchtitan.models.dit_tts.doctor.text_report import (
 )
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import check_writable
+from torchtitan.models.dit_tts.html_page import PLOT_STYLE, page_template
 
 GENERATOR = "titan-tts data doctor"
 # Browsers are slow with a table of more rows.
 MAX_SHARDS = 500
 _BLUE, _ORANGE = "#3465a4", "#d9730d"
-_STYLE: Any = {
-    # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#b5b9c0",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e8eb",
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "legend.frameon": False,
-}
 
 
 def check_output(path: str) -> Path:
@@ -70,17 +55,9 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
         result: as `examine` makes it.
         plots: title -> SVG.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
-    environment = Environment(
-        loader=PackageLoader(__package__, "."),
-        autoescape=select_autoescape(default=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"thousands": thousands, "size": size_text, "short": short_number}
-    return environment.get_template("doctor.html.jinja").render(
+    filters = {"thousands": thousands, "size": size_text, "short": short_number}
+    template = page_template(__package__, "doctor.html.jinja", filters)
+    return template.render(
         generator=GENERATOR,
         lengths=LENGTHS,
         quantiles=QUANTILES,
@@ -126,7 +103,7 @@ def _draw(title: str, paint: Callable[[Any], None]) -> str:
     from matplotlib.figure import Figure
 
     # A salt of its own keeps the ids of one plot apart from another's on the same page.
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
+    with matplotlib.rc_context(PLOT_STYLE | {"svg.hashsalt": title}):
         figure = Figure(figsize=(6.4, 3.0), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()

@@ -1,0 +1,42 @@
+"""What the HTML pages of the doctor and of the analysis share: templates that escape, plots as SVG."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+PLOT_STYLE: Any = {
+    # Text stays text: small, searchable, and any script is drawn in the reader's fonts.
+    "svg.fonttype": "none",
+    # Names may hold a dollar sign.
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b5b9c0",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8eb",
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+}
+"""matplotlib's rcParams"""
+
+
+def page_template(package: str, name: str, filters: Mapping[str, Any]) -> "Template":
+    """A jinja template of a package's folder, in which every value is escaped and none may be missing."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= filters
+    return environment.get_template(name)
