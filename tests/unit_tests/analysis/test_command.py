@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.analysis_table import check_table, read_table
+from tests.helpers.analysis_table import check_page, check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts, screenshot
 from torchtitan.models.dit_tts import cli
@@ -135,7 +135,7 @@ def test_the_page_needs_no_network_and_escapes_what_runs_say(analysis):
 
 
 @pytest.mark.long
-def test_the_page_in_a_browser(analysis, tmp_path):
+def test_the_page_in_a_browser(grid, analysis, tmp_path):
     """Its script has sorted the runs by samples/s, those without any last."""
     dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
     runs = dom[dom.index('id="runs"') :]
@@ -146,6 +146,7 @@ def test_the_page_in_a_browser(analysis, tmp_path):
     values = [float(text.replace(",", "")) for text in cells if text != "-"]
     assert values == sorted(values, reverse=True) and len(values) == 49
     assert cells[49:] == ["-"] * 5
+    assert check_page(dom, grid) == 49 * 10
     assert dom.count("<svg") == len(list((analysis / "plots").glob("*.svg")))
 
 
