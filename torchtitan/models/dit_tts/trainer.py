@@ -116,7 +116,7 @@ class DiTTTSTrainer(Trainer):
 
     def init_distributed(self) -> ParallelDims:
         dims = super().init_distributed()
-        self.run_folder.write_ranks(gather_ranks())
+        self.ranks = gather_ranks()
         return dims
 
     def _begin(self) -> None:
@@ -136,6 +136,7 @@ class DiTTTSTrainer(Trainer):
                 f"{self.run_folder.path}"
             )
         self.run_folder.confirm(self.config)
+        self.run_folder.write_ranks(self.ranks)
         self._continue_from_step()
         self.stop_signal.arm(timedelta(seconds=self.config.comm.init_timeout_seconds))
 
