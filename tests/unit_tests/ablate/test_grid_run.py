@@ -134,6 +134,8 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
     """The run that it was at is run again; what was done before is not."""
     start(tmp_path, AXES)  # writes the file
     code = (
+        # A shell starts what is in its background with SIGINT ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; sys.path.insert(0, sys.argv[1]);"
         "from titan_tts import lay_overlay; lay_overlay();"
         "from torchtitan.models.dit_tts.ablate import runner;"
