@@ -124,7 +124,7 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
         kill_tree(tune)
     assert tune.returncode == 0, printed
     tried: dict[int, dict[int, str]] = {}
-    for path in work.glob(f"own/frames*/bs*_{TRIAL_SETTINGS['benchmark.steps']}/run.json"):
+    for path in work.glob(f"trials/own/frames*/bs*_{TRIAL_SETTINGS['benchmark.steps']}/run.json"):
         edge = int(path.parents[1].name.removeprefix("frames"))
         run = json.loads(path.read_text())
         tried.setdefault(edge, {})[run["factors"]["batch"]] = run["state"]
@@ -135,7 +135,7 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
         assert tried[edge][alone] == "completed" and tried[edge][alone + 1] == "oom"
         assert all((state == "completed") == (n <= alone) for n, state in tried[edge].items())
         assert 0 < together <= alone
-    together = sorted(work.glob("all_buckets/*/run.json"))
+    together = sorted(work.glob("trials/all_buckets/*/run.json"))
     assert json.loads(together[-1].read_text())["state"] == "completed"
     keys = tomllib.loads(out.read_text())
     blocks = keys["data"]["batch_multiple"]
