@@ -20,4 +20,4 @@ esac
 scripts/setup.sh dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only slow them down
 # In the order of the folders: the long integration tests begin first.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"
+exec .venv/bin/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"

@@ -45,7 +45,7 @@ class Options:
     """Time limit of each start, as sbatch takes it: HH:MM:SS, D-HH:MM ..."""
 
     signal_seconds: int = 180
-    """Seconds before the time limit at which the run is told to save and end: more than a step and a
+    """Seconds before the time limit at which SLURM signals the run to save and end: more than a step and a
     save take. SLURM may be up to a minute early."""
 
     max_requeues: int = 100
