@@ -40,6 +40,7 @@ class RowModel:
     def denoise(self, latents, t, frame_mask, conditions, keep_text, keep_speaker, key_values):
         text_mask = conditions.text_mask & keep_text[:, None]
         speaker_mask = conditions.speaker_mask & keep_speaker[:, None]
+        key_values = key_values or self.condition_key_values(conditions)
 
         def total(content: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return (content.flatten(1) * mask).sum(1)

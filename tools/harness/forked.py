@@ -27,7 +27,7 @@ _IMPORTED = [
         "trainer",
         "main",
         "cli",
-        "inference.evaluate_command",
+        "evaluation.command",
         "prepare.command",
         "prepare.pipeline",
         "codec.mel_dct",

@@ -10,11 +10,11 @@ from tests.helpers.sampled_run import HOP, Echo
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference import generate_command
-from torchtitan.models.dit_tts.inference.duration import LinearDurationModel
-from torchtitan.models.dit_tts.inference.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.inference.generate_command import Options
+from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -44,7 +44,7 @@ def asked(loaded, monkeypatch):
         ("codec.record.check_codec", lambda *arguments: None),
         ("config.manager.load_run_config", lambda folder: loaded.config),
         ("inference.load_run.load_run", lambda *arguments: loaded),
-        ("inference.sampler.generate_latents", generated),
+        ("sampling.sampler.generate_latents", generated),
     ):
         monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)
     return asked
@@ -82,7 +82,7 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.inference.duration.fit_durations",
+        "torchtitan.models.dit_tts.sampling.duration.fit_durations",
         lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
     out = tmp_path / "said.wav"

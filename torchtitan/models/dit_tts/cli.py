@@ -51,7 +51,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
-        "inference.evaluate_command",
+        "evaluation.command",
         "Measure the word error rate of a run's speech; write its wavs.",
     ),
 }

@@ -1,1 +1,1 @@
-"""From a trained model to sound, and how well it can be understood."""
+"""Generation with a trained run."""

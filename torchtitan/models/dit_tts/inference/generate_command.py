@@ -93,14 +93,14 @@ def run(options: Options) -> int:
     loaded, codec, guidance, steps = load_for_sampling(options)
 
     from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.inference.duration import fit_durations
-    from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
-    from torchtitan.models.dit_tts.inference.samples import write_wav
     from torchtitan.models.dit_tts.inference.speaker_reference import (
         encode_reference,
         reference_of_speaker,
         reference_settings,
     )
+    from torchtitan.models.dit_tts.sampling.duration import fit_durations
+    from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+    from torchtitan.models.dit_tts.sampling.sound_files import write_wav
     from torchtitan.models.dit_tts.text.tokenizer import with_duration
 
     check_text(options.text, loaded.tokenizer)

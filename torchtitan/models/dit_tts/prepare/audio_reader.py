@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchtitan.models.dit_tts.audio import decode, to_mono
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.audio import decode, to_mono
 from torchtitan.models.dit_tts.prepare.formats import open_corpus
 from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
 from torchtitan.models.dit_tts.prepare.settings import Options

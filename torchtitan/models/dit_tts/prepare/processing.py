@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtitan.models.dit_tts.prepare.audio import resample, to_mono
+from torchtitan.models.dit_tts.audio import resample, to_mono
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings
 
 REASONS = {

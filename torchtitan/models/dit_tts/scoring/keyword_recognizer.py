@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchtitan.models.dit_tts.audio import resample
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.audio import resample
 
 MODEL_SAMPLE_RATE = 16_000  # Hz, of PocketSphinx's English model
 # The model was trained on speech with pauses around it: without them it hears words in the edges

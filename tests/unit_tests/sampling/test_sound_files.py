@@ -5,7 +5,7 @@ import pytest
 import soundfile
 import torch
 
-from torchtitan.models.dit_tts.inference.samples import (
+from torchtitan.models.dit_tts.sampling.sound_files import (
     MEL_BANDS,
     log_mel_decibels,
     save_spectrograms,

@@ -36,9 +36,9 @@ class Options(SamplingOptions):
 def run(options: Options) -> int:
     import torch
 
+    from torchtitan.models.dit_tts.audio import resample
     from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.inference.duration import fit_durations
-    from torchtitan.models.dit_tts.inference.evaluate import (
+    from torchtitan.models.dit_tts.evaluation.evaluate import (
         Sound,
         read_heldout,
         synthesize,
@@ -46,10 +46,10 @@ def run(options: Options) -> int:
         untrained_tokens,
     )
     from torchtitan.models.dit_tts.inference.load_run import untrained_model
-    from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer
-    from torchtitan.models.dit_tts.inference.samples import save_spectrograms, write_wav
-    from torchtitan.models.dit_tts.prepare.audio import resample
     from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
+    from torchtitan.models.dit_tts.sampling.duration import fit_durations
+    from torchtitan.models.dit_tts.sampling.sound_files import save_spectrograms, write_wav
+    from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
 
     began = time.monotonic()
     recognizer = KeywordRecognizer(options.vocabulary.split(","))

@@ -11,11 +11,11 @@ from tqdm import tqdm
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.duration import LinearDurationModel
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
-from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_errors
-from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
+from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer, word_errors
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.text.vocabulary import named
 

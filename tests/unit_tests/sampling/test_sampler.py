@@ -6,7 +6,7 @@ import torch
 from tests.helpers.row_model import RowModel, moved
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.inference.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -103,25 +103,40 @@ def test_features_of_a_text_encoder_take_the_place_of_the_ids():
         torch.testing.assert_close(found[number], expected, atol=2e-3, rtol=1e-5)
 
 
-def test_noise_is_keyed_by_seed_and_row():
-    same = [SpeechRequest("a", reference(1.0), frames) for frames in (300, 300)]
-    first, second = noise_of(same)
+def test_noise_is_keyed_by_seed_and_request():
+    texts = [SpeechRequest(text, reference(1.0), 300) for text in ("a", "b")]
+    first, second = noise_of(texts)
     assert abs(float(first.mean())) < 0.1 and abs(float(first.std()) - 1) < 0.1
     assert (first - second).abs().max() > 1
-    assert (first - noise_of(same, seed=1)[0]).abs().max() > 1
-    # Longer neighbours change nothing.
-    longer = [same[0], SpeechRequest("longer", reference(1.0), 500)]
-    assert torch.equal(noise_of(longer)[0], first)
+    assert (first - noise_of(texts, seed=1)[0]).abs().max() > 1
+    bob = SpeechRequest("a", reference(1.0), 300, {"speaker": "bob"})
+    assert (first - noise_of([bob])[0]).abs().max() > 1
+
+
+def test_a_request_does_not_depend_on_its_batch():
+    """Alone, first or last, beside longer ones, twice in it: the same latents."""
+    [alone] = generate(REQUESTS[:1])
+    longer = SpeechRequest("longer", reference(1.0), 500)
+    for batch in ([*REQUESTS[:1], longer], [longer, *REQUESTS[:1]], [*REQUESTS[:1]] * 2):
+        position = batch.index(REQUESTS[0])
+        torch.testing.assert_close(generate(batch)[position], alone, atol=1e-5, rtol=0)
+
+
+def test_key_values_need_not_be_cached():
+    for cached, found in zip(
+        generate(REQUESTS), generate(REQUESTS, cache_key_values=False), strict=True
+    ):
+        torch.testing.assert_close(found, cached, atol=1e-5, rtol=0)
 
 
 def test_no_noise_is_one_that_was_trained_on():
     """With one seed for both: batches of training have the streams of their own."""
     objective = FlowMatching(prediction="noise", seed=5)
-    rows = torch.arange(2)
-    trained = objective.add_noise(torch.zeros(2, 9, 8), torch.tensor(0), rows, 2).target
-    noise = noise_of([SpeechRequest("a", reference(1.0), 9)] * 2, seed=5)
-    for drawn in noise:
-        assert (drawn - trained).abs().amax((1, 2)).min() > 1
+    request = SpeechRequest("a", reference(1.0), 9)
+    row = torch.tensor([request.noise_row()])
+    trained = objective.add_noise(torch.zeros(1, 9, 8), torch.tensor(0), row, 1).target
+    [drawn] = noise_of([request], seed=5)
+    assert (drawn - trained[0]).abs().max() > 1
 
 
 def test_a_noise_prediction_is_read_as_velocity():

@@ -11,13 +11,13 @@ from tests.helpers.row_model import CHANNELS, RowModel, moved
 from tests.helpers.sampled_run import SPEAKERS, TOKENIZER, Echo
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.evaluate import (
+from torchtitan.models.dit_tts.evaluation.evaluate import (
     HeldOut,
     read_heldout,
     synthesize,
     transcribe,
 )
+from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.prepare.audio_reader import Utterance
 
 
@@ -135,10 +135,10 @@ def test_evaluate_compares_each_kind_of_audio_with_the_text_it_should_say(
         ("inference.load_run.load_run", lambda *arguments: loaded),
         ("codec.build_codec", lambda *arguments: Codec()),
         ("codec.record.check_codec", lambda *arguments: None),
-        ("inference.recognizer.KeywordRecognizer", lambda vocabulary: WordsInSamples()),
+        ("scoring.keyword_recognizer.KeywordRecognizer", lambda vocabulary: WordsInSamples()),
         ("inference.load_run.untrained_model", lambda run: untrained),
-        ("inference.duration.fit_durations", fitted),
-        ("inference.evaluate.synthesize", spoken),
+        ("sampling.duration.fit_durations", fitted),
+        ("evaluation.evaluate.synthesize", spoken),
         ("prepare.audio_reader.read_audio_corpus", recordings),
     ):
         monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)

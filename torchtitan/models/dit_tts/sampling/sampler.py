@@ -1,5 +1,7 @@
 """Text and a speaker's reference to latents: the model, the guidance and the solver in one call."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,12 @@ class SpeechRequest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """values of the conditioning tokens, under the names that a sample's JSON has"""
 
+    def noise_row(self) -> int:
+        """Number that keys the request's noise beside the seed: of what is said, not of its place in a
+        batch, nor of its length or reference, which may differ by a rounding."""
+        content = json.dumps([self.text, str(self.metadata.get("speaker", ""))])
+        return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "little")
+
 
 def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows (L_i, ...) to (B, max L, ...) padded with zeros, and the mask (B, max L)."""
@@ -56,14 +64,17 @@ def generate_latents(
     seed: int,
     device: torch.device,
     text_encoder: PretrainedTextEncoder | None = None,
+    cache_key_values: bool = True,
 ) -> list[torch.Tensor]:
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
-    The noise of request i is keyed by (seed, i), so a request's result does not depend on how long
-    the others of its batch are. Conditions are encoded once, and their K and V serve all steps.
+    The noise of a request is keyed by the seed and the request, so that its result does not depend on
+    the others of its batch. Conditions are encoded once, and their K and V serve all steps.
 
     Args:
         text_encoder: the frozen one of a model that has none inside.
+        cache_key_values: False computes K and V at every step: the blocks of a sharded model are
+            gathered only while they run.
     """
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
@@ -79,7 +90,7 @@ def generate_latents(
     if text_encoder is not None:
         features = text_encoder(text, text_mask & (text < model.args.condition_base))
     conditions = model.encode_conditions(text, text_mask, speaker, speaker_mask, features)
-    key_values = {1: model.condition_key_values(conditions)}
+    key_values = {1: model.condition_key_values(conditions) if cache_key_values else None}
     repeated = {1: conditions}
 
     def network(
@@ -90,7 +101,7 @@ def generate_latents(
             c = conditions
             tensors = (c.text, c.text_mask, c.speaker, c.speaker_mask)
             repeated[times] = Conditions(*(_tile(tensor, times) for tensor in tensors))
-            key_values[times] = [
+            key_values[times] = key_values[1] and [
                 (
                     (_tile(text_key, times), _tile(text_value, times)),
                     (_tile(speaker_key, times), _tile(speaker_value, times)),
@@ -109,7 +120,7 @@ def generate_latents(
         )
         return objective.velocity(output, latents, t_batch, smallest_step=1.0 / steps)
 
-    rows = torch.arange(len(requests), device=device)
+    rows = torch.tensor([request.noise_row() for request in requests], device=device)
     keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = normal(keys, (frames, model.args.latent_channels))
     latents = euler(lambda x, t: guidance.velocity(network, x, t), noise, linear_times(steps))

@@ -5,7 +5,7 @@ import pytest
 
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.inference.duration import fit_durations
+from torchtitan.models.dit_tts.sampling.duration import fit_durations
 
 LETTERS = "abcdefghij"
 FRAMES = np.arange(2, 12)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchtitan.models.dit_tts.audio import resample
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.recognizer import KeywordRecognizer, word_errors
-from torchtitan.models.dit_tts.prepare.audio import resample
 from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
+from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer, word_errors
 
 DIGITS = "zero one two three four five six seven eight nine".split()
 CORPUS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"

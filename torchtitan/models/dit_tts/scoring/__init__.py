@@ -1,0 +1,1 @@
+"""How good speech is: recognizers, word errors, speaker similarity, predicted opinion, intervals."""

@@ -1,0 +1,59 @@
+"""What a recognizer, a speaker scorer and a predictor of opinion have to offer; see `plugins`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A waveform (samples,) float in [-1, 1], its rate in Hz and, if they are known, the latents (T, C)
+    it was decoded from or encoded to."""
+
+    waveform: Tensor
+    sample_rate: int
+    latents: Tensor | None = None
+
+    @property
+    def seconds(self) -> float:
+        return len(self.waveform) / self.sample_rate
+
+
+class Recognizer(Protocol):
+    """Writes down what is said.
+
+    Attributes:
+        name: for tables and reports, such as "Whisper large-v3".
+    """
+
+    name: str
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raises InputError where it cannot know a word of these texts, whatever is said."""
+        ...
+
+    def transcribe(self, sound: Sound, language: str = "") -> str:
+        """The words heard; language: ISO 639-1 code, empty where it is not known."""
+        ...
+
+
+class SpeakerScorer(Protocol):
+    """Compares two voices."""
+
+    name: str
+
+    def similarity(self, sound: Sound, reference: Sound) -> float:
+        """Cosine of the two speaker embeddings, in [-1, 1]."""
+        ...
+
+
+class OpinionPredictor(Protocol):
+    """Predicts the mean opinion score that listeners would give."""
+
+    name: str
+
+    def score(self, sound: Sound) -> float:
+        """From 1 (bad) to 5 (excellent)."""
+        ...
