@@ -21,7 +21,7 @@ from torchtitan.train import Trainer
 
 from tests.helpers.small_models import small_args
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -77,7 +77,7 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
     trainer.ema = EMA(model, 0.999)
     trainer.compile_watch = CompileWatch(model)
-    trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sum
+    trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sums
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.maybe_enable_amp = nullcontext()
     trainer.text_encoder = trainer.benchmark = None

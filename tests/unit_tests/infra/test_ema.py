@@ -35,7 +35,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def test_follows_its_formula():
     model = small_net()
-    ema = EMA(model, decay=0.5)
+    ema = EMA(model, [0.5])
     expected = None
     for n in range(25):
         move(model, n)
@@ -55,7 +55,7 @@ def test_follows_its_formula():
 def test_kept_in_float32_beside_bfloat16_weights():
     """Steps of 1e-4 of a difference are below bfloat16's resolution and would be lost."""
     model = small_net().bfloat16()
-    ema = EMA(model, decay=0.999)
+    ema = EMA(model, [0.999])
     ema.num_updates = 10**6  # past the warm-up
     start = {name: value.clone() for name, value in ema.shadow.items()}
     assert all(value.dtype == torch.float32 for value in start.values())
@@ -75,19 +75,19 @@ def test_names_are_those_of_the_plain_model():
     names = [name for name, _ in model.named_parameters()]
     model[0] = checkpoint_wrapper(model[0])
     assert "0._checkpoint_wrapped_module.weight" in dict(model.named_parameters())
-    assert list(EMA(model, 0.9).state_dict()) == ["num_updates", *names]
+    assert list(EMA(model, [0.9]).state_dict()) == ["num_updates", *names]
 
 
 def test_a_checkpoint_continues_it_exactly(tmp_path):
     model = small_net()
-    ema = EMA(model, decay=0.99)
+    ema = EMA(model, [0.99])
     for step in range(4):
         move(model, step)
         ema.update()
     dcp.save({"ema": ema}, checkpoint_id=tmp_path, no_dist=True)
 
     other = small_net(seed=1)
-    resumed = EMA(other, decay=0.99)
+    resumed = EMA(other, [0.99])
     dcp.load({"ema": resumed}, checkpoint_id=tmp_path, no_dist=True)
     other.load_state_dict(model.state_dict())
     assert resumed.num_updates == 4
@@ -114,10 +114,10 @@ def sharded_model(seed: int) -> DiTTTSModel:
 
 def test_a_plain_checkpoint_loads_into_a_sharded_average(one_process_group, tmp_path):
     plain = random_model(ARGS, 0)
-    ema = EMA(plain, decay=0.9)
+    ema = EMA(plain, [0.9])
     ema.update()
     dcp.save({"ema": ema}, checkpoint_id=tmp_path)
-    sharded = EMA(sharded_model(1), decay=0.9)
+    sharded = EMA(sharded_model(1), [0.9])
     dcp.load({"ema": sharded}, checkpoint_id=tmp_path)
     assert sharded.num_updates == 1 and sharded.shadow.keys() == ema.shadow.keys()
     for name, value in ema.shadow.items():

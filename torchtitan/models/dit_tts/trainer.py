@@ -40,6 +40,9 @@ from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter,
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.validation.build import build_validator
+from torchtitan.models.dit_tts.validation.history import best_row
+from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
@@ -61,6 +64,7 @@ class DiTTTSTrainer(Trainer):
     metrics_processor: TTSMetricsProcessor
     optimizers: TTSOptimizers
     checkpointer: RunCheckpointer
+    validator: Validator | None  # type: ignore[assignment]
 
     def __init__(self, config: JobConfig, run_folder: RunFolder, stop_signal: StopSignal):
         dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
@@ -68,9 +72,12 @@ class DiTTTSTrainer(Trainer):
         # Upstream's checkpoint manager is replaced below: with this it starts no thread and no group.
         checkpoint = view.checkpoint
         view.checkpoint = replace(checkpoint, async_mode="disabled", keep_latest_k=0)
+        # Ours is built below, when there are averages to validate.
+        validation = view.validation
+        view.validation = replace(validation, enable=False)
         self.run_folder = run_folder
         super().__init__(view)
-        view.checkpoint = checkpoint
+        view.checkpoint, view.validation = checkpoint, validation
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
@@ -93,7 +100,7 @@ class DiTTTSTrainer(Trainer):
         self._build_objective()
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
         self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
-        self.ema = EMA(self.model_parts[0], config.ema.decay) if config.ema.enable else None
+        self.ema = EMA(self.model_parts[0], config.ema.decays) if config.ema.enable else None
         self.checkpointer = RunCheckpointer(
             self.config,
             run_folder,
@@ -106,6 +113,21 @@ class DiTTTSTrainer(Trainer):
             states={"train_state": self, "divergence": self.divergence},
         )
         self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
+        self.validator = build_validator(
+            self.config,
+            view,
+            self.model_parts[0],
+            self.ema,
+            self.dataloader,
+            self.text_encoder,
+            self._predict,
+            self._to_device,
+            self.device,
+            self.parallel_dims,
+            run_folder,
+            self.metrics_processor,
+            self.checkpointer,
+        )
         self.step_ids: list[str] = []
         self.settled_ids: list[str] = []
         self.global_batch = self.lr_epoch = 0
@@ -142,6 +164,11 @@ class DiTTTSTrainer(Trainer):
 
     def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
+        rows = [row for row in self.run_folder.validation.read() if row["step"] <= self.step]
+        best = best_row(rows, self.config.validation.keep_best)
+        self.checkpointer.best_step = None if best is None else best["step"]
+        if self.validator is not None:
+            self.validator.rows = rows
         self.metrics_processor.skipped_batches = len(self.dataloader.skipped)
         self.metrics_processor.start(
             self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
@@ -178,15 +205,23 @@ class DiTTTSTrainer(Trainer):
             self.metrics_processor.count(micro_batch, batch["replaced"])
             if self.benchmark is not None:
                 self.benchmark.count(micro_batch)
-            batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
             self.global_batch = int(batch["global_batch"])
-            # The host does not wait for the copies, which are from pinned memory.
-            for name, value in batch.items():
-                if isinstance(value, torch.Tensor):
-                    batch[name] = value.to(self.device, non_blocking=True)
+            batch = self._to_device(batch, rows)
             labels = labels.to(self.device, non_blocking=True)
             yield batch, torch.zeros_like(labels) if on_padding else labels
+
+    def _to_device(self, batch: dict[str, Any], rows: TextRows | None = None) -> dict[str, Any]:
+        """The batch with its tensors on the device, and with `text_rows`. The host does not wait for the
+        copies, which are from pinned memory in training."""
+        rows = rows or self._text_rows(batch)
+        moved = {
+            name: value.to(self.device, non_blocking=True)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in batch.items()
+        }
+        return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
 
     def _text_rows(self, batch: dict[str, Any]) -> TextRows | None:
         """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
@@ -223,30 +258,47 @@ class DiTTTSTrainer(Trainer):
     def _loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, summed over its valid frames."""
         frame_mask = labels != IGNORE_INDEX
-        features = batch.get("text_features")
         with torch.no_grad():
-            if self.text_encoder is not None:
-                features = self.text_encoder(
-                    batch["text_ids"], batch["text_mask"], batch["text_rows"]
-                )
             noisy = self.add_noise(
                 batch["latents"], batch["global_batch"], batch["row"], batch["global_batch_size"]
             )
+        prediction = self._predict(
+            noisy.latents, noisy.t, frame_mask, batch, noisy.keep_text, noisy.keep_speaker
+        )
+        losses = self.loss_fn(prediction, noisy.target, frame_mask)
+        self.metrics_processor.count_losses(noisy.t, losses.detach(), frame_mask)
+        return losses.sum()
+
+    def _predict(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        batch: dict[str, Any],
+        keep_text: torch.Tensor | None = None,
+        keep_speaker: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The network's output (B, T, C) for noisy latents at times t; None keeps every condition."""
+        features = batch.get("text_features")
+        if self.text_encoder is not None:
+            with torch.no_grad():
+                features = self.text_encoder(
+                    batch["text_ids"], batch["text_mask"], batch["text_rows"]
+                )
         with self.maybe_enable_amp:
-            prediction = self.model_parts[0](
-                noisy.latents,
-                noisy.t,
+            return self.model_parts[0](
+                latents,
+                t,
                 frame_mask,
                 batch["text_ids"],
                 batch["text_mask"],
                 batch["speaker"],
                 batch["speaker_mask"],
-                noisy.keep_text,
-                noisy.keep_speaker,
+                keep_text,
+                keep_speaker,
                 features,
                 batch["text_rows"],
             )
-            return self.loss_fn(prediction, noisy.target, frame_mask)
 
     def should_continue_training(self) -> bool:
         self.stopped_by = self.stop_signal.agreed()
