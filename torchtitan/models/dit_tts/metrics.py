@@ -9,22 +9,18 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
-from torchtitan.components.metrics import (
-    BaseLogger,
-    DeviceMemStats,
-    LoggerContainer,
-    MetricsProcessor,
-)
+from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
+from torchtitan.models.dit_tts.trackers import Trackers
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
@@ -51,19 +47,15 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
     return None
 
 
-class _TensorBoard(BaseLogger):
-    """One folder per run; a resume hides the steps that it repeats."""
+_TRAIN = "grad_norm lr padding_fraction replaced_samples skipped_batches progress".split()
+"""Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
-    def __init__(self, folder: str, resumed_step: int):
-        self.writer = SummaryWriter(folder, purge_step=resumed_step + 1)
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        for name, value in metrics.items():
-            if value is not None:
-                self.writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self.writer.close()
+def grouped(name: str) -> str:
+    """A metric's name at the trackers, whose pages are grouped by what stands before the `/`."""
+    if name == "loss":
+        return name
+    return f"train/{name}" if name in _TRAIN else f"speed/{name}"
 
 
 def eta(seconds: float) -> str:
@@ -97,10 +89,13 @@ class TTSMetricsProcessor(MetricsProcessor):
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
     ):
-        # Ours is opened in `start`, once the step is known; and a log file needs no colors.
+        # Ours are opened in `start`, once the step is known; and a log file needs no colors.
         plain = job_config.metrics.disable_color_printing or not sys.stderr.isatty()
         metrics = replace(
-            job_config.metrics, enable_tensorboard=False, disable_color_printing=plain
+            job_config.metrics,
+            enable_tensorboard=False,
+            enable_wandb=False,
+            disable_color_printing=plain,
         )
         super().__init__(replace(job_config, metrics=metrics), parallel_dims)
         self.job_config = job_config
@@ -119,14 +114,21 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.compiles = 0
         self.skipped_batches = 0
         self.metrics_file: JsonLines | None = None
-        self._upstream_logger = self.logger
-        self._tensorboard: _TensorBoard | None = None
+        self.trackers: Trackers | None = None
+        """on rank 0, from `start` on"""
         self.first_step = self.last_logged_step = 0
         self.start_time = time.perf_counter()
         self._max_memory_gib = 0.0, 0.0
 
-    def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: JsonLines) -> None:
-        """Called once a checkpoint is loaded, on every rank."""
+    def start(self, resumed_step: int, folder: Path, metrics_file: JsonLines) -> None:
+        """Called once a checkpoint is loaded, on every rank.
+
+        Args:
+            folder: of the run, with its config.toml and env.json.
+
+        Raises:
+            InputError: W&B cannot be used.
+        """
         self.counts = Counts()
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
@@ -145,13 +147,14 @@ class TTSMetricsProcessor(MetricsProcessor):
         if torch.distributed.get_rank() != 0:
             return
         self.metrics_file = metrics_file
-        if self.job_config.metrics.enable_tensorboard:
-            if self._tensorboard is not None:
-                self._tensorboard.close()
-            self._tensorboard = _TensorBoard(tensorboard_folder, resumed_step)
-            self.logger = LoggerContainer()
-            self.logger.add_logger(self._upstream_logger)
-            self.logger.add_logger(self._tensorboard)
+        if self.trackers is None:
+            self.trackers = Trackers(self.job_config, folder)
+        self.trackers.continue_after(resumed_step)
+
+    def close(self) -> None:
+        """Ends the trackers."""
+        if self.trackers is not None:
+            self.trackers.close()
 
     def should_log(self, step: int) -> bool:
         """Every step that is saved is logged too."""
@@ -237,7 +240,8 @@ class TTSMetricsProcessor(MetricsProcessor):
             "goodput_mfu": self.peak and useful / self.peak,
             "lr": None if lr is None else float(lr),
         }
-        self.logger.log(metrics, step)
+        if self.trackers is not None:
+            self.trackers.log_scalars({grouped(name): metrics[name] for name in metrics}, step)
         if self.metrics_file is not None:
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})
 

@@ -143,9 +143,7 @@ class DiTTTSTrainer(Trainer):
     def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
         self.metrics_processor.skipped_batches = len(self.dataloader.skipped)
-        self.metrics_processor.start(
-            self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
-        )
+        self.metrics_processor.start(self.step, self.run_folder.path, self.run_folder.metrics)
         self.run_folder.set_state("running", self.step)
 
     def _build_objective(self) -> None:
