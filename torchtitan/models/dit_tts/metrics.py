@@ -1,4 +1,4 @@
-"""Metrics of a training run: loss, throughput, MFU and goodput MFU, padding, memory, progress.
+"""Metrics of a training run: loss, throughput, MFU and goodput MFU, padding, memory, power, progress.
 
 MFU is the training FLOPs of the padded shapes without recomputation, as `torch.utils.flop_counter`
 counts them, over the device's dense bf16 peak. Goodput MFU counts the real lengths only.
@@ -18,6 +18,7 @@ from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.nvml import GpuMonitor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
 from torchtitan.models.dit_tts.trackers import Trackers
@@ -75,6 +76,15 @@ class Counts:
     valid_frames: float = 0
     padded_frames: float = 0
     replaced_samples: float = 0
+    power_watts: float = 0
+    utilization: float = 0
+    memory_used_gib: float = 0
+    gpus: float = 0
+    """that these three are sums over: those that NVML knows"""
+
+    def per_gpu(self, total: float) -> float | None:
+        """The mean over those GPUs; None without any."""
+        return total / self.gpus if self.gpus else None
 
 
 class TTSMetricsProcessor(MetricsProcessor):
@@ -111,6 +121,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """that the run takes after `total_steps`, which are then those of its warm-up"""
         self.counts = Counts()
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
+        self.gpu = GpuMonitor()
         self.compiles = 0
         self.skipped_batches = 0
         self.metrics_file: JsonLines | None = None
@@ -130,6 +141,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             InputError: W&B cannot be used.
         """
         self.counts = Counts()
+        self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
         self.start_time = self.time_last_log = time.perf_counter()
@@ -187,6 +199,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
     def _counts_of_all_ranks(self) -> Counts:
+        if (gpu := self.gpu.read()) is not None:
+            self.counts = replace(self.counts, gpus=1, **asdict(gpu))
         sums = torch.tensor(
             list(asdict(self.counts).values()), dtype=torch.float64, device=device_type
         )
@@ -239,12 +253,22 @@ class TTSMetricsProcessor(MetricsProcessor):
             "mfu": self.peak and executed / self.peak,
             "goodput_mfu": self.peak and useful / self.peak,
             "lr": None if lr is None else float(lr),
+            "gpu_power_watts": counts.per_gpu(counts.power_watts),
+            "gpu_utilization": counts.per_gpu(counts.utilization),
+            "gpu_memory_used_gib": counts.per_gpu(counts.memory_used_gib),
         }
         if self.trackers is not None:
             self.trackers.log_scalars({grouped(name): metrics[name] for name in metrics}, step)
         if self.metrics_file is not None:
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})
+        self._print(step, metrics)
+        self.last_logged_step = step
+        self.counts = Counts()
+        self.data_loading_times.clear()
+        self.time_last_log = time.perf_counter()
+        self.device_memory_monitor.reset_peak_stats()
 
+    def _print(self, step: int, metrics: dict[str, Any]) -> None:
         mfu = (
             f"mfu: {metrics['mfu']:.1%} (goodput {metrics['goodput_mfu']:.1%})"
             if self.peak is not None
@@ -253,16 +277,11 @@ class TTSMetricsProcessor(MetricsProcessor):
         color = self.color
         warm_up = " of the warm-up" if self.seconds_after else ""
         logger.info(
-            f"{color.red}step: {step}/{total} ({step / total:.0%}{warm_up})  "
-            f"{color.green}loss: {loss:.5f}  "
-            f"{color.orange}grad_norm: {grad_norm:.4f}  "
-            f"{color.turquoise}memory: {memory.max_reserved_gib:.2f}GiB  "
+            f"{color.red}step: {step}/{self.total_steps} ({metrics['progress']:.0%}{warm_up})  "
+            f"{color.green}loss: {metrics['loss']:.5f}  "
+            f"{color.orange}grad_norm: {metrics['grad_norm']:.4f}  "
+            f"{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "
             f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
             f"{color.cyan}padding: {metrics['padding_fraction']:.0%}  "
-            f"{color.magenta}{mfu}{color.reset}  ETA {eta(remaining)}"
+            f"{color.magenta}{mfu}{color.reset}  ETA {eta(metrics['eta_seconds'])}"
         )
-        self.last_logged_step = step
-        self.counts = Counts()
-        self.data_loading_times.clear()
-        self.time_last_log = time.perf_counter()
-        self.device_memory_monitor.reset_peak_stats()
