@@ -69,7 +69,7 @@ def processor(*arguments: str) -> TTSMetricsProcessor:
 
 def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProcessor:
     made = processor(*arguments)
-    made.start(resumed_step, str(tmp_path / "tb"), JsonLines(tmp_path / "metrics.jsonl"))
+    made.start(resumed_step, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
     return made
 
 
@@ -142,7 +142,7 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
         metrics = TTSMetricsProcessor(config, dims, ARGS)
-        metrics.start(0, "", JsonLines(tmp_path / "metrics.jsonl"))
+        metrics.start(0, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
         clock.now += 4.0
         metrics.count(MIXED, replaced=1)
         metrics.log_step(1, 0.5, 1.25, 0.1)
@@ -165,7 +165,7 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     """Steps before the resume and time before the start count neither for speed nor for the ETA."""
     metrics = processor()
     clock.now += 1000.0  # compiling, opening the data
-    metrics.start(8, "", JsonLines(tmp_path / "metrics.jsonl"))
+    metrics.start(8, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
     rows = []
     for step, seconds, loading in ((10, 6.0, [0.5, 1.0]), (14, 20.0, [2.0])):
         clock.now += seconds

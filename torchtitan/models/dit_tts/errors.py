@@ -43,6 +43,7 @@ _EXTRAS = {
     **dict.fromkeys(("pandas", "scipy"), "analysis"),
     "torchao": "fp8",
     "ray": "ray",
+    **dict.fromkeys(("wandb", "dotenv", "PIL"), "wandb"),
 }
 
 

@@ -170,9 +170,7 @@ class DiTTTSTrainer(Trainer):
         if self.validator is not None:
             self.validator.rows = rows
         self.metrics_processor.skipped_batches = len(self.dataloader.skipped)
-        self.metrics_processor.start(
-            self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
-        )
+        self.metrics_processor.start(self.step, self.run_folder.path, self.run_folder.metrics)
         self.run_folder.set_state("running", self.step)
 
     def _build_objective(self) -> None:

@@ -74,6 +74,13 @@ class Metrics(titan.Metrics):
     enable_tensorboard: bool = True
     """Writes TensorBoard events to the run's tb/ folder"""
 
+    enable_wandb: bool = False
+    """Logs to Weights & Biases too, with the key in WANDB_API_KEY (from the environment or a file .env);
+    not in a benchmark. Needs the extra wandb"""
+
+    wandb_project: str = ""
+    """Project at Weights & Biases; empty: WANDB_PROJECT, else titan-tts"""
+
     peak_tflops: float = 0.0
     """Dense bf16 peak of one device in TFLOP/s, the denominator of MFU; 0: the datasheet's value of a
     known device, and no MFU on an unknown one"""

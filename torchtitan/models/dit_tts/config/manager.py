@@ -241,12 +241,13 @@ def resolve(
         config.encoder.model = local_path(config.encoder.model)
     if os.path.exists(os.path.expanduser(config.sampling.codec)):
         config.sampling.codec = local_path(config.sampling.codec)
-    if config.benchmark.enable:  # no data, no checkpoints, no audit
+    if config.benchmark.enable:  # no data, no checkpoints, no audit, no page at W&B
         config.data = dataclasses.replace(
             config.data, path="", weights=[], balance_by="", epochs=0, audit=False
         )
         config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = False
         config.validation.enable, config.samples.freq = False, 0
+        config.metrics.enable_wandb = False
     if vocab_size is not None:
         config.encoder.vocab_size = vocab_size
     if steps is not None:
