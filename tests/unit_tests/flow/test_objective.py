@@ -259,7 +259,9 @@ def test_loss_sums_over_any_split_and_leaves_padding_out():
     prediction, target = some_latents(4), some_latents(4).roll(1, 0)
     mask = torch.arange(10) < torch.tensor([10, 3, 7, 1])[:, None]
     whole = squared_error_sums(prediction, target, mask).sum()
-    parts = [squared_error_sums(prediction[r], target[r], mask[r]).sum() for r in ([0], [1, 2], [3])]
+    parts = [
+        squared_error_sums(prediction[r], target[r], mask[r]).sum() for r in ([0], [1, 2], [3])
+    ]
     assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
     by_hand = sum(
         ((prediction[b, f] - target[b, f]) ** 2).mean().item()

@@ -196,9 +196,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.counts.padded_frames += samples * padded
         self.counts.replaced_samples += replaced
 
-    def count_losses(
-        self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor
-    ) -> None:
+    def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor) -> None:
         """Adds the losses (B,), summed over valid frames, of samples at diffusion times t (B,) to those of
         their time. The host does not wait for the device.
 

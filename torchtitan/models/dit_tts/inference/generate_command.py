@@ -135,7 +135,9 @@ def run(options: Options) -> int:
         loaded.text_encoder,
     )
     write_wav(options.out, codec.decode(latents), codec.sample_rate)
-    print(f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s from step {loaded.step} ({loaded.weights})")
+    print(
+        f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s from step {loaded.step} ({loaded.weights})"
+    )
     return 0
 
 

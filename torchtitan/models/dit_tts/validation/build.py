@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,7 +20,9 @@ from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.sampling.duration import fit_durations
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, Predict
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
@@ -63,6 +65,7 @@ def build_validator(
             )
         return None
     objective = build_objective(config)
+    tokenizer = cast(ConditionedTokenizer, dataloader.tokenizer)
     mesh = parallel_dims.get_optional_mesh("batch")
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh is not None else (0, 1)
     group = mesh.get_group() if mesh is not None else None
@@ -70,11 +73,11 @@ def build_validator(
     heldout = open_training_data(data, (rank, ranks))
     heldout_features: Features | None = None
     if dataloader.features is not None:
-        heldout_features = ready_text_features(heldout, dataloader.tokenizer, view)
+        heldout_features = ready_text_features(heldout, cast(SubwordTokenizer, tokenizer), view)
 
     def fixed(dataset: Dataset, features: Features | None) -> FixedSet:
         count, size = validation.samples, validation.batch_size
-        return FixedSet(dataset, data, dataloader.tokenizer, count, size, features)
+        return FixedSet(dataset, data, tokenizer, count, size, features)
 
     sets = fixed(heldout, heldout_features), fixed(dataloader.dataset, dataloader.features)
     loss = HeldoutLoss(
@@ -105,7 +108,7 @@ def build_validator(
             choose_prompts(heldout, config.samples.count, durations, config, heldout_features),
             codec,
             model,
-            dataloader.tokenizer,
+            tokenizer,
             objective,
             text_encoder,
             device,

@@ -126,7 +126,7 @@ class FixedSet:
 
     def _policy(self, tokens: np.ndarray) -> BatchPolicy:
         """One bucket per batch, as long as its longest sample."""
-        shapes = []
+        shapes: list[tuple[int, int, int]] = []
         for samples in self.batches:
             frames = np.minimum(self.dataset.frames[samples], self.data.max_frames)
             one = make_batch_policy(

@@ -115,7 +115,10 @@ class HeldoutLoss:
             variants = self._variants(fixed, inputs, kinds)
             for position, t in enumerate(self.times):
                 keys = stream_keys(
-                    self.seed, torch.tensor(position, device=self.device), rows, _STREAM + set_number
+                    self.seed,
+                    torch.tensor(position, device=self.device),
+                    rows,
+                    _STREAM + set_number,
                 )
                 times = torch.full((len(rows),), t, device=self.device)
                 noisy, target = self.objective.add_noise_at(inputs["latents"], times, keys)
@@ -163,7 +166,9 @@ def figures(by_weights: dict[str, Losses], times: Sequence[float], plain: str) -
             mean = _number(values.mean())
             if name == plain:
                 row[figure] = mean
-                row |= {f"{figure}_at_{t:g}": _number(v) for t, v in zip(times, values, strict=True)}
+                row |= {
+                    f"{figure}_at_{t:g}": _number(v) for t, v in zip(times, values, strict=True)
+                }
             if figure not in (TEXT, SPEAKER):
                 row[f"{figure}_{name}"] = mean
     heldout = {name: row[f"heldout_loss_{name}"] for name in by_weights}

@@ -1,8 +1,8 @@
 """A fixed set of prompts, synthesized while a run trains: sound, pictures and scores.
 
-    samples/step-1000/000-ann-utt17.wav  .png      with the slowest average of the weights
-    samples/step-1000/raw/...                     with the trained weights, if they are asked for
-    samples/step-1000/scores.json                 what was heard, and the scores of each prompt
+samples/step-1000/000-ann-utt17.wav  .png      with the slowest average of the weights
+samples/step-1000/raw/...                     with the trained weights, if they are asked for
+samples/step-1000/scores.json                 what was heard, and the scores of each prompt
 """
 
 import json
