@@ -77,9 +77,12 @@ class WordsInSamples:
 
     WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-    def transcribe(self, waveform: torch.Tensor, sample_rate: int) -> list[str]:
-        assert sample_rate == 100
-        return [self.WORDS[int(10 * value + 0.5)] for value in waveform]
+    def check_texts(self, texts):
+        pass
+
+    def transcribe(self, sound, language: str = "") -> str:
+        assert sound.sample_rate == 100
+        return " ".join(self.WORDS[int(10 * value + 0.5)] for value in sound.waveform)
 
     @classmethod
     def sound(cls, text: str) -> tuple[torch.Tensor, int]:

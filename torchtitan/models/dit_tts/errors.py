@@ -37,10 +37,22 @@ LEFT_OUT = "***"
 # Module -> the extra of titan-tts that installs it.
 _EXTRAS = {
     **dict.fromkeys(
-        ("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av"), "speech"
+        (
+            "soundfile",
+            "soxr",
+            "pyloudnorm",
+            "pyarrow",
+            "pocketsphinx",
+            "matplotlib",
+            "av",
+            "jiwer",
+        ),
+        "speech",
     ),
     **dict.fromkeys(("transformers", "tokenizers", "safetensors"), "pretrained"),
     **dict.fromkeys(("pandas", "scipy"), "analysis"),
+    **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
+    "faster_whisper": "faster-whisper",
     "torchao": "fp8",
     "ray": "ray",
     **dict.fromkeys(("wandb", "dotenv", "PIL"), "wandb"),

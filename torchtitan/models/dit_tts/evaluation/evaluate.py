@@ -15,7 +15,8 @@ from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer, word_errors
+from torchtitan.models.dit_tts.scoring import interface
+from torchtitan.models.dit_tts.scoring.word_errors import count_errors
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -53,9 +54,10 @@ class WordErrors:
     errors: Counter[str] = field(default_factory=Counter)
     words: Counter[str] = field(default_factory=Counter)
 
-    def add(self, speaker: str, reference: list[str], hypothesis: list[str]) -> None:
-        self.errors[speaker] += word_errors(reference, hypothesis)
-        self.words[speaker] += len(reference)
+    def add(self, speaker: str, text: str, heard: str) -> None:
+        counted = count_errors(text, heard)
+        self.errors[speaker] += counted.word_errors
+        self.words[speaker] += counted.words
 
     def rates(self) -> dict[str, float]:
         """Word error rate of each speaker and, as "all", over all words."""
@@ -139,11 +141,12 @@ def synthesize(
 
 
 def transcribe(
-    recognizer: KeywordRecognizer, items: list[HeldOut], sounds: list[Sound]
+    recognizer: interface.Recognizer, items: list[HeldOut], sounds: list[Sound]
 ) -> tuple[WordErrors, list[list[str]]]:
     """Word errors of the sounds against the items' texts, and the words that were recognized."""
+    recognizer.check_texts([item.text for item in items])
     errors, heard = WordErrors(), []
     for item, (waveform, sample_rate) in zip(items, sounds, strict=True):
-        heard.append(recognizer.transcribe(waveform, sample_rate))
-        errors.add(item.speaker, item.text.split(), heard[-1])
+        heard.append(recognizer.transcribe(interface.Sound(waveform, sample_rate)).split())
+        errors.add(item.speaker, item.text, " ".join(heard[-1]))
     return errors, heard

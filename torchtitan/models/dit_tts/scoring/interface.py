@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from torchtitan.models.dit_tts.audio import resample
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,11 @@ class Sound:
     @property
     def seconds(self) -> float:
         return len(self.waveform) / self.sample_rate
+
+    def samples(self, rate: int) -> np.ndarray:
+        """(n,) float32 in [-1, 1] at `rate` Hz. NaN and infinity, of a model gone wrong, are silence."""
+        samples = torch.nan_to_num(self.waveform.detach().float(), posinf=0.0, neginf=0.0)
+        return resample(samples.cpu().numpy(), self.sample_rate, rate).clip(-1.0, 1.0)
 
 
 class Recognizer(Protocol):

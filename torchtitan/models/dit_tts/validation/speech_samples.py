@@ -8,7 +8,7 @@ samples/step-1000/scores.json                 what was heard, and the scores of 
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +138,15 @@ class SpeechSamples:
         self.text_encoder, self.device, self.sharded = text_encoder, device, sharded
         numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
         self.own = [(prompts[n if n < len(prompts) else 0], n < len(prompts)) for n in numbers]
-        self._embeddings: dict[int, torch.Tensor] = {}
         s, place = config.samples, str(device)
         recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
         if recognizer is not None:
             recognizer.check_texts([prompt.request.text for prompt in prompts])
+        # The model's own encoder is asked by all ranks at once; see `_similarities`.
+        named = s.speaker_scorer and s.speaker_scorer != "own"
         self.scorers = Scorers(
             recognizer,
-            open_speaker_scorer(s.speaker_scorer, place, lambda x: self._embeddings[id(x)])
-            if s.speaker_scorer
-            else None,
+            open_speaker_scorer(s.speaker_scorer, place) if named else None,
             open_opinion_predictor(s.opinion, place) if s.opinion else None,
         )
 
@@ -158,13 +157,16 @@ class SpeechSamples:
         latents = [each for batch in self._batches() for each in self._generate(batch)]
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
-        if self.config.samples.speaker_scorer == "own":
-            self._embed(latents)
+        similarities = self._similarities(latents)
         folder = self.folder / f"step-{step}" / ("raw" if weights == RAW else "")
         rows = []
-        for (prompt, is_own), made, waveform in zip(self.own, latents, waveforms, strict=True):
+        for number, (prompt, is_own) in enumerate(self.own):
             if is_own:
-                rows.append(self._score(prompt, made, waveform, folder))
+                row = self._score(prompt, latents[number], waveforms[number], folder)
+                if similarities is not None and len(prompt.request.reference):
+                    similarity = float(similarities[number])
+                    row["score"] = replace(row["score"], speaker_similarity=similarity)
+                rows.append(row)
         rate = seconds / max(sum(row["seconds"] for row in rows), 1e-9) if rows else None
         gathered = gather_from_ranks((rows, rate))
         return self._summary(gathered, step, weights, folder, trackers)
@@ -201,20 +203,22 @@ class SpeechSamples:
             found[row, first : first + len(prompt.features)] = prompt.features
         return found.to(self.device)
 
-    def _embed(self, latents: list[torch.Tensor]) -> None:
-        """Speaker embeddings of what was made and of the references, by all ranks at once."""
+    def _similarities(self, latents: list[torch.Tensor]) -> torch.Tensor | None:
+        """(prompts,) cosine of what was made and its reference by the model's own speaker encoder, on all
+        ranks at once; None with another scorer."""
+        if self.config.samples.speaker_scorer != "own":
+            return None
         references = [prompt.request.reference for prompt, _ in self.own]
-        sounds = [each for each in (*latents, *references)]
         # A prompt without a reference has no similarity; something must go through all the same.
-        stand_in = latents[0]
+        voices = [voice if len(voice) else made for voice, made in zip(references, latents)]
         found = speaker_embeddings(
             self.model,
             self.tokenizer,
-            [each if len(each) else stand_in for each in sounds],
+            [*latents, *voices],
             self.config.data.max_speaker_frames,
             self.device,
         )
-        self._embeddings = {id(each): row for each, row in zip(sounds, found, strict=True)}
+        return torch.nn.functional.cosine_similarity(*found.chunk(2))
 
     def _score(
         self, prompt: Prompt, latents: torch.Tensor, waveform: torch.Tensor, folder: Path

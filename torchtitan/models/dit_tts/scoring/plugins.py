@@ -1,0 +1,107 @@
+"""Recognizers, speaker scorers and predictors of opinion by name. Heavy libraries are loaded when one is opened.
+
+A user's own is `package.module:factory`: factory(device) returns an object with the methods of the
+protocol in `interface`.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.scoring.interface import (
+    OpinionPredictor,
+    Recognizer,
+    SpeakerScorer,
+)
+
+RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
+SPEAKER_SCORERS = "own, xvector:HUB_NAME_OR_FOLDER"
+OPINION_PREDICTORS = "dnsmos"
+
+
+def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
+    """A recognizer by its spec: one of RECOGNIZERS or package.module:factory.
+
+    Raises:
+        InputError: an unknown spec, a library that is missing, a model that cannot be loaded.
+    """
+    kind, _, argument = spec.partition(":")
+    if kind == "words" and argument:
+        require_modules("pocketsphinx")
+        from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
+
+        words = [word.strip().lower() for word in argument.split(",")]
+        return KeywordRecognizer([word for word in words if word])
+    if kind in ("whisper", "faster-whisper") and argument:
+        from torchtitan.models.dit_tts.scoring import whisper
+
+        if kind == "whisper":
+            return whisper.WhisperRecognizer(argument, device)
+        return whisper.FasterWhisperRecognizer(argument, device)
+    return _from_factory(spec, device, "recognizer", RECOGNIZERS, "transcribe", "check_texts")
+
+
+def open_speaker_scorer(
+    spec: str, device: str = "cpu", own: Callable[[Tensor], Tensor] | None = None
+) -> SpeakerScorer:
+    """A speaker scorer by its spec: one of SPEAKER_SCORERS or package.module:factory.
+
+    Args:
+        own: own(latents (T, C)) -> embedding (E,) of the trained model's speaker encoder, for "own".
+
+    Raises:
+        InputError: an unknown spec, a library that is missing, a model that cannot be loaded.
+    """
+    from torchtitan.models.dit_tts.scoring import speaker_similarity
+
+    kind, _, argument = spec.partition(":")
+    if spec == "own":
+        if own is None:
+            raise InputError(
+                "the model has no speaker encoder of its own; take xvector:FOLDER as the speaker scorer"
+            )
+        return speaker_similarity.own_scorer(own)
+    if kind == "xvector" and argument:
+        return speaker_similarity.xvector_scorer(argument, device)
+    return _from_factory(spec, device, "speaker scorer", SPEAKER_SCORERS, "similarity")
+
+
+def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
+    """A predictor of opinion by its spec: one of OPINION_PREDICTORS or package.module:factory.
+
+    Raises:
+        InputError: an unknown spec, or a library that is missing.
+    """
+    if spec == "dnsmos":
+        from torchtitan.models.dit_tts.scoring.opinion import DNSMOS
+
+        return DNSMOS(device)
+    return _from_factory(spec, device, "opinion predictor", OPINION_PREDICTORS, "score")
+
+
+def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) -> Any:
+    """What a user's factory(device) returns, with `name` and all methods of its protocol."""
+    module, _, name = spec.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), name]):
+        raise InputError(f"'{spec}' is no {kind}; take {known} or package.module:factory")
+    folder = os.getcwd()  # the console script does not look there
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"the {kind} '{spec}' cannot be imported ({error}); take {known} or a function that Python finds"
+        ) from error
+    made = factory(device)
+    missing = [each for each in ("name", *methods) if not hasattr(made, each)]
+    if missing:
+        raise InputError(
+            f"the {kind} of '{spec}' lacks {', '.join(missing)}; see scoring/interface.py for what it needs"
+        )
+    return made

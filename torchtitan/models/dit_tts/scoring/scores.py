@@ -1,0 +1,75 @@
+"""What the referees say of an utterance, and of many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchtitan.models.dit_tts.scoring.interface import (
+    OpinionPredictor,
+    Recognizer,
+    Sound,
+    SpeakerScorer,
+)
+from torchtitan.models.dit_tts.scoring.word_errors import Errors, count_errors
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """The plug-ins to ask; see `plugins`."""
+
+    recognizer: Recognizer | None = None
+    speaker: SpeakerScorer | None = None
+    opinion: OpinionPredictor | None = None
+
+
+@dataclass(frozen=True)
+class UtteranceScore:
+    """None where there was no plug-in or, for the speaker, no reference."""
+
+    heard: str | None
+    errors: Errors | None
+    speaker_similarity: float | None
+    opinion: float | None
+    seconds: float
+    """of the sound"""
+
+
+def score(
+    sound: Sound,
+    text: str,
+    scorers: Scorers,
+    reference: Sound | None = None,
+    language: str = "",
+) -> UtteranceScore:
+    """Scores of a sound that should say a text in the voice of a reference.
+
+    Args:
+        language: code or English name, empty where it is not known.
+    """
+    heard = errors = similarity = opinion = None
+    if scorers.recognizer is not None:
+        heard = scorers.recognizer.transcribe(sound, language)
+        spelling = getattr(scorers.recognizer, "spelling", None)
+        errors = count_errors(text, heard, language, spelling)
+    if scorers.speaker is not None and reference is not None:
+        similarity = scorers.speaker.similarity(sound, reference)
+    if scorers.opinion is not None:
+        opinion = scorers.opinion.score(sound)
+    return UtteranceScore(heard, errors, similarity, opinion, sound.seconds)
+
+
+def summarize(scores: Sequence[UtteranceScore]) -> dict[str, float | None]:
+    """Over all utterances: "wer" and "cer" (errors per word and per character of all the texts
+    together), means of "speaker_similarity" and "opinion"; None where no utterance has any."""
+    errors = [score.errors for score in scores if score.errors is not None]
+    similarities = [s.speaker_similarity for s in scores if s.speaker_similarity is not None]
+    opinions = [score.opinion for score in scores if score.opinion is not None]
+    return {
+        "wer": _ratio([e.word_errors for e in errors], sum(e.words for e in errors)),
+        "cer": _ratio([e.character_errors for e in errors], sum(e.characters for e in errors)),
+        "speaker_similarity": _ratio(similarities, len(similarities)),
+        "opinion": _ratio(opinions, len(opinions)),
+    }
+
+
+def _ratio(values: Sequence[float], count: int) -> float | None:
+    return sum(values) / count if count else None

@@ -1,0 +1,154 @@
+"""Whisper as a recognizer of any text, through transformers or through faster-whisper (CTranslate2).
+
+Both decode greedily and without the text before, so that a sound's transcript depends on nothing else.
+"""
+
+import os
+import unicodedata
+from collections.abc import Sequence
+
+import torch
+
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub, load_model
+from torchtitan.models.dit_tts.scoring.word_errors import language_code
+
+_RATE = 16_000  # Hz
+_SECONDS = 30  # that the model hears at once
+
+
+class WhisperRecognizer:
+    """Whisper through transformers; float16 on a GPU, float32 on a CPU."""
+
+    def __init__(self, model: str, device: str = "cpu") -> None:
+        """
+        Args:
+            model: folder, hub name or size ("large-v3" is openai/whisper-large-v3).
+
+        Raises:
+            InputError: transformers is missing, or the model (see `pretrained`).
+        """
+        require_modules("transformers")
+        from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+        spec = f"whisper:{model}"
+        path = model if os.path.isdir(model) or "/" in model else f"openai/whisper-{model}"
+        _check_is_whisper(path, spec)
+        dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
+        self.model = load_model(WhisperForConditionalGeneration, path, spec, dtype=dtype).to(device)
+        self.processor = from_folder_or_hub(
+            lambda **where: WhisperProcessor.from_pretrained(path, **where), path, spec
+        )
+        self.name = f"Whisper {os.path.basename(os.path.normpath(model))}"
+        generation = self.model.generation_config
+        self.languages = (
+            {token.strip("<|>") for token in getattr(generation, "lang_to_id", None) or {}}
+            if getattr(generation, "is_multilingual", False)
+            else set()
+        )
+        self.spelling = self.processor.tokenizer.english_spelling_normalizer or None
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raises InputError for other than Latin letters if it was trained on English alone."""
+        if not self.languages:
+            _check_latin(texts, self.name)
+
+    def transcribe(self, sound: Sound, language: str = "") -> str:
+        """The words heard, as Whisper writes them; over 30 s in windows that follow its timestamps.
+
+        Args:
+            language: code or English name; detected where it is empty or Whisper does not know it.
+        """
+        samples = sound.samples(_RATE)
+        long = len(samples) > _SECONDS * _RATE
+        features = self.processor(
+            samples,
+            sampling_rate=_RATE,
+            return_tensors="pt",
+            return_attention_mask=True,
+            **({"truncation": False, "padding": "longest"} if long else {}),
+        ).to(self.model.device, self.model.dtype)
+        options: dict = {"return_timestamps": True} if long else {}
+        if self.languages:
+            options["task"] = "transcribe"
+            if language_code(language) in self.languages:
+                options["language"] = language_code(language)
+        with torch.inference_mode():
+            tokens = self.model.generate(**features, do_sample=False, num_beams=1, **options)
+        return self.processor.batch_decode(tokens, skip_special_tokens=True)[0].strip()
+
+
+class FasterWhisperRecognizer:
+    """Whisper through faster-whisper; float16 on a GPU, float32 on a CPU."""
+
+    spelling = None
+
+    def __init__(self, model: str, device: str = "cpu") -> None:
+        """
+        Args:
+            model: folder of a converted model, size or hub name.
+
+        Raises:
+            InputError: faster-whisper is missing, or the model.
+        """
+        require_modules("faster_whisper")
+        from faster_whisper import WhisperModel
+
+        place = torch.device(device)
+
+        def load(local_files_only: bool) -> WhisperModel:
+            return WhisperModel(
+                model,
+                device=place.type,
+                device_index=place.index or 0,
+                compute_type="float16" if place.type == "cuda" else "float32",
+                cpu_threads=torch.get_num_threads(),
+                local_files_only=local_files_only,
+            )
+
+        self.model = from_folder_or_hub(load, model, f"faster-whisper:{model}")
+        self.name = f"faster-whisper {os.path.basename(os.path.normpath(model))}"
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raises InputError for other than Latin letters if it was trained on English alone."""
+        if not self.model.model.is_multilingual:
+            _check_latin(texts, self.name)
+
+    def transcribe(self, sound: Sound, language: str = "") -> str:
+        """See `WhisperRecognizer.transcribe`."""
+        samples = sound.samples(_RATE)
+        if not len(samples):
+            return ""
+        code = language_code(language)
+        if code not in self.model.supported_languages:
+            code = None
+        segments, _ = self.model.transcribe(
+            samples, language=code, beam_size=1, temperature=0.0, condition_on_previous_text=False
+        )
+        return "".join(segment.text for segment in segments).strip()
+
+
+def _check_is_whisper(path: str, spec: str) -> None:
+    from transformers import AutoConfig
+
+    kind = from_folder_or_hub(
+        lambda **where: AutoConfig.from_pretrained(path, **where), path, spec
+    ).model_type
+    if kind != "whisper":
+        raise InputError(
+            f"'{spec}': {path} holds a model of type {kind}, not whisper; give a Whisper checkpoint, or "
+            "another recognizer as package.module:factory"
+        )
+
+
+def _check_latin(texts: Sequence[str], name: str) -> None:
+    for text in texts:
+        foreign = [
+            c for c in text if c.isalpha() and not unicodedata.name(c, "").startswith("LATIN")
+        ]
+        if 2 * len(foreign) > sum(map(str.isalpha, text)):
+            raise InputError(
+                f"{name} was trained on English alone and cannot write a text such as '{text[:40]}'; take "
+                "a multilingual one"
+            )
