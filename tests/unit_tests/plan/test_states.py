@@ -35,7 +35,7 @@ def test_state_bytes_are_those_of_real_tensors(layout):
         model = get_train_spec().model_cls(sizes.args)
         model = get_train_spec().parallelize_fn(model, dims, config)
         optimizers = get_train_spec().build_optimizers_fn([model], config.optimizer, dims)
-        ema = EMA(model, 0.9)
+        ema = EMA(model, [0.9])
         batch = random_inputs()
         squared_error_sums(model(**batch), batch["latents"], batch["frame_mask"]).sum().backward()
         optimizers.step()
@@ -49,7 +49,7 @@ def test_state_bytes_are_those_of_real_tensors(layout):
                     for state in optimizers.optimizers[0].state.values()
                     for value in state.values()
                 ),
-                ema.shadow.values(),
+                next(iter(ema.averages.values())).values(),
             )
         ]
     exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.initialization import plain_name
 
-_ENTRY = re.compile(r"ema\.(decay-[^_]+?\.)?[a-z_]")
+_ENTRY = re.compile(r"ema\.(decay-\d+(?:\.\d+)?(?:e-\d+)?\.)?")
 
 
 def prefix(decay: float) -> str:

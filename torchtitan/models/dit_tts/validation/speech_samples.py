@@ -218,7 +218,8 @@ class SpeechSamples:
             self.config.data.max_speaker_frames,
             self.device,
         )
-        return torch.nn.functional.cosine_similarity(*found.chunk(2))
+        made, wanted = found.chunk(2)
+        return torch.nn.functional.cosine_similarity(made, wanted)
 
     def _score(
         self, prompt: Prompt, latents: torch.Tensor, waveform: torch.Tensor, folder: Path
