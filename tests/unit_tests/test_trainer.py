@@ -229,7 +229,10 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         average = weights if step == 1 else [0.1 * b + 0.9 * w for b, w in zip(before, weights)]
 
         row = logged[-1]
-        times, row_losses = torch.tensor([each for each in row["loss_by_time"] if each]), row["loss"]
+        times, row_losses = (
+            torch.tensor([each for each in row["loss_by_time"] if each]),
+            row["loss"],
+        )
         assert len(row["loss_by_time"]) == 10 and times.min() <= row_losses <= times.max()
         assert row["loss"] == pytest.approx(loss, rel=1e-5)
         assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)

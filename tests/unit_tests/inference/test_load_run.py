@@ -152,4 +152,4 @@ def test_the_untrained_model_is_the_one_that_training_started_from(run, initial)
     assert model is not loaded.model and not model.training
     for (name, p), start in zip(model.named_parameters(), initial.parameters(), strict=True):
         assert torch.equal(p, start), name
-    assert above(loaded.model, initial) == 11
+    assert above(loaded.model, initial) == 12

@@ -35,6 +35,7 @@ from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.flops import MicroBatch
+from torchtitan.models.dit_tts.model.model import Conditions
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run_folder import RunFolder
@@ -45,6 +46,9 @@ from torchtitan.models.dit_tts.validation.history import best_row
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
+
+_CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
+"""Entries of a batch that the model encodes"""
 
 
 class DiTTTSTrainer(Trainer):
@@ -120,7 +124,8 @@ class DiTTTSTrainer(Trainer):
             self.ema,
             self.dataloader,
             self.text_encoder,
-            self._predict,
+            self._encode,
+            self._denoise,
             self._to_device,
             self.device,
             self.parallel_dims,
@@ -260,43 +265,40 @@ class DiTTTSTrainer(Trainer):
             noisy = self.add_noise(
                 batch["latents"], batch["global_batch"], batch["row"], batch["global_batch_size"]
             )
-        prediction = self._predict(
-            noisy.latents, noisy.t, frame_mask, batch, noisy.keep_text, noisy.keep_speaker
-        )
+            features = self._text_features(batch)
+        with self.maybe_enable_amp:
+            prediction = self.model_parts[0](
+                noisy.latents,
+                noisy.t,
+                frame_mask,
+                *(batch[name] for name in _CONDITIONS),
+                noisy.keep_text,
+                noisy.keep_speaker,
+                features,
+                batch["text_rows"],
+            )
         losses = self.loss_fn(prediction, noisy.target, frame_mask)
         self.metrics_processor.count_losses(noisy.t, losses.detach(), frame_mask)
         return losses.sum()
 
-    def _predict(
-        self,
-        latents: torch.Tensor,
-        t: torch.Tensor,
-        frame_mask: torch.Tensor,
-        batch: dict[str, Any],
-        keep_text: torch.Tensor | None = None,
-        keep_speaker: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The network's output (B, T, C) for noisy latents at times t; None keeps every condition."""
-        features = batch.get("text_features")
-        if self.text_encoder is not None:
-            with torch.no_grad():
-                features = self.text_encoder(
-                    batch["text_ids"], batch["text_mask"], batch["text_rows"]
-                )
+    def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """(B, L, h) of a text encoder beside the model; None where it is inside."""
+        if self.text_encoder is None:
+            return batch.get("text_features")
+        return self.text_encoder(batch["text_ids"], batch["text_mask"], batch["text_rows"])
+
+    def _encode(self, batch: dict[str, Any]) -> Conditions:
+        """Encoded text and speaker of a batch, outside of training."""
+        inputs = [batch[name] for name in _CONDITIONS]
+        features = self._text_features(batch)
+        model: Any = self.model_parts[0]
         with self.maybe_enable_amp:
-            return self.model_parts[0](
-                latents,
-                t,
-                frame_mask,
-                batch["text_ids"],
-                batch["text_mask"],
-                batch["speaker"],
-                batch["speaker_mask"],
-                keep_text,
-                keep_speaker,
-                features,
-                batch["text_rows"],
-            )
+            return model.encode_conditions(*inputs, features, batch["text_rows"])
+
+    def _denoise(self, *inputs: Any) -> torch.Tensor:
+        model: Any = self.model_parts[0]
+        with self.maybe_enable_amp:
+            return model.denoise(*inputs)
 
     def should_continue_training(self) -> bool:
         self.stopped_by = self.stop_signal.agreed()

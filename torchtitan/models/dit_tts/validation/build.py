@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
-from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, Predict
+from torchtitan.models.dit_tts.validation.heldout_loss import Denoise, Encode, HeldoutLoss
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
@@ -37,7 +37,8 @@ def build_validator(
     ema: EMA | None,
     dataloader: LatentDataLoader,
     text_encoder: PretrainedTextEncoder | None,
-    predict: Predict,
+    encode: Encode,
+    denoise: Denoise,
     to_device: Callable[[dict[str, Any]], dict[str, Any]],
     device: torch.device,
     parallel_dims: ParallelDims,
@@ -51,7 +52,7 @@ def build_validator(
         config: the run's.
         view: the same as upstream sees it.
         text_encoder: the frozen one beside the model.
-        predict, to_device: see `HeldoutLoss`.
+        encode, denoise, to_device: see `HeldoutLoss`.
 
     Raises:
         InputError: the held-out samples, the codec or a scorer cannot be used.
@@ -85,7 +86,8 @@ def build_validator(
         validation.times,
         validation.seed,
         objective,
-        predict,
+        encode,
+        denoise,
         to_device,
         device,
         rank,

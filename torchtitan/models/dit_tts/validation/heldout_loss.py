@@ -14,14 +14,18 @@ import torch.distributed as dist
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
+from torchtitan.models.dit_tts.model.model import Conditions
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
 
 # Apart from training's streams, the sampler's and the conditions'.
 _STREAM = 300
 TEXT, SPEAKER = "text_gain", "speaker_gain"
 
-Predict = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], torch.Tensor]
-"""(noisy latents (B, T, C), t (B,), frame_mask (B, T), batch) to the network's output (B, T, C)"""
+Encode = Callable[[dict[str, Any]], Conditions]
+"""a batch to its encoded text and speaker"""
+
+Denoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
+"""(noisy latents (B, T, C), t (B,), frame_mask (B, T), conditions) to the network's output (B, T, C)"""
 
 Losses = dict[str, torch.Tensor]
 """(times,) float64 on the CPU by figure; nan where nothing was measured"""
@@ -50,8 +54,8 @@ class HeldoutLoss:
     Args:
         times: diffusion times.
         seed: of the noise.
-        predict: the network, on every rank at once.
-        to_device: a batch's inputs, as the data loader gives them, as `predict` takes them.
+        encode, denoise: the network's two parts, called on every rank at once.
+        to_device: a batch's inputs, as the data loader gives them, as `encode` takes them.
         device: of the network.
         rank, ranks: of the data-parallel ranks.
         group: of these ranks; None for one.
@@ -64,7 +68,8 @@ class HeldoutLoss:
         times: Sequence[float],
         seed: int,
         objective: FlowMatching,
-        predict: Predict,
+        encode: Encode,
+        denoise: Denoise,
         to_device: Callable[[dict[str, Any]], dict[str, Any]],
         device: torch.device,
         rank: int = 0,
@@ -76,7 +81,8 @@ class HeldoutLoss:
             "training_loss": _SetLoss(training, rank, ranks),
         }
         self.times, self.seed, self.objective = times, seed, objective
-        self.predict, self.to_device, self.device, self.group = predict, to_device, device, group
+        self.encode, self.denoise, self.to_device = encode, denoise, to_device
+        self.device, self.group = device, group
 
     @torch.no_grad()
     def measure(self, gains: bool) -> Losses:
@@ -123,8 +129,8 @@ class HeldoutLoss:
                 times = torch.full((len(rows),), t, device=self.device)
                 noisy, target = self.objective.add_noise_at(inputs["latents"], times, keys)
                 right = None
-                for kind, (batch, measured) in enumerate(variants):
-                    output = self.predict(noisy, times, mask, batch)
+                for kind, (conditions, measured) in enumerate(variants):
+                    output = self.denoise(noisy, times, mask, conditions)
                     loss = squared_error_sums(output, target, mask).double()
                     right = loss if right is None else right
                     if counts:
@@ -137,18 +143,18 @@ class HeldoutLoss:
 
     def _variants(
         self, fixed: FixedBatch, inputs: dict[str, Any], kinds: list[str]
-    ) -> list[tuple[dict[str, Any], torch.Tensor]]:
-        """The inputs of each kind, and the rows that count for it."""
+    ) -> list[tuple[Conditions, torch.Tensor]]:
+        """The conditions of each kind, and the rows that count for it."""
         everything = torch.ones(len(fixed.rows), dtype=torch.bool, device=self.device)
         other = {
             TEXT: (fixed.other_text, fixed.has_other_text),
             SPEAKER: (fixed.other_speaker, fixed.has_other_speaker),
         }
-        found = [(inputs, everything)]
+        found = [(self.encode(inputs), everything)]
         for kind in kinds[1:]:
             entries, measured = other[kind]
             changed = self.to_device({**fixed.inputs, **entries})
-            found.append((changed, measured.to(self.device)))
+            found.append((self.encode(changed), measured.to(self.device)))
         return found
 
 
