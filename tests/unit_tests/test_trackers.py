@@ -88,6 +88,7 @@ class StandIn:
     def __init__(self):
         self.started, self.logged, self.exit_codes = [], [], []
         self.broken: Exception | None = None
+        self.disabled = False
 
     def init(self, **arguments):
         if self.broken is not None:
@@ -97,6 +98,7 @@ class StandIn:
         finish = self.exit_codes.append
         return SimpleNamespace(
             **run,
+            disabled=self.disabled,
             log=self.log,
             finish=lambda exit_code: finish(exit_code),
             define_metric=lambda *names, **options: None,
@@ -152,6 +154,12 @@ def test_a_resume_continues_the_same_run_at_wandb(tmp_path, stand_in, monkeypatc
     identity = (second["id"], second["entity"], second["project"])
     assert identity == ("new id", "new entity", "titan-tts")
     assert (other["id"], other["project"]) == (None, "another")
+
+
+def test_a_start_without_wandb_in_between_is_not_recorded(tmp_path, stand_in):
+    stand_in.disabled = True  # WANDB_MODE
+    trackers(tmp_path, ENABLED).close()
+    assert not (tmp_path / "wandb.json").exists()
 
 
 def test_a_rollback_opens_no_second_run(tmp_path, stand_in):

@@ -112,7 +112,8 @@ class _WandB:
         except wandb.Error as error:
             raise InputError(_no_wandb(error)) from None
         known = {name: getattr(self._run, name) or None for name in _IDENTITY}
-        write_atomic(file, json.dumps(known) + "\n")
+        if not self._run.disabled:  # WANDB_MODE=disabled has a run of no project
+            write_atomic(file, json.dumps(known) + "\n")
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
