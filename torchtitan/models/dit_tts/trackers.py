@@ -56,7 +56,8 @@ class _TensorBoard:
 
     def continue_after(self, step: int) -> None:
         self.close()
-        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+        # A run that begins anew may log its step 0 again.
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else 0)
 
     def log_scalars(self, values: Mapping[str, float | int], step: int) -> None:
         for name, value in values.items():
