@@ -201,7 +201,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     trainer.add_noise = problem
     trainer.run_folder = RunFolder(tmp_path, 0)
     logged = []
-    trainer.metrics_processor.logger = SimpleNamespace(log=lambda row, step: logged.append(row))
+    trainer.metrics_processor.metrics_file = SimpleNamespace(append=logged.append)
 
     reference = copy.deepcopy(model)
     parameters = dict(reference.named_parameters())
