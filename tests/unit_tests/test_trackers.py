@@ -76,6 +76,14 @@ def test_going_back_hides_what_came_after(tmp_path):
     assert [each.step for each in found.Audio("speech/one")] == [1]
 
 
+def test_a_run_that_begins_anew_shows_its_first_validation_once(tmp_path):
+    for value in (1.0, 0.5):
+        made = trackers(tmp_path, "--metrics.enable-tensorboard")
+        made.log_scalars({"validation/loss": value}, 0)
+        made.close()
+    assert [each.value for each in events(tmp_path).Scalars("validation/loss")] == [0.5]
+
+
 # Weights & Biases
 
 
@@ -88,6 +96,7 @@ class StandIn:
     def __init__(self):
         self.started, self.logged, self.exit_codes = [], [], []
         self.broken: Exception | None = None
+        self.disabled = False
 
     def init(self, **arguments):
         if self.broken is not None:
@@ -97,6 +106,7 @@ class StandIn:
         finish = self.exit_codes.append
         return SimpleNamespace(
             **run,
+            disabled=self.disabled,
             log=self.log,
             finish=lambda exit_code: finish(exit_code),
             define_metric=lambda *names, **options: None,
@@ -152,6 +162,12 @@ def test_a_resume_continues_the_same_run_at_wandb(tmp_path, stand_in, monkeypatc
     identity = (second["id"], second["entity"], second["project"])
     assert identity == ("new id", "new entity", "titan-tts")
     assert (other["id"], other["project"]) == (None, "another")
+
+
+def test_a_start_without_wandb_in_between_is_not_recorded(tmp_path, stand_in):
+    stand_in.disabled = True  # WANDB_MODE
+    trackers(tmp_path, ENABLED).close()
+    assert not (tmp_path / "wandb.json").exists()
 
 
 def test_a_rollback_opens_no_second_run(tmp_path, stand_in):
@@ -224,6 +240,7 @@ def check(*arguments: str) -> None:
     check_trackers(load_config(list(arguments)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", ["wandb", "dotenv"])
 def test_a_missing_package_ends_the_start_before_it_writes(tmp_path, train, monkeypatch, package):
     find = errors.find_spec
@@ -251,14 +268,15 @@ def test_a_key_of_the_wrong_form_is_refused_and_not_shown(alone, monkeypatch):
 def test_variables_of_dotenv(alone, monkeypatch):
     """Only W&B's, and the environment wins."""
     (alone / ".env").write_text(
-        "WANDB_MODE=offline\nWANDB_API_KEY=of the file\nOMP_NUM_THREADS=7\nexport WANDB_NOTES='a b'\n"
+        "WANDB_MODE=offline\nWANDB_API_KEY=of the file\nNCCL_DEBUG=INFO\nexport WANDB_NOTES='a b'\n"
     )
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_NOTES", "")
-    monkeypatch.delenv("WANDB_NOTES")
+    for name in ("WANDB_NOTES", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     check(ENABLED)
     assert os.environ["WANDB_MODE"] == "offline" and os.environ["WANDB_API_KEY"] == KEY
-    assert os.environ["WANDB_NOTES"] == "a b" and os.environ.get("OMP_NUM_THREADS") != "7"
+    assert os.environ["WANDB_NOTES"] == "a b" and "NCCL_DEBUG" not in os.environ
 
 
 def test_dotenv_is_not_read_unasked(alone):

@@ -56,7 +56,8 @@ class _TensorBoard:
 
     def continue_after(self, step: int) -> None:
         self.close()
-        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+        # A run that begins anew may log its step 0 again.
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else 0)
 
     def log_scalars(self, values: Mapping[str, float | int], step: int) -> None:
         for name, value in values.items():
@@ -112,7 +113,8 @@ class _WandB:
         except wandb.Error as error:
             raise InputError(_no_wandb(error)) from None
         known = {name: getattr(self._run, name) or None for name in _IDENTITY}
-        write_atomic(file, json.dumps(known) + "\n")
+        if not self._run.disabled:  # WANDB_MODE=disabled has a run of no project
+            write_atomic(file, json.dumps(known) + "\n")
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -28,6 +28,7 @@ _UNUSED = {
     "activation_checkpoint": ("per_op_sac",),
     "quantize": ("grouped_mm",),
     "linear": ("mx",),
+    "metrics": ("save_tb_folder", "save_for_all_ranks"),
     "debug": ("moe_",),
 }
 
