@@ -248,8 +248,9 @@ class _Checks:
     def held_out(self) -> None:
         """Samples of folders whose name is that of a held-out split, and those of other folders."""
         dataset = self.dataset
-        folders = [os.path.basename(os.path.dirname(plain_name(one))) for one in dataset.tar_paths]
-        held = np.array([split_of(folder) == "heldout" for folder in folders])[dataset.shard]
+        folders = [os.path.dirname(os.path.abspath(plain_name(one))) for one in dataset.tar_paths]
+        names = map(os.path.basename, folders)
+        held = np.array([split_of(name) == "heldout" for name in names])[dataset.shard]
         hashes, training = dataset.latents_hash, np.flatnonzero(~held)
         shared = np.flatnonzero(held & np.isin(hashes, hashes[training]))
 
