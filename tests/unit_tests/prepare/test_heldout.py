@@ -133,10 +133,11 @@ def test_held_out_by_speaker(tmp_path):
 def test_nobody_held_out_is_refused_before_encoding(tmp_path):
     source = write_list(tmp_path, "bcde")
 
-    def prepare(fraction: float, **options: str) -> dict:
+    def prepare(fraction: float, name: str = "out", **options: str) -> dict:
         options = {"speaker_pattern": "^(.)", "heldout_by": "speaker"} | options
-        output = tmp_path / "out"
-        return corpora.prepare(source, output, heldout_fraction=fraction, **AS_IS, **options)
+        return corpora.prepare(
+            source, tmp_path / name, heldout_fraction=fraction, **AS_IS, **options
+        )
 
     refused(lambda: prepare(0.001), f"{source}: ", "nobody out of its 4 speakers", "choose another")
     with pytest.raises(InputError) as caught:
@@ -145,7 +146,8 @@ def test_nobody_held_out_is_refused_before_encoding(tmp_path):
     refused(lambda: prepare(float(fraction) - 0.002), "nobody out")
     prepare(float(fraction))
     assert {one[2]["speaker"] for one in by_key(tmp_path / "out/heldout").values()} == {name}
-    refused(lambda: prepare(0.5, speaker_pattern="", speaker="x"), "of one speaker", "by utterance")
+    one = {"speaker_pattern": "", "speaker": "x"}
+    refused(lambda: prepare(0.001, "one", **one), "of one speaker", "by utterance")
     write_list(tmp_path, "ab", split="train")
-    refused(lambda: prepare(0.5), "all recordings have a split already")
-    assert not (tmp_path / "out.partial").exists()
+    refused(lambda: prepare(0.5, "given"), "all recordings have a split already")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
