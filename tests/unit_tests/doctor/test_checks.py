@@ -222,7 +222,13 @@ def test_reference_named_after_its_own_sample(folder):
     assert list(examine(folder)) == ["reference_from_target"]
 
 
-def test_a_leak_is_an_error(folder):
+def test_an_empty_reference_is_no_leak(folder):
+    nothing = np.zeros((0, CHANNELS))
+    write_changed(folder, 3, reference=nothing, metadata={"reference_key": "utt003"})
+    assert list(examine(folder)) == ["no_reference"]
+
+
+def test_a_leak_is_an_error():
     assert all_kinds()["reference_from_target"].severity == "error"
     assert all_kinds()["heldout_in_training"].severity == "error"
 

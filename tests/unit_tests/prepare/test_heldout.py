@@ -147,7 +147,7 @@ def test_nobody_held_out_is_refused_before_encoding(tmp_path):
     prepare(float(fraction))
     assert {one[2]["speaker"] for one in by_key(tmp_path / "out/heldout").values()} == {name}
     one = {"speaker_pattern": "", "speaker": "x"}
-    refused(lambda: prepare(0.001, "one", **one), "of one speaker", "by utterance")
+    refused(lambda: prepare(0.001, "one", **one), "there is one speaker", "by utterance")
     write_list(tmp_path, "ab", split="train")
-    refused(lambda: prepare(0.5, "given"), "all recordings have a split already")
+    refused(lambda: prepare(0.5, "given"), "every recording has a split")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]

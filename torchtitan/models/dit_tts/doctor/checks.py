@@ -222,7 +222,7 @@ class _Checks:
         )
         self.add_samples(
             "reference_from_target",
-            found.where(rows["reference_source"] != OTHER),
+            found.where((rows["reference_source"] != OTHER) & (lengths > 0)),
             lambda one: (
                 "its reference_key is its own key"
                 if rows["reference_source"][one] == NAMED

@@ -170,13 +170,11 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
 def _nobody_held_out(options: Options, speakers: set[str]) -> InputError:
     """Before hours of encoding: who asks for unseen speakers would measure nothing."""
     sentence = f"{options.source}: --heldout-by speaker holds nobody out"
-    if len(speakers) < 2:
-        why = (
-            "all recordings are of one speaker"
-            if speakers
-            else "all recordings have a split already"
-        )
-        return InputError(f"{sentence}, as {why}; use --heldout-by utterance")
+    if not speakers:
+        why = "every recording has a split of the source's; leave out --heldout-by and -fraction"
+        return InputError(f"{sentence}, as {why}")
+    if len(speakers) == 1:
+        return InputError(f"{sentence}, as there is one speaker; use --heldout-by utterance")
     nearest, name = min((drawn(one, options.seed), one) for one in speakers)
     return InputError(
         f"{sentence} of its {len(speakers)} speakers with --heldout-fraction = "
