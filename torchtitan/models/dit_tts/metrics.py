@@ -297,7 +297,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             edges = [f"{number / TIME_BINS:.1f}" for number in range(TIME_BINS + 1)]
             named = {grouped(name): metrics[name] for name in metrics}
             for low, high, value in zip(edges, edges[1:], by_time):
-                named[f"train/loss_at_{low}-{high}"] = value
+                named[f"train_by_time/loss_at_{low}-{high}"] = value
             self.trackers.log_scalars(named, step)
         metrics["loss_by_time"] = by_time
         if self.metrics_file is not None:

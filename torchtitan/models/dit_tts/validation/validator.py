@@ -125,7 +125,7 @@ class Validator:
         self.run_folder.validation.append(row)
         if self.metrics.trackers is not None:
             scalars = {
-                f"{group}/{name}": value
+                f"{group}{'_by_time' if '_at_' in name else ''}/{name}": value
                 for name, value in row.items()
                 if isinstance(value, float) and name != "time"
             }
