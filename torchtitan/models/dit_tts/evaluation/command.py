@@ -179,8 +179,8 @@ def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
     if not specs["recognizer"]:
         raise InputError(
             "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3 (or "
-            "another size or folder), faster-whisper:large-v3, package.module:factory, or words:one,two "
-            "where every word of the texts is one of these"
+            "another size, or a folder), faster-whisper:large-v3, package.module:factory, or "
+            "words:one,two,... where every word of the texts is one of these"
         )
     return specs
 
@@ -216,7 +216,11 @@ def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
     from torchtitan.models.dit_tts.evaluation.report import text_tables
 
     test, options = found["test"], found["options"]
-    print(printable(f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds"))
+    print(
+        printable(
+            f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds"
+        )
+    )
     print(f"recognizer: {printable(found['scorers']['recognizer'])}\n")
     print(printable(text_tables(found)))
     left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())

@@ -66,13 +66,18 @@ class Evaluation:
     codec: Codec = field(init=False)
     """of all the systems"""
 
+    scored: list[Row] = field(default_factory=list, init=False)
+    """the rows, once they are scored"""
+
     def rows(self) -> list[Row]:
         """Recordings (where there are any), codec, systems, and the untrained model.
 
         Raises:
             InputError: a run or audio that cannot be loaded, or another codec than the first run's.
         """
-        before, systems, after = [], [], []
+        before: list[Row] = []
+        systems: list[Row] = []
+        after: list[Row] = []
         for place in self.places:
             # The step is an integer, None or "best".
             at: Any = {"run": place.folder, "step": place.step}
@@ -99,7 +104,8 @@ class Evaluation:
             if self.options.untrained and not systems:
                 after.append(self._row(system(UNTRAINED, untrained_model(loaded)), UNTRAINED, 1))
             systems.append(self._row(system(place.name, loaded.model), SYSTEM, self.options.seeds))
-        return [*before, *systems, *after]
+        self.scored = [*before, *systems, *after]
+        return self.scored
 
     def _begin(self, loaded: LoadedRun, codec: Codec) -> None:
         """Where to write, the prompts' latents, and the scorer of voices: they need the first run."""

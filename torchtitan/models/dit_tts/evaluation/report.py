@@ -27,7 +27,7 @@ FIGURES = {
     "cer": "CER",
     "speaker_similarity": "speaker similarity",
     "opinion": "opinion",
-    "length_error": "length error",
+    "duration_error": "duration error",
 }
 """Figure -> the head of its column"""
 
@@ -73,9 +73,9 @@ def _terms(
         ]
         errors = np.array([[one[f"{unit}_errors"] for one in seed] for seed in both], float)
         return errors, np.array([[one[f"{unit}s"] for one in seed] for seed in both], float)
-    if figure == "length_error":
+    if figure == "duration_error":
         values = [
-            [length_error(s, p, fps) for s, p in zip(seed, prompts, strict=True)]
+            [duration_error(s, p, fps) for s, p in zip(seed, prompts, strict=True)]
             for seed in row.scores
         ]
         found = np.abs(np.array(values, float))
@@ -83,7 +83,7 @@ def _terms(
     return np.array([[getattr(s, figure) for s in seed] for seed in row.scores], float), None
 
 
-def length_error(score: UtteranceScore, prompt: Prompt, fps: float) -> float | None:
+def duration_error(score: UtteranceScore, prompt: Prompt, fps: float) -> float | None:
     """Seconds of the sound over those of the recording as it is encoded, less one; None without one."""
     return score.seconds * fps / len(prompt.latents) - 1 if prompt.latents is not None else None
 
@@ -157,7 +157,9 @@ def worst_first(rows: Sequence[Row], count: int) -> list[int]:
         scores = [seed[place] for row in rows if row.kind == SYSTEM for seed in row.scores]
         errors = [score.errors for score in scores if score.errors is not None]
         words = sum(e.word_errors for e in errors) / max(1, sum(e.words for e in errors))
-        letters = sum(e.character_errors for e in errors) / max(1, sum(e.characters for e in errors))
+        letters = sum(e.character_errors for e in errors) / max(
+            1, sum(e.characters for e in errors)
+        )
         voices = [s.speaker_similarity for s in scores if s.speaker_similarity is not None]
         opinions = [score.opinion for score in scores if score.opinion is not None]
         return words, letters, -float(np.mean(voices or 0)), -float(np.mean(opinions or 0))
@@ -224,7 +226,7 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
 def _score(score: UtteranceScore, prompt: Prompt, fps: float) -> dict[str, Any]:
     found = asdict(score)
     found |= found.pop("errors") or {}
-    return found | {"length_error": length_error(score, prompt, fps)}
+    return found | {"duration_error": duration_error(score, prompt, fps)}
 
 
 # The tables, as the terminal and the page have them.
@@ -235,7 +237,7 @@ def number(figure: str, value: float | None, signed: bool = False) -> str:
     if value is None:
         return "-"
     sign = "+" if signed else ""
-    if figure in ("wer", "cer", "length_error"):
+    if figure in ("wer", "cer", "duration_error"):
         return f"{100 * value:{sign}.1f} %"
     return f"{value:{sign}.3f}" if figure == "speaker_similarity" else f"{value:{sign}.2f}"
 

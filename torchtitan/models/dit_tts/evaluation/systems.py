@@ -141,7 +141,11 @@ def _find_place(text: str, step: "int | str | None") -> Place:
 
 def speaker_embedding(run: LoadedRun) -> Callable[[Tensor], Tensor]:
     """The run's own speaker encoder: latents (T, C) -> embedding (D,), the mean over its outputs."""
-    encoder, limit, device = run.model.speaker_encoder, run.config.data.max_speaker_frames, run.device
+    encoder, limit, device = (
+        run.model.speaker_encoder,
+        run.config.data.max_speaker_frames,
+        run.device,
+    )
 
     @torch.no_grad()
     def embed(latents: Tensor) -> Tensor:
