@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.codec.record import check_codec
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.evaluation.options import Options
 from torchtitan.models.dit_tts.evaluation.report import (
     CODEC,
     RECORDINGS,
@@ -31,6 +32,7 @@ from torchtitan.models.dit_tts.evaluation.test_sets import (
     decoded,
     encode_prompts,
     file_name,
+    unique,
 )
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling
@@ -43,15 +45,12 @@ from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
 
-if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.evaluation.command import Options
-
 
 @dataclass
 class Evaluation:
     """One evaluation as it runs: `rows` does the work."""
 
-    options: "Options"
+    options: Options
     places: list[Place]
     tests: PromptSet
     scorers: Scorers
@@ -113,7 +112,8 @@ class Evaluation:
         self.folder = Path(self.options.out or self._default_folder(loaded))
         check_writable(self.folder / "evaluation.json", "--out")
         check_codec(codec, self.options.test)
-        encode_prompts(self.tests, codec, reference_settings(loaded.config.data.path))
+        data = self.options.data or loaded.config.data.path
+        encode_prompts(self.tests, codec, reference_settings(data))
         if self.speaker_spec:
             own = speaker_embedding(loaded)
             scorer = open_speaker_scorer(self.speaker_spec, self.device, own)
@@ -170,7 +170,9 @@ class Evaluation:
 
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """Where a system's speech lies."""
-        return self.folder / "wavs" / file_name(name) / f"seed-{seed}" / f"{prompt.file_name}.wav"
+        names = [*(place.name for place in self.places), UNTRAINED]
+        folder = unique([file_name(each) for each in names])[names.index(name)]
+        return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
         """Scores in the order of the prompts, of (place, sound) in any."""

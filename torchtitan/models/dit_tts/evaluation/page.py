@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_SPEAKERS = 50
 """Rows of the table by speaker; evaluation.json has all."""
 
+MAX_RATE = 48_000  # Hz; nobody hears what is above half of it
+
 
 def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
     """The page.
@@ -133,8 +135,8 @@ def flac(sound: Sound) -> bytes:
     import soundfile
 
     buffer = io.BytesIO()
-    samples = sound.samples(sound.sample_rate)
-    soundfile.write(buffer, samples, sound.sample_rate, format="FLAC", subtype="PCM_16")
+    rate = min(sound.sample_rate, MAX_RATE)
+    soundfile.write(buffer, sound.samples(rate), rate, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()
 
 

@@ -171,9 +171,10 @@ def unfit(rows: Sequence[dict[str, Any]]) -> str:
     """A sentence where the recognizer errs so often in real speech that its figures say little."""
     for row in rows:
         wer = row["figures"]["wer"]
-        if row["kind"] in (RECORDINGS, CODEC) and wer and wer["value"] > MAX_WER_OF_RECORDINGS:
+        rate = (wer and wer["value"]) or 0.0
+        if row["kind"] in (RECORDINGS, CODEC) and rate > MAX_WER_OF_RECORDINGS:
             return (
-                f"the recognizer errs in {wer['value']:.1%} of the words of the {row['name']}, so word "
+                f"the recognizer errs in {rate:.1%} of the words of the {row['name']}, so word "
                 "errors of the systems say little: it does not know this language or speech, or the "
                 "texts are not those of the audio"
             )
@@ -226,7 +227,12 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
 def _score(score: UtteranceScore, prompt: Prompt, fps: float) -> dict[str, Any]:
     found = asdict(score)
     found |= found.pop("errors") or {}
-    return found | {"duration_error": duration_error(score, prompt, fps)}
+    found["duration_error"] = duration_error(score, prompt, fps)
+    # JSON has no NaN, which a scorer may give for silence.
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in found.items()
+    }
 
 
 # The tables, as the terminal and the page have them.

@@ -107,7 +107,10 @@ def find_kind(source: str, name: str = "auto") -> str:
     try:
         return find_format(source)
     except InputError as error:
-        raise InputError(str(error).replace("--format", "--test-format")) from None
+        sentence = str(error).replace("--format", "--test-format")
+        raise InputError(
+            f"--test {sentence}, or a prepared folder, or a list of {SEED_TTS} or {LIBRISPEECH_PC}"
+        ) from None
 
 
 def _has_latents(source: str) -> bool:
