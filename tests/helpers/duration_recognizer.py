@@ -1,7 +1,9 @@
-"""A recognizer plug-in for tests: it knows an utterance by its length, and writes down what is said in
-words, as a perfect recognizer does. Its spec: tests.helpers.duration_recognizer:factory"""
+"""Plug-ins for tests. The recognizer knows an utterance by its length, and writes down what is said in
+words, as a perfect recognizer does. The voices of two sounds are as
+similar as the reference is long, in seconds."""
 
 SPEC = "tests.helpers.duration_recognizer:factory"
+SPEAKER_SPEC = "tests.helpers.duration_recognizer:speaker_factory"
 
 spoken: dict[int, str] = {}
 """length in frames of 40 ms -> the words"""
@@ -19,3 +21,14 @@ class DurationRecognizer:
 
 def factory(device):
     return DurationRecognizer()
+
+
+class DurationSpeakers:
+    name = "lengths of references"
+
+    def similarity(self, sound, reference):
+        return reference.seconds
+
+
+def speaker_factory(device):
+    return DurationSpeakers()

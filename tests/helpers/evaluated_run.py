@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from tests.helpers import duration_recognizer
-from tests.helpers.row_model import CHANNELS
+from tests.helpers.row_model import CHANNELS, RowModel
 from tests.helpers.speech_corpora import AS_IS, tone
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.flow.guidance import Guidance
@@ -75,15 +75,21 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         return replace(loaded, step=step), LengthCodec(), Guidance(2.0, 0.0), 4
 
     def speak(self, prompts, seed):
-        """Step 5 says the next utterance instead of the first two, with seed 0."""
+        """Step 5 says the next utterance instead of the first two, with seed 0; so does another model."""
         for place in reversed(range(len(prompts))):
-            wrong = self.name.endswith("@5") and place < 2 and seed == 0
+            wrong = (
+                (self.name.endswith("@5") or self.model is untrained) and place < 2 and seed == 0
+            )
             frames = len(prompts[place + wrong].latents)
             self.wall_seconds += 0.1
             self.audio_seconds += frames / 25
             noise = torch.from_numpy(np.random.default_rng(place).uniform(-0.5, 0.5, frames * HOP))
             yield place, Sound(noise.float(), RATE, torch.zeros(frames, CHANNELS))
 
+    def durations(data, path):
+        assert path == loaded.config.data.path
+
+    untrained = RowModel()
     said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
     monkeypatch.setattr(duration_recognizer, "spoken", said)
     for name, replacement in (
@@ -93,8 +99,8 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         ("evaluation.evaluate.load_for_sampling", load),
         ("evaluation.evaluate.check_codec", lambda *arguments: None),
         ("evaluation.evaluate.reference_settings", lambda *arguments: AS_IS),
-        ("evaluation.evaluate.training_durations", lambda *arguments: None),
-        ("evaluation.evaluate.untrained_model", lambda run: run.model),
+        ("evaluation.evaluate.training_durations", durations),
+        ("evaluation.evaluate.untrained_model", lambda run: untrained),
         ("evaluation.systems.System.speak", speak),
     ):
         monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)

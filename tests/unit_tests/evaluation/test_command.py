@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-from tests.helpers.duration_recognizer import SPEC
+from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
 from torchtitan.models.dit_tts.evaluation.options import scorer_specs
 
@@ -20,7 +20,8 @@ def tree(tmp_path, loaded, monkeypatch):
 def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, tmp_path, capsys):
     out = tmp_path / "out"
     plain = UTTERANCES[:3]  # the fourth is hostile
-    arguments = ["--recognizer", SPEC, "--out", out, "--max-utterances=0", "--language=en"]
+    scorers = ["--recognizer", SPEC, "--speaker-scorer", SPEAKER_SPEC]
+    arguments = [*scorers, "--out", out, "--language=en"]
     assert evaluate(tmp_path / "run", "--test", tree, *arguments) == 0
     found = json.loads((out / "evaluation.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["recordings", "codec", "run@7"]
@@ -30,6 +31,8 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, tmp
         if row["speaker"] == "84":
             for scores in row["scores"].values():
                 assert all(s["word_errors"] == 0 and s["words"] > 0 for s in scores), row
+                own = row["recording_seconds"]
+                assert all(s["speaker_similarity"] not in (None, own) for s in scores)
     for row in found["rows"]:
         assert row["wer_by_speaker"]["84"] == 0
         error = row["figures"]["duration_error"]
@@ -88,8 +91,9 @@ def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
     arguments = ["--test", tree / "test-clean", "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
     assert evaluate("runs/a", *arguments, "--untrained") == 0
     one = tmp_path / "runs/a/evaluation/step-7-LibriTTS_R-test-clean/evaluation.json"
-    kinds = [row["kind"] for row in json.loads(one.read_text())["rows"]]
-    assert kinds == ["recordings", "codec", "system", "untrained"]
+    rows = json.loads(one.read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["recordings", "codec", "system", "untrained"]
+    assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
     assert evaluate("runs/a", "runs/b@5", *arguments) == 0
     several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean/evaluation.json"
     found = json.loads(several.read_text())

@@ -54,9 +54,9 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
         def denoise(self, rows, *args):
             return torch.zeros_like(rows)
 
-    def speech(model, batch_size=4):
+    def speech(model, batch_size=4, seed=5):
         system = make_system(loaded, model, batch_size)
-        found = dict(system.speak(prompts, 5))
+        found = dict(system.speak(prompts, seed))
         assert sorted(found) == list(range(9)) and system.wall_seconds > 0
         assert system.audio_seconds == pytest.approx(sum(s.seconds for s in found.values()))
         return [found[place].latents for place in range(9)]
@@ -71,8 +71,10 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
         torch.testing.assert_close(found, start - way, atol=1e-2, rtol=1e-5)
     # No two start from one noise, and batches do not matter.
     assert len({float(start[0, 0]) for start in noise}) == len(prompts)
-    for one, alone in zip(noise, speech(Still(), 1), strict=True):
+    others = speech(Still(), seed=6)
+    for one, alone, other in zip(noise, speech(Still(), 1), others, strict=True):
         torch.testing.assert_close(one, alone)
+        assert not torch.equal(one, other)
 
 
 def test_a_reference_is_cut_to_what_the_run_takes(loaded):

@@ -27,7 +27,11 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.evaluation import page, report
     from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
     from torchtitan.models.dit_tts.evaluation.systems import find_places
-    from torchtitan.models.dit_tts.scoring.plugins import open_opinion_predictor, open_recognizer
+    from torchtitan.models.dit_tts.scoring.plugins import (
+        open_opinion_predictor,
+        open_recognizer,
+        open_speaker_scorer,
+    )
     from torchtitan.models.dit_tts.scoring.scores import Scorers
     from torchtitan.tools.utils import device_type
 
@@ -37,11 +41,17 @@ def run(options: Options) -> int:
     specs = scorer_specs(options, config)
     device = options.device or device_type
     recognizer = open_recognizer(specs["recognizer"], device)
-    opinion = open_opinion_predictor(specs["opinion"], device) if specs["opinion"] else None
+    own_voice = specs["speaker_scorer"] == "own"
+    speaker = opinion = None
+    if specs["speaker_scorer"] and not own_voice:
+        speaker = open_speaker_scorer(specs["speaker_scorer"], device)
+    if specs["opinion"]:
+        opinion = open_opinion_predictor(specs["opinion"], device)
     kind, tests = read_tests(options, config)
     recognizer.check_texts([prompt.text for prompt in tests.prompts])
-    scorers = Scorers(recognizer, None, opinion)
-    evaluation = Evaluation(options, places, tests, scorers, specs["speaker_scorer"], device)
+    evaluation = Evaluation(
+        options, places, tests, Scorers(recognizer, speaker, opinion), own_voice
+    )
     rows = evaluation.rows()
     about = {
         "test": {

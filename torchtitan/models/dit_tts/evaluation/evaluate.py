@@ -54,10 +54,8 @@ class Evaluation:
     places: list[Place]
     tests: PromptSet
     scorers: Scorers
-    """without the one of voices, which may need the first run"""
-
-    speaker_spec: str
-    device: str
+    own_voice: bool
+    """compare voices by the first run's own speaker encoder"""
 
     folder: Path = field(init=False)
     """that the evaluation is written to"""
@@ -114,9 +112,8 @@ class Evaluation:
         check_codec(codec, self.options.test)
         data = self.options.data or loaded.config.data.path
         encode_prompts(self.tests, codec, reference_settings(data))
-        if self.speaker_spec:
-            own = speaker_embedding(loaded)
-            scorer = open_speaker_scorer(self.speaker_spec, self.device, own)
+        if self.own_voice:
+            scorer = open_speaker_scorer("own", own=speaker_embedding(loaded))
             self.scorers = replace(self.scorers, speaker=scorer)
 
     def _default_folder(self, loaded: LoadedRun) -> Path:
