@@ -10,7 +10,6 @@ from tests.helpers.sampled_run import HOP, Echo
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.evaluate import HeldOut, untrained_tokens
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.inference.generate_command import Options
@@ -170,12 +169,3 @@ def test_what_the_run_was_never_trained_on(capsys):
     generate_command.warn_of_untrained_tokens({}, trained)
     generate_command.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
     assert capsys.readouterr().err == ""
-
-    def item(text, **metadata):
-        return HeldOut("k", "k", text, "", None, None, metadata)
-
-    assert untrained_tokens([item("one", speaker="s00"), item("two")], SPEAKING) == []
-    items = [item("one ß", speaker="x"), item("é", speaker="y", language="de")]
-    characters, speakers = untrained_tokens(items, SPEAKING)
-    assert "2 characters" in characters and "'ß', 'é'" in characters
-    assert "2 values of 'speaker'" in speakers and "'x', 'y'" in speakers

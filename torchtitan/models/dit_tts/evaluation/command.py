@@ -1,134 +1,130 @@
-"""`titan-tts evaluate`: synthesizes held-out texts in each voice and counts a recognizer's word errors."""
+"""`titan-tts evaluate`: how well runs say held-out texts, as a table, a page and JSON."""
 
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.inference.generate_command import (
-    SamplingOptions,
-    load_for_sampling,
+from torchtitan.models.dit_tts.errors import printable, require_modules
+from torchtitan.models.dit_tts.evaluation.options import (
+    Options,
+    check_options,
+    first_config,
+    scorer_specs,
 )
+from torchtitan.models.dit_tts.files import write_atomic
 
-
-@dataclass(kw_only=True)
-class Options(SamplingOptions):
-    """Measure the word error rate of a run's speech on held-out texts; write its wavs."""
-
-    heldout: str
-    """Shards of texts that were not trained on."""
-
-    recordings: str = ""
-    """Corpus with the held-out recordings, to compare with."""
-
-    data: str = ""
-    """Training shards; the run's [data] path by default."""
-
-    vocabulary: str = "zero,one,two,three,four,five,six,seven,eight,nine"
-    """Words that the recognizer may hear, with commas between."""
-
-    pictures: int = 4
-    """Spectrograms per voice."""
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
+    from torchtitan.models.dit_tts.evaluation.test_sets import PromptSet
 
 
 def run(options: Options) -> int:
-    import torch
-
-    from torchtitan.models.dit_tts.audio import resample
-    from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.evaluation.evaluate import (
-        Sound,
-        read_heldout,
-        synthesize,
-        transcribe,
-        untrained_tokens,
+    check_options(options)
+    require_modules("soundfile", "soxr", "matplotlib")
+    from torchtitan.models.dit_tts.evaluation import page, report
+    from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
+    from torchtitan.models.dit_tts.evaluation.systems import find_places
+    from torchtitan.models.dit_tts.scoring.plugins import (
+        open_opinion_predictor,
+        open_recognizer,
+        open_speaker_scorer,
     )
-    from torchtitan.models.dit_tts.inference.load_run import untrained_model
-    from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
-    from torchtitan.models.dit_tts.sampling.duration import fit_durations
-    from torchtitan.models.dit_tts.sampling.sound_files import save_spectrograms, write_wav
-    from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
+    from torchtitan.models.dit_tts.scoring.scores import Scorers
+    from torchtitan.tools.utils import device_type
 
     began = time.monotonic()
-    recognizer = KeywordRecognizer(options.vocabulary.split(","))
-    loaded, codec, guidance, steps = load_for_sampling(options)
-    data = loaded.config.data
-    durations = fit_durations(open_training_data(replace(data, path=options.data or data.path)))
-    heldout = open_training_data(replace(data, path=options.heldout))
-    items = read_heldout(heldout, data.max_speaker_frames)
-    for found in untrained_tokens(items, loaded.tokenizer):
-        print(f"warning: {options.heldout} has {found}, given as unknown", file=sys.stderr)
-
-    audio: dict[str, list[Sound]] = {}
-    if options.recordings:
-        recordings = {
-            u.key: (u.waveform, u.sample_rate) for u in read_audio_corpus(options.recordings)
-        }
-        missing = [item.key for item in items if item.key not in recordings]
-        if missing:
-            raise InputError(
-                f"{options.recordings} lacks {len(missing)} of the held-out recordings, the first is "
-                f"{missing[0]}; give the corpus that {options.heldout} was prepared from"
-            )
-        audio["recordings"] = [recordings[item.key] for item in items]
-    audio["codec"] = [(codec.decode(item.latents), codec.sample_rate) for item in items]
-    untrained = untrained_model(loaded)
-    for name, model in (("generated", loaded.model), ("untrained", untrained)):
-        waveforms = synthesize(
-            loaded,
-            model,
-            codec,
-            items,
-            durations,
-            guidance,
-            steps,
-            options.seed,
-            f"synthesizing ({name})",
-        )
-        audio[name] = [(waveform, codec.sample_rate) for waveform in waveforms]
-
-    rates, heard = {}, {}
-    for name, sounds in audio.items():
-        errors, heard[name] = transcribe(recognizer, items, sounds)
-        rates[name] = errors.rates()
-
-    folder = loaded.folder / "samples" / f"step-{loaded.step}"
-    drawn: dict[str, int] = {}
-    for index, item in enumerate(items):
-        generated, rate = audio["generated"][index]
-        write_wav(folder / f"{item.file_name}.wav", generated, rate)
-        drawn[item.speaker] = drawn.get(item.speaker, 0) + 1
-        if drawn[item.speaker] <= options.pictures:
-            recording, recorded_rate = audio.get("recordings", audio["codec"])[index]
-            # At one rate, so that the bands of both panels are the same.
-            recording = torch.from_numpy(resample(recording.numpy(), recorded_rate, rate))
-            panels = [
-                (f'{item.speaker}: "{item.text}", recording', recording),
-                (f'generated, heard as "{" ".join(heard["generated"][index])}"', generated),
-            ]
-            save_spectrograms(folder / f"{item.file_name}.png", panels, rate)
-
-    report = {
-        "step": loaded.step,
-        "word_error_rate": rates,
-        "utterances": len(items),
-        "sampling_steps": steps,
-        "text_scale": guidance.text_scale,
-        "speaker_scale": guidance.speaker_scale,
-        "seed": options.seed,
+    places = find_places((options.run, *options.more), options.step)
+    config = first_config(options, [place.folder for place in places])
+    specs = scorer_specs(options, config)
+    device = options.device or device_type
+    recognizer = open_recognizer(specs["recognizer"], device)
+    own_voice = specs["speaker_scorer"] == "own"
+    speaker = opinion = None
+    if specs["speaker_scorer"] and not own_voice:
+        speaker = open_speaker_scorer(specs["speaker_scorer"], device)
+    if specs["opinion"]:
+        opinion = open_opinion_predictor(specs["opinion"], device)
+    kind, tests = read_tests(options, config)
+    recognizer.check_texts([prompt.text for prompt in tests.prompts])
+    evaluation = Evaluation(
+        options, places, tests, Scorers(recognizer, speaker, opinion), own_voice
+    )
+    rows = evaluation.rows()
+    about = {
+        "test": {
+            "source": options.test,
+            "format": kind,
+            "utterances": len(tests.prompts),
+            "left_out": tests.left_out,
+            "without_reference": sum(prompt.reference is None for prompt in tests.prompts),
+        },
+        "scorers": {
+            name: None if scorer is None else scorer.name
+            for name, scorer in vars(evaluation.scorers).items()
+        },
+        "options": asdict(options),
         "seconds": time.monotonic() - began,
-        "heard": [
-            {"key": item.key, "text": item.text, **{k: " ".join(v[i]) for k, v in heard.items()}}
-            for i, item in enumerate(items)
-        ],
     }
-    write_atomic(folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
-    speakers = [*sorted(drawn), "all"]
-    print(f"\nWord error rate of {len(items)} held-out utterances, step {loaded.step}:")
-    print(f"{'':12}" + "".join(f"{speaker:>9}" for speaker in speakers))
-    for name, by_speaker in rates.items():
-        print(f"{name:12}" + "".join(f"{by_speaker[speaker]:>9.1%}" for speaker in speakers))
-    print(f"wavs, spectrograms and evaluation.json: {folder}")
+    found = report.build(rows, tests.prompts, evaluation.codec.frames_per_second, about)
+    folder = evaluation.folder
+    write_atomic(folder / "evaluation.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    html = page.render(found, page.shown_utterances(found, evaluation, options.on_page))
+    write_atomic(folder / "evaluation.html", html)
+    say(found, folder, len(html))
     return 0
+
+
+def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
+    """The kind of --test, and its prompts."""
+    from torchtitan.models.dit_tts.data.build import open_training_data
+    from torchtitan.models.dit_tts.evaluation.test_sets import (
+        add_recordings,
+        find_kind,
+        read_prompts,
+    )
+
+    kind = find_kind(options.test, options.test_format)
+    names = ("speaker", "text_column", "speaker_column", "language")
+    columns = {name: getattr(options, name) for name in names}
+    tests = read_prompts(
+        options.test,
+        kind,
+        lambda path: open_training_data(replace(config.data, path=path)),
+        config.data.latent_channels,
+        options.max_utterances,
+        options.audio_root,
+        columns,
+    )
+    if options.recordings:
+        add_recordings(tests, options.recordings, columns)
+    return kind, tests
+
+
+def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
+    """The tables on stdout, and what to know about them on stderr."""
+    from torchtitan.models.dit_tts.evaluation.report import text_tables
+
+    test, options = found["test"], found["options"]
+    print(
+        printable(
+            f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds"
+        )
+    )
+    print(f"recognizer: {printable(found['scorers']['recognizer'])}\n")
+    print(printable(text_tables(found)))
+    left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
+    if left_out:
+        print(f"warning: utterances left out: {left_out}", file=sys.stderr)
+    if test["without_reference"]:
+        print(
+            f"warning: {test['without_reference']} utterances have no reference of their voice, so they "
+            "are said in any",
+            file=sys.stderr,
+        )
+    if found["unfit_recognizer"]:
+        print(f"warning: {found['unfit_recognizer']}", file=sys.stderr)
+    size = f"{page_bytes / 2**20:.1f} MiB"
+    print(f"\nevaluation.html ({size}), evaluation.json, wavs/: {printable(str(folder))}")

@@ -1,152 +1,199 @@
-"""Held-out texts synthesized by a run, transcribed by a recognizer, and the word error rates."""
+"""Every prompt said by every system, decoded, written and scored; recordings and codec beside."""
 
-import re
-from collections import Counter
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+from torchtitan.models.dit_tts.codec.record import check_codec
+from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.evaluation.options import Options
+from torchtitan.models.dit_tts.evaluation.report import (
+    CODEC,
+    RECORDINGS,
+    SYSTEM,
+    UNTRAINED,
+    Row,
+)
+from torchtitan.models.dit_tts.evaluation.systems import (
+    Place,
+    System,
+    speaker_embedding,
+    untrained_tokens,
+)
+from torchtitan.models.dit_tts.evaluation.test_sets import (
+    Prompt,
+    PromptSet,
+    decoded,
+    encode_prompts,
+    file_name,
+    unique,
+)
+from torchtitan.models.dit_tts.files import check_writable
+from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun, untrained_model
+from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.scoring import interface
-from torchtitan.models.dit_tts.scoring.word_errors import count_errors
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
-from torchtitan.models.dit_tts.text.vocabulary import named
-
-Sound = tuple[torch.Tensor, int]
-"""a waveform (samples,) and its rate in Hz; a recording's need not be the codec's"""
-
-_BATCH = 16
-_SHOWN = 5
+from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel, fit_durations
+from torchtitan.models.dit_tts.sampling.sound_files import write_wav
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
+from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
 
 
 @dataclass
-class HeldOut:
-    """One held-out utterance."""
+class Evaluation:
+    """One evaluation as it runs: `rows` does the work."""
 
-    key: str
-    file_name: str
-    """of its wav and spectrogram, without suffix"""
+    options: Options
+    places: list[Place]
+    tests: PromptSet
+    scorers: Scorers
+    own_voice: bool
+    """compare voices by the first run's own speaker encoder"""
 
-    text: str
-    speaker: str
-    latents: torch.Tensor
-    """(T, C) of the recording"""
+    folder: Path = field(init=False)
+    """that the evaluation is written to"""
 
-    reference: torch.Tensor
-    """(R, C) of another utterance by the speaker"""
+    codec: Codec = field(init=False)
+    """of all the systems"""
 
-    metadata: dict[str, Any]
-    """the sample's JSON, which has the values of its conditioning tokens"""
+    scored: list[Row] = field(default_factory=list, init=False)
+    """the rows, once they are scored"""
+
+    def rows(self) -> list[Row]:
+        """Recordings (where there are any), codec, systems, and the untrained model.
+
+        Raises:
+            InputError: a run or audio that cannot be loaded, or another codec than the first run's.
+        """
+        before: list[Row] = []
+        systems: list[Row] = []
+        after: list[Row] = []
+        for place in self.places:
+            # The step is an integer, None or "best".
+            at: Any = {"run": place.folder, "step": place.step}
+            loaded, codec, guidance, steps = load_for_sampling(replace(self.options, **at))
+            if not systems:
+                self._begin(loaded, codec)
+                before = self._rows_beside()
+            elif codec.fingerprint != self.codec.fingerprint:
+                raise InputError(
+                    f"{place.name} has another codec than {self.places[0].name}; evaluate them apart"
+                )
+            for found in untrained_tokens(loaded, self.tests.prompts):
+                print(
+                    printable(f"warning: {self.options.test} has {found}, given as unknown"),
+                    file=sys.stderr,
+                )
+            data = loaded.config.data
+            durations = training_durations(data, self.options.data or data.path)
+            size = self.options.batch_size
+
+            def system(name: str, model: DiTTTSModel) -> System:
+                return System(name, loaded, model, codec, durations, guidance, steps, size)
+
+            if self.options.untrained and not systems:
+                after.append(self._row(system(UNTRAINED, untrained_model(loaded)), UNTRAINED, 1))
+            systems.append(self._row(system(place.name, loaded.model), SYSTEM, self.options.seeds))
+        self.scored = [*before, *systems, *after]
+        return self.scored
+
+    def _begin(self, loaded: LoadedRun, codec: Codec) -> None:
+        """Where to write, the prompts' latents, and the scorer of voices: they need the first run."""
+        self.codec = codec
+        self.folder = Path(self.options.out or self._default_folder(loaded))
+        check_writable(self.folder / "evaluation.json", "--out")
+        check_codec(codec, self.options.test)
+        data = self.options.data or loaded.config.data.path
+        encode_prompts(self.tests, codec, reference_settings(data))
+        if self.own_voice:
+            scorer = open_speaker_scorer("own", own=speaker_embedding(loaded))
+            self.scorers = replace(self.scorers, speaker=scorer)
+
+    def _default_folder(self, loaded: LoadedRun) -> Path:
+        name = file_name("-".join(Path(self.options.test).absolute().parts[-2:]))
+        if len(self.places) > 1:
+            return Path(self.places[0].folder).absolute().parent / f"evaluation-{name}"
+        return Path(self.places[0].folder) / "evaluation" / f"step-{loaded.step}-{name}"
+
+    def _rows_beside(self) -> list[Row]:
+        """Of the recordings and of the codec, as far as every prompt has one."""
+        prompts, rows = self.tests.prompts, []
+        if all(prompt.load_recording is not None for prompt in prompts):
+            sounds = (
+                (place, replace(prompt.load_recording(), latents=prompt.latents))
+                for place, prompt in enumerate(prompts)
+                if prompt.load_recording is not None
+            )
+            rows.append(Row(RECORDINGS, RECORDINGS, [None], [self._score(sounds, RECORDINGS)]))
+        if all(prompt.latents is not None for prompt in prompts):
+            sounds = (
+                (place, decoded(self.codec, prompt.latents))
+                for place, prompt in enumerate(prompts)
+                if prompt.latents is not None
+            )
+            rows.append(Row(CODEC, CODEC, [None], [self._score(sounds, CODEC)]))
+        return rows
+
+    def _row(self, system: System, kind: str, seeds: int) -> Row:
+        run, scores = system.run, []
+        numbers = [self.options.seed + number for number in range(seeds)]
+        for seed in numbers:
+
+            def spoken(seed: int = seed) -> Iterable[tuple[int, Sound]]:
+                for place, sound in system.speak(self.tests.prompts, seed):
+                    path = self.wav(system.name, seed, self.tests.prompts[place])
+                    write_wav(path, sound.waveform, sound.sample_rate)
+                    yield place, sound
+
+            label = f"{system.name}, seed {seed}"
+            scores.append(self._score(spoken(), label))
+        details = {
+            "run": str(run.folder),
+            "step": run.step,
+            "weights": getattr(run, "weights", ""),
+            "sampling": vars(system.guidance) | {"steps": system.steps},
+            "batch_size": system.batch_size,
+            "sampling_seconds": system.wall_seconds,
+            "real_time_factor": system.wall_seconds / system.audio_seconds,
+        }
+        return Row(system.name, kind, list(numbers), scores, details)
+
+    def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
+        """Where a system's speech lies."""
+        names = [*(place.name for place in self.places), UNTRAINED]
+        folder = unique([file_name(each) for each in names])[names.index(name)]
+        return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
+
+    def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
+        """Scores in the order of the prompts, of (place, sound) in any."""
+        prompts = self.tests.prompts
+        found: dict[int, UtteranceScore] = {}
+        for place, sound in tqdm(sounds, label, len(prompts), unit="utterance", mininterval=1.0):
+            prompt = prompts[place]
+            reference = None
+            if self.scorers.speaker is not None and prompt.load_reference is not None:
+                reference = replace(prompt.load_reference(), latents=prompt.reference)
+            found[place] = score(sound, prompt.text, self.scorers, reference, prompt.language)
+        return [found[place] for place in range(len(prompts))]
 
 
-@dataclass
-class WordErrors:
-    """Word errors and words of one kind of audio, by speaker."""
+def training_durations(data: Any, path: str | list[str]) -> LinearDurationModel:
+    """The lengths of texts, estimated from training shards.
 
-    errors: Counter[str] = field(default_factory=Counter)
-    words: Counter[str] = field(default_factory=Counter)
-
-    def add(self, speaker: str, text: str, heard: str) -> None:
-        counted = count_errors(text, heard)
-        self.errors[speaker] += counted.word_errors
-        self.words[speaker] += counted.words
-
-    def rates(self) -> dict[str, float]:
-        """Word error rate of each speaker and, as "all", over all words."""
-        rates = {s: self.errors[s] / self.words[s] for s in sorted(self.words) if self.words[s]}
-        words = self.words.total()
-        return {**rates, "all": self.errors.total() / words} if words else rates
-
-
-def read_heldout(dataset: Dataset, max_speaker_frames: int) -> list[HeldOut]:
-    items = []
-    names = [_file_name(dataset.key(index)) for index in range(len(dataset))]
-    if len(set(names)) < len(names):  # keys are unique within a shard only
-        names = [_file_name(dataset.sample_id(index)) for index in range(len(dataset))]
-    fetched = dataset.fetch(range(len(dataset)))
-    for index, name in enumerate(names):
-        loaded = dataset.load(index, fetched=fetched.get(index))
-        latents, reference, metadata = loaded.latents, loaded.reference, loaded.metadata
-        item = HeldOut(
-            key=dataset.key(index),
-            file_name=name,
-            text=metadata["text"],
-            speaker=str(metadata.get("speaker", "")),
-            latents=torch.from_numpy(latents),
-            reference=torch.from_numpy(reference[:max_speaker_frames]),
-            metadata=metadata,
-        )
-        items.append(item)
-    return items
-
-
-def _file_name(name: str) -> str:
-    """A key, which may have slashes, as the name of a file."""
-    return re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "_"
-
-
-def untrained_tokens(items: list[HeldOut], tokenizer: ConditionedTokenizer) -> list[str]:
-    """Characters and label values of the items that the run was not trained with, one line per kind."""
-    characters = {c for item in items for c in tokenizer.unknown_characters(item.text)}
-    kinds = {"characters": characters} if characters else {}
-    for item in items:
-        for name, value in tokenizer.unknown_values(item.metadata).items():
-            kinds.setdefault(f"values of {name!r}", set()).add(value)
-    return [
-        f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"
-        for kind, values in kinds.items()
-    ]
-
-
-def synthesize(
-    run: LoadedRun,
-    model: DiTTTSModel,
-    codec: Codec,
-    items: list[HeldOut],
-    durations: LinearDurationModel,
-    guidance: Guidance,
-    steps: int,
-    seed: int,
-    label: str,
-) -> list[torch.Tensor]:
-    """Waveforms of the items' texts in their speakers' voices, with estimated lengths."""
-    waveforms = []
-    for start in tqdm(range(0, len(items), _BATCH), label, unit="batch"):
-        requests = []
-        for item in items[start : start + _BATCH]:
-            frames = durations.frames(item.text, item.speaker)
-            conditions = with_duration(item.metadata, frames, run.config.data.frames_per_second)
-            requests.append(SpeechRequest(item.text, item.reference, frames, conditions))
-        latents = generate_latents(
-            model,
-            run.tokenizer,
-            run.objective,
-            requests,
-            guidance,
-            steps,
-            seed + start,
-            run.device,
-            run.text_encoder,
-        )
-        waveforms += [codec.decode(row) for row in latents]
-    return waveforms
-
-
-def transcribe(
-    recognizer: interface.Recognizer, items: list[HeldOut], sounds: list[Sound]
-) -> tuple[WordErrors, list[list[str]]]:
-    """Word errors of the sounds against the items' texts, and the words that were recognized."""
-    recognizer.check_texts([item.text for item in items])
-    errors, heard = WordErrors(), []
-    for item, (waveform, sample_rate) in zip(items, sounds, strict=True):
-        heard.append(recognizer.transcribe(interface.Sound(waveform, sample_rate)).split())
-        errors.add(item.speaker, item.text, " ".join(heard[-1]))
-    return errors, heard
+    Raises:
+        InputError: they are not there.
+    """
+    try:
+        return fit_durations(open_training_data(replace(data, path=path)))
+    except InputError as error:
+        raise InputError(
+            f"{error} (the lengths of texts are estimated from the training shards; say by --data where "
+            "they are now)"
+        ) from None

@@ -1,0 +1,110 @@
+"""An evaluation without a trained model: a miniature LibriTTS-R tree, a codec that keeps lengths, and
+systems whose speech is noise of the right or another utterance's length."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+
+from tests.helpers import duration_recognizer
+from tests.helpers.row_model import CHANNELS, RowModel
+from tests.helpers.speech_corpora import AS_IS, tone
+from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+from torchtitan.models.dit_tts.scoring.interface import Sound
+
+RATE, HOP = 1000, 40
+SCRIPT = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
+
+# Speaker, text as a corpus has it, words as they are said.
+UTTERANCES = [
+    ("84", 'In 1887, he paid "$23".', "in eighteen eighty seven he paid twenty three dollars"),
+    ("84", "Mr. Brown's dog - is it 5?", "mister brown's dog is it five"),
+    ("84", "ONE o'clock; (two) cats.", "one o'clock two cats"),
+    ("9", f"Nothing {SCRIPT}", "nothing script script document title equals taken image"),
+    ("9", "Yes!", "yes"),
+]
+
+
+@dataclass
+class LengthCodec:
+    """Latents have the mean of each frame; only lengths come back as they were."""
+
+    name: str = "lengths"
+    sample_rate: int = RATE
+    hop_length: int = HOP
+    latent_channels: int = CHANNELS
+    frames_per_second: float = RATE / HOP
+    fingerprint: str = "lengths"
+
+    def encode(self, waveform: torch.Tensor) -> torch.Tensor:
+        frames = torch.nn.functional.pad(waveform, (0, -len(waveform) % HOP)).unflatten(
+            0, (-1, HOP)
+        )
+        return frames.abs().mean(1, keepdim=True).repeat(1, CHANNELS)
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return latents[:, :1].repeat(1, HOP).flatten()
+
+
+def frames_of(number: int) -> int:
+    """Length of an utterance; no two are alike."""
+    return 10 + 2 * number
+
+
+def write_tree(folder: Path) -> Path:
+    """test-clean/SPEAKER/CHAPTER/UTT.wav and UTT.normalized.txt, of tones."""
+    for number, (speaker, text, _) in enumerate(UTTERANCES):
+        chapter = folder / "test-clean" / speaker / "7"
+        chapter.mkdir(parents=True, exist_ok=True)
+        stem = chapter / f"{speaker}_7_{number:06d}_000000"
+        samples = tone(frames_of(number) / 25, rate=24_000, level=0.1 + 0.1 * number)
+        soundfile.write(f"{stem}.wav", samples, 24_000)
+        stem.with_name(stem.name + ".normalized.txt").write_text(text)
+    return folder
+
+
+def set_up(monkeypatch, loaded: LoadedRun) -> None:
+    """Replaces the run, its codec and the systems' speech; the recognizer knows the utterances."""
+
+    def load(options):
+        step = options.step or 7
+        return replace(loaded, step=step), LengthCodec(), Guidance(2.0, 0.0), 4
+
+    def speak(self, prompts, seed):
+        """Step 5 says the next utterance instead of the first two, with seed 0; so does another model."""
+        for place in reversed(range(len(prompts))):
+            wrong = (
+                (self.name.endswith("@5") or self.model is untrained) and place < 2 and seed == 0
+            )
+            frames = len(prompts[place + wrong].latents)
+            self.wall_seconds += 0.1
+            self.audio_seconds += frames / 25
+            noise = torch.from_numpy(np.random.default_rng(place).uniform(-0.5, 0.5, frames * HOP))
+            yield place, Sound(noise.float(), RATE, torch.zeros(frames, CHANNELS))
+
+    def durations(data, path):
+        assert path == loaded.config.data.path
+
+    untrained = RowModel()
+    said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
+    monkeypatch.setattr(duration_recognizer, "spoken", said)
+    for name, replacement in (
+        ("config.manager.load_run_config", lambda folder: loaded.config),
+        ("evaluation.systems.load_run_config", lambda folder: loaded.config),
+        ("evaluation.systems.checkpoint_steps", lambda folder: [5, 7]),
+        ("evaluation.evaluate.load_for_sampling", load),
+        ("evaluation.evaluate.check_codec", lambda *arguments: None),
+        ("evaluation.evaluate.reference_settings", lambda *arguments: AS_IS),
+        ("evaluation.evaluate.training_durations", durations),
+        ("evaluation.evaluate.untrained_model", lambda run: untrained),
+        ("evaluation.systems.System.speak", speak),
+    ):
+        monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)
+
+
+def evaluate(*arguments: str | Path) -> int:
+    return main(["evaluate", *map(str, arguments)])

@@ -1,0 +1,101 @@
+"""`titan-tts evaluate` from its arguments to its files."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import soundfile
+
+from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
+from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
+from torchtitan.models.dit_tts.evaluation.options import scorer_specs
+
+
+@pytest.fixture
+def tree(tmp_path, loaded, monkeypatch):
+    set_up(monkeypatch, loaded)
+    return write_tree(tmp_path / "LibriTTS_R")
+
+
+def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, tmp_path, capsys):
+    out = tmp_path / "out"
+    plain = UTTERANCES[:3]  # the fourth is hostile
+    scorers = ["--recognizer", SPEC, "--speaker-scorer", SPEAKER_SPEC]
+    arguments = [*scorers, "--out", out, "--language=en"]
+    assert evaluate(tmp_path / "run", "--test", tree, *arguments) == 0
+    found = json.loads((out / "evaluation.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["recordings", "codec", "run@7"]
+    rows = found["utterances"]
+    assert [row["text"] for row in rows if row["speaker"] == "84"] == [text for _, text, _ in plain]
+    for row in rows:
+        if row["speaker"] == "84":
+            for scores in row["scores"].values():
+                assert all(s["word_errors"] == 0 and s["words"] > 0 for s in scores), row
+                own = row["recording_seconds"]
+                assert all(s["speaker_similarity"] not in (None, own) for s in scores)
+    for row in found["rows"]:
+        assert row["wer_by_speaker"]["84"] == 0
+        error = row["figures"]["duration_error"]
+        assert (error is None) == (row["kind"] != "system")
+        assert error is None or max(error.values()) < 1e-9
+    assert found["rows"][2]["seeds"] == [0, 1]
+    assert found["rows"][2]["real_time_factor"] == pytest.approx(
+        0.5 / (sum(map(frames_of, range(5))) / 25)
+    )
+    assert found["test"]["without_reference"] == 0 and found["differences"] == []
+    table = capsys.readouterr().out
+    assert "recordings" in table and "run@7" in table and "WER by speaker" in table
+    wavs = sorted((out / "wavs").rglob("*.wav"))
+    assert len(wavs) == 2 * 5 and {path.parent.name for path in wavs} == {"seed-0", "seed-1"}
+    assert soundfile.info(wavs[0]).samplerate == 1000
+
+
+def test_a_recognizer_that_cannot_know_the_words_is_refused(tree, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = "words:zero,one,two,three,four,five,six,seven,eight,nine"
+    assert evaluate(tmp_path / "run", "--test", tree, "--recognizer", words, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert "cannot hear" in said and said.count("\n") == 1
+    assert not out.exists() and not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--recognizer=", "--recognizer is not given"),
+        ("--seeds=0", "--seeds = 0, but it must be from 1 to 100"),
+        ("--test-format=x", "--test-format = 'x', but allowed are auto"),
+        ("--recordings=/nowhere", "/nowhere"),
+        ("run@9", "has no checkpoint step-9; it has steps: 5, 7"),
+        ("run@x", "the step is 'x'"),
+        ("./run", "is given twice"),
+        ("--out=/proc/x", "--out"),
+    ],
+)
+def test_what_is_refused(tree, tmp_path, capsys, arguments, sentence, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [] if arguments == "--recognizer=" else [f"--recognizer={SPEC}"]
+    assert evaluate("run", arguments, *given, "--test", tree) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_runs_own_scorers_are_the_default():
+    options = SimpleNamespace(recognizer="", speaker_scorer="", opinion="dnsmos")
+    samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="own", opinion="")
+    found = scorer_specs(options, SimpleNamespace(samples=samples))
+    assert found == {"recognizer": "whisper:base", "speaker_scorer": "own", "opinion": "dnsmos"}
+
+
+def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--test", tree / "test-clean", "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
+    assert evaluate("runs/a", *arguments, "--untrained") == 0
+    one = tmp_path / "runs/a/evaluation/step-7-LibriTTS_R-test-clean/evaluation.json"
+    rows = json.loads(one.read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["recordings", "codec", "system", "untrained"]
+    assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
+    assert evaluate("runs/a", "runs/b@5", *arguments) == 0
+    several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean/evaluation.json"
+    found = json.loads(several.read_text())
+    assert [row["name"] for row in found["rows"][2:]] == ["a@7", "b@5"]
+    assert [row["step"] for row in found["rows"][2:]] == [7, 5]

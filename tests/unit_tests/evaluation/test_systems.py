@@ -1,0 +1,125 @@
+"""The systems that are compared: which they are, and how each prompt is said."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.helpers.row_model import CHANNELS, RowModel, moved
+from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation import systems
+from torchtitan.models.dit_tts.evaluation.systems import (
+    Place,
+    System,
+    find_places,
+    speaker_embedding,
+    untrained_tokens,
+)
+from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
+
+
+def prompt(number: int) -> Prompt:
+    """One whose text, voice and length are its own; every fourth has no reference."""
+    reference = torch.full((1 + number % 4, CHANNELS), float(number))
+    return Prompt(
+        str(number),
+        str(number),
+        chr(97 + number) * (1 + number % 3),
+        SPEAKERS[number % 2],
+        {"speaker": SPEAKERS[number % 2], "target_duration": 99.0},
+        latents=torch.zeros(99, CHANNELS),
+        reference=reference if number % 4 else None,
+    )
+
+
+def fitted(text: str, speaker: str) -> int:
+    return 2 + len(text) + 20 * SPEAKERS.index(speaker)
+
+
+def make_system(loaded, model, batch_size=4) -> System:
+    codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
+    durations = SimpleNamespace(frames=fitted)
+    return System("s", loaded, model, codec, durations, Guidance(0.0, 0.0), 2, batch_size)
+
+
+def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
+    """In several batches; duration tokens have the estimated length, not the recording's."""
+    prompts = [prompt(number) for number in range(9)]
+
+    class Still(RowModel):
+        def denoise(self, rows, *args):
+            return torch.zeros_like(rows)
+
+    def speech(model, batch_size=4, seed=5):
+        system = make_system(loaded, model, batch_size)
+        found = dict(system.speak(prompts, seed))
+        assert sorted(found) == list(range(9)) and system.wall_seconds > 0
+        assert system.audio_seconds == pytest.approx(sum(s.seconds for s in found.values()))
+        return [found[place].latents for place in range(9)]
+
+    noise = speech(Still())
+    for each, start, found in zip(prompts, noise, speech(RowModel()), strict=True):
+        frames = fitted(each.text, each.speaker)
+        conditions = {"speaker": each.speaker, "target_duration": frames / 25}
+        reference = torch.zeros(0, CHANNELS) if each.reference is None else each.reference
+        assert found.shape == (frames, CHANNELS)
+        way = moved(TOKENIZER.encode(each.text, conditions), reference, frames, mean_time=0.75)
+        torch.testing.assert_close(found, start - way, atol=1e-2, rtol=1e-5)
+    # No two start from one noise, and batches do not matter.
+    assert len({float(start[0, 0]) for start in noise}) == len(prompts)
+    others = speech(Still(), seed=6)
+    for one, alone, other in zip(noise, speech(Still(), 1), others, strict=True):
+        torch.testing.assert_close(one, alone)
+        assert not torch.equal(one, other)
+
+
+def test_a_reference_is_cut_to_what_the_run_takes(loaded):
+    long = prompt(1)
+    long.reference = torch.arange(20.0)[:, None].repeat(1, CHANNELS)
+    found = make_system(loaded, RowModel()).request(long).reference
+    assert torch.equal(found, long.reference[: loaded.config.data.max_speaker_frames])
+
+
+def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
+    """Of as many frames as the run takes."""
+    loaded.model.speaker_encoder = lambda rows, mask: (2 * rows[:, ::2], mask)
+    latents = torch.randn(20, CHANNELS)
+    found = speaker_embedding(loaded)(latents)
+    torch.testing.assert_close(found, 2 * latents[:6:2].mean(0))
+
+
+def test_which_run_and_step(tmp_path, loaded, monkeypatch):
+    monkeypatch.setattr(systems, "load_run_config", lambda folder: loaded.config)
+    monkeypatch.setattr(systems, "checkpoint_steps", lambda folder: [100, 2000])
+    assert find_places(["o/a"]) == [Place("o/a", 2000, "a@2000")]
+    assert find_places(["o/a/"], 100) == [Place("o/a", 100, "a@100")]
+    found = find_places(["o/a@100", "o/a@best", "p/b"])
+    assert [place.name for place in found] == ["a@100", "a@best", "b@2000"]
+    assert [place.step for place in found] == [100, "best", 2000]
+    assert [place.name for place in find_places(["o/a", "p/a"])] == ["o/a@2000", "p/a@2000"]
+    (tmp_path / "x@7").mkdir()
+    assert find_places([str(tmp_path / "x@7")])[0].step == 2000
+    for texts, sentence in (
+        (["a@3"], "has no checkpoint step-3; it has steps: 100, 2000"),
+        (["a@last"], "the step is 'last'"),
+        (["a", "a@2000"], "a@2000 is given twice"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            find_places(texts)
+
+
+def test_what_the_run_was_not_trained_with(loaded):
+    vocabulary = make_vocabulary("chars", "no", ["speaker"], {"speaker": ["ann"]})
+    run = SimpleNamespace(tokenizer=Tokenizer(vocabulary))
+
+    def item(text, speaker):
+        return Prompt("k", "k", text, speaker, {"text": text, "speaker": speaker})
+
+    assert untrained_tokens(run, [item("no", "ann"), item("on", "ann")]) == []
+    characters, speakers = untrained_tokens(run, [item("one", "bob"), item("no", "eve")])
+    assert characters == "1 characters that the run was not trained with ('e')"
+    assert speakers == ("2 values of 'speaker' that the run was not trained with ('bob', 'eve')")

@@ -1,0 +1,99 @@
+"""Published test lists: what a line says, and what is wrong with it."""
+
+import pytest
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.test_lists import (
+    LIBRISPEECH_PC,
+    SEED_TTS,
+    find_list_format,
+    read_list,
+)
+
+SEED = (
+    "c1-c2|We asked: why?|prompt-wavs/c1.wav|Get the fund.\r\n"
+    "\n"
+    "c3-c4|他说|prompt-wavs/c3.wav|简单地说|others/c4.wav\n"
+)
+PC = (
+    "61-70968-0000\t4.905\tHe began, and.\t61-70968-0003\t2.6\tThe Five, left!\n"
+    "908-31957-0009\t3.1\tI did.\t908-157963-0002\t9.9\tTo fade away.\n"
+)
+
+
+def touch(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def test_a_list_of_seed_tts_eval(tmp_path):
+    touch(tmp_path, "prompt-wavs/c1.wav", "prompt-wavs/c3.wav", "others/c4.wav", "wavs/c1-c2.wav")
+    path = tmp_path / "meta.lst"
+    path.write_text(SEED, encoding="utf-8-sig")
+    assert find_list_format(str(path)) == SEED_TTS
+    first, second = read_list(str(path), SEED_TTS)
+    assert (first.name, first.text, first.speaker) == ("c1-c2", "Get the fund.", "")
+    assert first.reference == tmp_path / "prompt-wavs/c1.wav"
+    assert first.recording == tmp_path / "wavs/c1-c2.wav"  # beside the list, by its name
+    assert (second.text, second.recording) == ("简单地说", tmp_path / "others/c4.wav")
+    (tmp_path / "wavs/c1-c2.wav").unlink()
+    assert read_list(str(path), SEED_TTS)[0].recording is None
+
+
+def test_a_list_of_librispeech_pc(tmp_path):
+    root = tmp_path / "LibriSpeech/test-clean"
+    touch(root, "61/70968/61-70968-0000.flac", "61/70968/61-70968-0003.flac")
+    touch(root, "908/31957/908-31957-0009.wav")
+    path = tmp_path / "cross_sentence.lst"
+    path.write_text(PC)
+    assert find_list_format(str(path)) == LIBRISPEECH_PC
+    first, second = read_list(str(path), LIBRISPEECH_PC, str(root))
+    assert (first.name, first.text, first.speaker) == ("61-70968-0003", "The Five, left!", "61")
+    assert first.reference == root / "61/70968/61-70968-0000.flac"
+    assert first.recording == root / "61/70968/61-70968-0003.flac"
+    assert second.reference.name == "908-31957-0009.wav" and second.recording is None
+    with pytest.raises(InputError, match="--audio-root = '', but for the list"):
+        read_list(str(path), LIBRISPEECH_PC)
+    (root / "61/70968/61-70968-0000.flac").unlink()
+    with pytest.raises(InputError, match="cross_sentence.lst line 1: its recording is not below"):
+        read_list(str(path), LIBRISPEECH_PC, str(root))
+
+
+@pytest.mark.parametrize(
+    "kind, line, sentence",
+    [
+        (SEED_TTS, "a|b|p.wav", r"line 2: is 'a|b|p.wav', but name|prompt text"),
+        (SEED_TTS, "a|b|p.wav|t|p.wav|x", "line 2: is"),
+        (SEED_TTS, "a||p.wav|", "line 2: is"),
+        (SEED_TTS, "a|b|gone.wav|t", "gone.wav does not exist"),
+        (SEED_TTS, "a|b|p.wav|t|gone.wav", "gone.wav does not exist"),
+        (LIBRISPEECH_PC, "1-2-3\t1\ta\t1-2-4\t1", "line 2: is .* six fields between tabs"),
+        (LIBRISPEECH_PC, "1-2-3\t1\ta\t1-2\t1\tb", "line 2: is"),
+        (LIBRISPEECH_PC, "1-2-3\t1\ta\t../../x-2-4\t1\tb", "line 2: is"),
+        (LIBRISPEECH_PC, "1-2-3\t1\ta\t1-2-4\t1\t", "line 2: is"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, kind, line, sentence):
+    touch(tmp_path, "p.wav", "1/2/1-2-3.flac", "1/2/1-2-4.flac")
+    path = tmp_path / "list.lst"
+    path.write_text("\n" + line)
+    with pytest.raises(InputError, match=sentence.replace("|", r"\|")):
+        read_list(str(path), kind, str(tmp_path))
+
+
+def test_other_files_are_no_lists(tmp_path):
+    for name, content in (
+        ("a.csv", b"audio,text\na.wav,b\n"),
+        ("validated.tsv", b"a\tb\tc\td\te\tf\nx\ty\tz\t1\t2\t3\n"),
+        ("b.wav", b"RIFF\xff\xfe|||\x00"),
+        ("empty", b""),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert find_list_format(str(tmp_path / name)) is None, name
+    assert find_list_format(str(tmp_path)) is None and find_list_format("/nowhere") is None
+    with pytest.raises(InputError, match="has no line"):
+        read_list(str(tmp_path / "empty"), SEED_TTS)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_list("/nowhere", SEED_TTS)

@@ -1,0 +1,167 @@
+"""What a run is evaluated on: prepared folders, corpora and lists."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from tests.helpers.evaluated_run import LengthCodec, frames_of, write_tree
+from tests.helpers.row_model import CHANNELS
+from tests.helpers.sampled_run import SPEAKERS
+from tests.helpers.speech_corpora import AS_IS, tone
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.test_sets import (
+    PREPARED,
+    Corpus,
+    add_recordings,
+    encode_prompts,
+    evenly,
+    file_name,
+    find_kind,
+    read_prompts,
+    unique,
+)
+
+
+def read(source, max_utterances=0, **options):
+    def open_shards(path):
+        return open_dataset(path, CHANNELS)
+
+    kind = find_kind(str(source))
+    return read_prompts(str(source), kind, open_shards, CHANNELS, max_utterances, **options)
+
+
+def test_held_out_utterances_are_read_with_what_is_theirs(shards):
+    assert find_kind(str(shards)) == PREPARED
+    prompts = read(shards).prompts
+    assert [p.file_name for p in prompts] == [f"s{n // 3}_a_{n % 3}" for n in range(6)]
+    for number, prompt in enumerate(prompts):
+        assert prompt.speaker == SPEAKERS[number % 2]
+        assert prompt.text == prompt.metadata["text"] == " ".join(["one", "two"] * (number + 1))
+        assert prompt.latents.shape == (number + 2, CHANNELS)
+        assert (prompt.latents == number).all() and (prompt.reference == number + 10).all()
+    assert [p.key for p in read(shards / "s1.tar").prompts] == ["a/0", "a/1", "a/2"]
+    assert [len(p.latents) for p in read(shards, 3).prompts] == [2, 4, 6]
+
+
+def test_a_sample_without_a_reference_has_none(tmp_path):
+    arrays = np.ones((3, CHANNELS), np.float16), np.zeros((0, CHANNELS), np.float16)
+    (tmp_path / "data/heldout").mkdir(parents=True)
+    write_shard(tmp_path / "data/heldout/a.tar", [Triplet("a", *arrays, {"text": "one"})])
+    (tmp_path / "data/prepare.json").write_text("{}")
+    found = read(tmp_path / "data", columns={"language": "en"})  # all that prepare wrote
+    encode_prompts(found, LengthCodec(), AS_IS)
+    (prompt,) = found.prompts
+    assert prompt.reference is None and prompt.load_reference is None and prompt.speaker == ""
+    assert prompt.language == prompt.metadata["language"] == "en"
+
+
+def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tmp_path):
+    tree = write_tree(tmp_path)
+    found = read(tree)
+    assert [p.speaker for p in found.prompts] == ["84"] * 3 + ["9"] * 2
+    again = {p.key: p.load_reference().seconds for p in read(tree, 2).prompts}
+    encode_prompts(found, LengthCodec(), AS_IS)
+    for number, prompt in enumerate(found.prompts):
+        assert len(prompt.latents) == frames_of(number)
+        assert frames_of(number) == round(25 * prompt.load_recording().seconds)
+        others = set(range(3) if number < 3 else range(3, 5)) - {number}
+        assert len(prompt.reference) in map(frames_of, others)
+        assert len(prompt.reference) == round(25 * prompt.load_reference().seconds)
+        assert again.get(prompt.key, prompt.load_reference().seconds) == (
+            prompt.load_reference().seconds
+        )
+    assert len(again) == 2
+
+
+def test_only_the_held_out_part_of_a_corpus_is_taken(tmp_path):
+    tree = write_tree(tmp_path)
+    (tree / "test-clean/9").rename(tree / "moved")
+    (tree / "train-clean").mkdir()
+    (tree / "moved").rename(tree / "train-clean/9")
+    assert {p.speaker for p in read(tree).prompts} == {"84"}
+    (tree / "test-clean").rename(tree / "gone")
+    (tree / "gone").rename(tmp_path.parent / f"{tmp_path.name}-gone")
+    assert {p.speaker for p in read(tree).prompts} == {"9"}  # it holds nothing out
+
+
+def test_what_is_silent_is_left_out_and_a_lone_speaker_has_no_reference(tmp_path):
+    tree = write_tree(tmp_path)
+    first, second = sorted((tree / "test-clean/9").rglob("*.wav"))
+    soundfile.write(second, np.zeros(24_000), 24_000)
+    third = sorted((tree / "test-clean/84").rglob("*.wav"))[1:]
+    for path in third:
+        path.with_suffix(".normalized.txt").unlink()
+    found = read(tree)
+    assert found.left_out == {"undecodable": 2}
+    encode_prompts(found, LengthCodec(), AS_IS)
+    assert [p.speaker for p in found.prompts] == ["84", "9"]
+    assert found.left_out == {"undecodable": 2, "silent": 1}
+    # The only other utterance is silent, or there is none.
+    assert [p.reference for p in found.prompts] == [None, None]
+    assert first.exists()
+    first.write_bytes(b"RIFF")
+    with pytest.raises(InputError, match="9_7_000003_000000: .*; correct or remove it"):
+        encode_prompts(read(tree), LengthCodec(), AS_IS)
+
+
+def test_a_list_has_its_own_references(tmp_path):
+    for name, seconds in (("p", 1.0), ("q", 2.0), ("wavs/b", 3.0)):
+        (tmp_path / "wavs").mkdir(exist_ok=True)
+        soundfile.write(tmp_path / f"{name}.wav", tone(seconds, rate=24_000), 24_000)
+    (tmp_path / "meta.lst").write_text("a|x|p.wav|One.\nb|y|q.wav|Two.\nb|y|p.wav|Three.\n")
+    found = read(tmp_path / "meta.lst", columns={"language": "en"})
+    encode_prompts(found, LengthCodec(), AS_IS)
+    assert [(p.key, p.text, p.speaker) for p in found.prompts] == [
+        ("a", "One.", ""),
+        ("b", "Two.", ""),
+        ("b-2", "Three.", ""),
+    ]
+    assert [len(p.reference) for p in found.prompts] == [25, 50, 25]
+    assert found.prompts[0].latents is None and len(found.prompts[1].latents) == 75
+    assert found.prompts[0].metadata == {"text": "One.", "language": "en"}
+
+
+def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
+    tree = write_tree(tmp_path / "tree")
+    keys = [item.key for item in Corpus(str(tree)).items]
+    latents = np.ones((3, CHANNELS), np.float16)
+    samples = [Triplet(key, latents, latents, {"text": "one"}) for key in reversed(keys)]
+    write_shard(tmp_path / "a.tar", samples)
+    found = read(tmp_path / "a.tar")
+    add_recordings(found, str(tree))
+    for prompt in found.prompts:
+        frames = round(25 * prompt.load_recording().seconds)
+        assert frames == frames_of(keys.index(prompt.key))
+    found.prompts[1] = replace(found.prompts[1], key="other")
+    with pytest.raises(
+        InputError, match="lacks 1 of the 5 utterances of --test, the first is other"
+    ):
+        add_recordings(found, str(tree))
+
+
+def test_a_reference_of_latents_can_be_heard(shards):
+    found = read(shards)
+    encode_prompts(found, LengthCodec(), AS_IS)
+    sound = found.prompts[0].load_reference()
+    assert sound.seconds == len(found.prompts[0].reference) / 25
+    assert torch.equal(sound.latents, found.prompts[0].reference)
+
+
+def test_a_source_of_no_known_kind_is_named(tmp_path):
+    for source, sentence in ((tmp_path, "has no known layout"), ("/nowhere", "does not exist")):
+        with pytest.raises(InputError, match=f"--test {source}: {sentence}.*--test-format|list of"):
+            find_kind(str(source))
+    assert find_kind("/nowhere", "seed_tts") == "seed_tts"
+
+
+def test_even_selections_and_names_of_files():
+    assert evenly(5, 0) == evenly(5, 9) == [0, 1, 2, 3, 4]
+    assert evenly(10, 3) == [0, 3, 6] and evenly(1, 1) == [0]
+    assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
+    assert unique(["a", "A", "a", "b"]) == ["a", "A-2", "a-3", "b"]
+    assert len(file_name("x" * 999)) == 120

@@ -1,0 +1,134 @@
+"""Options of `titan-tts evaluate`, and what is checked before anything is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.generate_command import SamplingOptions
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
+
+
+@dataclass(kw_only=True)
+class Options(SamplingOptions):
+    """Measure how well runs say texts that they were not trained on; compare several runs or steps.
+
+    RUN is a run's folder, or FOLDER@STEP for one of its checkpoints (FOLDER@best: the one with the lowest
+    held-out loss).
+    """
+
+    more: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Further runs, or steps of the same, to compare with."""
+
+    test: str
+    """A prepared folder, a corpus of any format of prepare, or a test list (docs/evaluate.md)."""
+
+    test_format: str = "auto"
+    """prepared, seed_tts, librispeech_pc or a format of prepare; auto detects it."""
+
+    recognizer: str = ""
+    """What writes down the speech: words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
+    package.module:factory; [samples] recognizer of the run by default."""
+
+    speaker_scorer: str = ""
+    """What compares voices: own, xvector:NAME or package.module:factory; none by default."""
+
+    opinion: str = ""
+    """What predicts opinion scores: dnsmos or package.module:factory; none by default."""
+
+    seeds: int = 2
+    """Noise seeds per text, from --seed on."""
+
+    max_utterances: int = 0
+    """Take an even selection of so many utterances; 0: all."""
+
+    batch_size: int = 16
+    """Texts that are synthesized together."""
+
+    out: str = ""
+    """Folder to write to; RUN/evaluation/step-N-TEST by default, or evaluation-TEST beside the first of
+    several runs."""
+
+    on_page: int = 24
+    """Utterances to hear on the page, the worst first."""
+
+    recordings: str = ""
+    """Corpus with the original recordings of a prepared folder, to compare with."""
+
+    audio_root: str = ""
+    """Folder of the recordings of a librispeech_pc list, such as LibriSpeech/test-clean."""
+
+    data: str = ""
+    """Training shards, which lengths are estimated from; the run's [data] path by default."""
+
+    language: str = ""
+    """Language code of texts that have none, such as en."""
+
+    speaker: str = ""
+    """Speaker of a corpus's recordings that have none."""
+
+    text_column: str = ""
+    """Column of a corpus's text, where it is not text or another usual name."""
+
+    speaker_column: str = ""
+    """Column of a corpus's speaker, where it is not speaker or another usual name."""
+
+    untrained: bool = False
+    """Add a row of the first run's model before its training."""
+
+    device: str = ""
+    """Where recognizer and scorers run; the models' device by default."""
+
+
+def check_options(options: Options) -> None:
+    """Raises InputError for what can be seen without loading anything."""
+    for name, low, high in (
+        ("seeds", 1, 100),
+        ("batch_size", 1, 4096),
+        ("max_utterances", 0, 10**9),
+        ("on_page", 0, 500),
+    ):
+        value = getattr(options, name)
+        if not low <= value <= high:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} = {value}, but it must be from {low} to {high}")
+
+
+def first_config(options: Options, folders: list[str]) -> "JobConfig":
+    """The first run's config.
+
+    Raises:
+        InputError: the runs' latents are of different codecs.
+    """
+    from torchtitan.models.dit_tts.config.manager import load_run_config
+
+    configs = [load_run_config(Path(folder)) for folder in folders]
+    codecs = sorted({options.codec or config.sampling.codec for config in configs})
+    if len(codecs) > 1:
+        raise InputError(
+            f"the runs have different codecs ({', '.join(codecs)}); evaluate them apart, or name the one "
+            "codec of all by --codec"
+        )
+    return configs[0]
+
+
+def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
+    """What to score with: the options, else [samples] of the run.
+
+    Raises:
+        InputError: no recognizer.
+    """
+    samples = getattr(config, "samples", None)
+    names = ("recognizer", "speaker_scorer", "opinion")
+    specs = {name: getattr(options, name) or getattr(samples, name, "") for name in names}
+    if not specs["recognizer"]:
+        raise InputError(
+            "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3 (or "
+            "another size, or a folder), faster-whisper:large-v3, package.module:factory, or "
+            "words:one,two,... where every word of the texts is one of these"
+        )
+    return specs

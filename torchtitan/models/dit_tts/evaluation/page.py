@@ -1,0 +1,189 @@
+"""evaluation.html: the tables, and the worst utterances to hear and see, in one file without network."""
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchtitan.models.dit_tts.audio import decode, to_mono
+from torchtitan.models.dit_tts.evaluation.report import (
+    CODEC,
+    FIGURES,
+    RECORDINGS,
+    SYSTEM,
+    limits,
+    number,
+    shown_figures,
+    worst_first,
+)
+from torchtitan.models.dit_tts.evaluation.test_sets import Prompt, decoded
+from torchtitan.models.dit_tts.html_page import page_template
+from torchtitan.models.dit_tts.sampling.sound_files import DYNAMIC_RANGE_DB, log_mel_decibels
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.word_errors import guess_language, normalizer
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
+
+MAX_SPEAKERS = 50
+"""Rows of the table by speaker; evaluation.json has all."""
+
+MAX_RATE = 48_000  # Hz; nobody hears what is above half of it
+
+
+def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
+    """The page.
+
+    Args:
+        report: as `report.build` makes it.
+        utterances: as `shown_utterances` makes them.
+    """
+    filters = {"number": lambda value, figure: number(figure, value)}
+    template = page_template(__package__, "evaluation.html.jinja", filters)
+    speakers: dict[str, float] = {}
+    for row in report["rows"]:
+        if row["kind"] == SYSTEM:
+            for speaker, rate in row["wer_by_speaker"].items():
+                speakers[speaker] = max(rate, speakers.get(speaker, 0.0))
+    worst = sorted(speakers, key=lambda speaker: (-speakers[speaker], speaker))
+    return template.render(
+        heads=FIGURES,
+        figures=shown_figures(report),
+        limits=limits,
+        number_of=number,
+        speakers=worst[:MAX_SPEAKERS],
+        more_speakers=max(0, len(worst) - MAX_SPEAKERS),
+        shown=utterances,
+        **report,
+    )
+
+
+def shown_utterances(
+    report: dict[str, Any], evaluation: "Evaluation", count: int
+) -> list[dict[str, Any]]:
+    """The `count` worst utterances with what the page shows of each.
+
+    Every panel is one sound: audio (FLAC) and spectrogram as data URLs, what was heard, its scores. Of
+    several noise seeds the one with most word errors over all systems is shown.
+    """
+    systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
+    places = worst_first(evaluation.scored, len(report["utterances"]))[:count]
+    spelling = getattr(evaluation.scorers.recognizer, "spelling", None)
+    found = []
+    for place in places:
+        row, prompt = report["utterances"][place], evaluation.tests.prompts[place]
+        scores = row["scores"]
+        errors = [
+            sum(scores[system["name"]][seed]["word_errors"] for system in systems)
+            for seed in range(len(systems[0]["seeds"]))
+        ]
+        seed = int(np.argmax(errors))
+        sounds = list(_sounds(prompt, evaluation, systems, seed))
+        panels = draw_panels([(label, sound) for label, sound, _ in sounds])
+        for panel, (label, _, scored) in zip(panels, sounds, strict=True):
+            score = scores[scored][seed if len(scores[scored]) > 1 else 0] if scored else None
+            panel["score"] = score
+            panel["marks"] = (
+                marks(row["text"], score["heard"], prompt.language, spelling) if score else []
+            )
+        found.append(row | {"seed": systems[0]["seeds"][seed], "panels": panels})
+    return found
+
+
+def _sounds(
+    prompt: Prompt, evaluation: "Evaluation", systems: Sequence[dict[str, Any]], seed: int
+) -> Iterator[tuple[str, Sound, str]]:
+    """(label, sound, name of the row with its scores or nothing) of everything to hear."""
+    names = {row.name for row in evaluation.scored}
+    if prompt.load_reference is not None:
+        yield "reference", prompt.load_reference(), ""
+    if RECORDINGS in names and prompt.load_recording is not None:
+        yield "recording", prompt.load_recording(), RECORDINGS
+    if CODEC in names and prompt.latents is not None:
+        yield "codec", decoded(evaluation.codec, prompt.latents), CODEC
+    for system in systems:
+        path = evaluation.wav(system["name"], system["seeds"][seed], prompt)
+        samples, rate = decode(str(path))
+        yield system["name"], Sound(torch.from_numpy(to_mono(samples)), rate), system["name"]
+
+
+def draw_panels(sounds: Sequence[tuple[str, Sound]]) -> list[dict[str, Any]]:
+    """Players and spectrograms on one scale of time and of loudness."""
+    # At one rate, so that the bands of all panels are the same.
+    rate = min(sound.sample_rate for _, sound in sounds)
+    spectrograms = [log_mel_decibels(torch.from_numpy(s.samples(rate)), rate) for _, s in sounds]
+    loudest = max(float(one.max()) for one in spectrograms)
+    longest = max(sound.seconds for _, sound in sounds)
+    return [
+        {
+            "label": label,
+            "seconds": sound.seconds,
+            "width": 100 * sound.seconds / longest,
+            "audio": _data_url("audio/flac", flac(sound)),
+            "picture": _data_url("image/png", _picture(spectrogram, loudest)),
+        }
+        for (label, sound), spectrogram in zip(sounds, spectrograms, strict=True)
+    ]
+
+
+def flac(sound: Sound) -> bytes:
+    """The sound as a FLAC file, 16 bit."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    rate = min(sound.sample_rate, MAX_RATE)
+    soundfile.write(buffer, sound.samples(rate), rate, format="FLAC", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def _picture(spectrogram: Tensor, loudest: float) -> bytes:
+    """(frames, bands) in dB as a PNG, one pixel each."""
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    imsave(
+        buffer,
+        spectrogram.T.numpy(),
+        vmin=loudest - DYNAMIC_RANGE_DB,
+        vmax=loudest,
+        cmap="magma",
+        origin="lower",
+        format="png",
+    )
+    return buffer.getvalue()
+
+
+def _data_url(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def marks(
+    text: str, heard: str, language: str = "", spelling: Any = None
+) -> list[tuple[str, str, str]]:
+    """(word, what it is, what was wanted) of the words as they are compared.
+
+    What it is: right, wrong (another was wanted), extra, or missing (it was not heard).
+    """
+    import jiwer
+
+    normalize = normalizer(language or guess_language(text), spelling)
+    wanted, found = normalize(text).split(), normalize(heard).split()
+    if not wanted:
+        return [(word, "extra", "") for word in found]
+    out: list[tuple[str, str, str]] = []
+    for chunk in jiwer.process_words(" ".join(wanted), " ".join(found)).alignments[0]:
+        lost = wanted[chunk.ref_start_idx : chunk.ref_end_idx]
+        said = found[chunk.hyp_start_idx : chunk.hyp_end_idx]
+        if chunk.type == "equal":
+            out += [(word, "right", "") for word in said]
+        elif chunk.type == "substitute":
+            out += [(word, "wrong", instead) for word, instead in zip(said, lost, strict=True)]
+        elif chunk.type == "insert":
+            out += [(word, "extra", "") for word in said]
+        else:
+            out += [(word, "missing", "") for word in lost]
+    return out

@@ -1,0 +1,169 @@
+"""The systems that are compared, and what each says: a run's checkpoint synthesizes every prompt."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchtitan.models.dit_tts.codec import Codec
+from torchtitan.models.dit_tts.config.manager import load_run_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
+from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.text.tokenizer import with_duration
+from torchtitan.models.dit_tts.text.vocabulary import named
+
+_SHOWN = 5
+
+
+@dataclass
+class System:
+    """One model with everything that it speaks with."""
+
+    name: str
+    run: LoadedRun
+    model: DiTTTSModel
+    codec: Codec
+    durations: LinearDurationModel
+    guidance: Guidance
+    steps: int
+    batch_size: int = 16
+
+    wall_seconds: float = field(default=0.0, init=False)
+    """spent on sampling and decoding so far"""
+
+    audio_seconds: float = field(default=0.0, init=False)
+    """made by it"""
+
+    def frames(self, prompt: Prompt) -> int:
+        """Estimated length of its text, in latent frames."""
+        return self.durations.frames(prompt.text, prompt.speaker)
+
+    def request(self, prompt: Prompt) -> SpeechRequest:
+        data, frames = self.run.config.data, self.frames(prompt)
+        reference = prompt.reference
+        if reference is None:
+            reference = torch.zeros(0, data.latent_channels)
+        conditions = with_duration(prompt.metadata, frames, data.frames_per_second)
+        return SpeechRequest(prompt.text, reference[: data.max_speaker_frames], frames, conditions)
+
+    def speak(self, prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[int, Sound]]:
+        """(place, its speech) of each prompt, those of similar length together."""
+        order = sorted(range(len(prompts)), key=lambda place: self.frames(prompts[place]))
+        for start in range(0, len(order), self.batch_size):
+            places = order[start : start + self.batch_size]
+            began = time.perf_counter()
+            latents = generate_latents(
+                self.model,
+                self.run.tokenizer,
+                self.run.objective,
+                [self.request(prompts[place]) for place in places],
+                self.guidance,
+                self.steps,
+                seed,
+                self.run.device,
+                self.run.text_encoder,
+            )
+            waveforms = [self.codec.decode(row).detach().cpu() for row in latents]
+            self.wall_seconds += time.perf_counter() - began
+            for place, row, waveform in zip(places, latents, waveforms, strict=True):
+                sound = Sound(waveform, self.codec.sample_rate, row)
+                self.audio_seconds += sound.seconds
+                yield place, sound
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a system is: the run's folder, the checkpoint's step or "best", and a short name."""
+
+    folder: str
+    step: "int | str"
+    name: str = ""
+
+
+def find_places(texts: Sequence[str], step: "int | str | None" = None) -> list[Place]:
+    """The places of RUN or RUN@STEP.
+
+    Args:
+        step: of a RUN without one; None: its last checkpoint.
+
+    Raises:
+        InputError: no run, no such checkpoint, or one is given twice.
+    """
+    places = [_find_place(text, step) for text in texts]
+    for place in places:
+        if places.count(place) > 1:
+            raise InputError(f"{place.folder}@{place.step} is given twice; give each one once")
+    folders = {Path(place.folder).resolve() for place in places}
+    short = len({folder.name for folder in folders}) == len(folders)
+    return [
+        replace(p, name=f"{Path(p.folder).resolve().name if short else p.folder}@{p.step}")
+        for p in places
+    ]
+
+
+def _find_place(text: str, step: "int | str | None") -> Place:
+    folder, at, given = text.rpartition("@")
+    if not at or Path(text).is_dir():
+        folder = text
+    elif given == "best":
+        step = given
+    elif re.fullmatch(r"[0-9]{1,12}", given):
+        step = int(given)
+    else:
+        raise InputError(
+            f"{text}: the step is {given!r}, but allowed are a number and best, as in outputs/NAME@1000"
+        )
+    folder = os.path.normpath(folder)
+    config = load_run_config(Path(folder))
+    if step == "best":
+        return Place(folder, step)
+    checkpoints = Path(folder, config.checkpoint.folder)
+    steps = checkpoint_steps(checkpoints)
+    if not steps:
+        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
+    if step is not None and step not in steps:
+        found = ", ".join(map(str, steps))
+        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
+    return Place(folder, steps[-1] if step is None else step)
+
+
+def speaker_embedding(run: LoadedRun) -> Callable[[Tensor], Tensor]:
+    """The run's own speaker encoder: latents (T, C) -> embedding (D,), the mean over its outputs."""
+    encoder, limit, device = (
+        run.model.speaker_encoder,
+        run.config.data.max_speaker_frames,
+        run.device,
+    )
+
+    @torch.no_grad()
+    def embed(latents: Tensor) -> Tensor:
+        rows = latents[None, :limit].to(device, torch.float32)
+        encoded, _ = encoder(rows, torch.ones(rows.shape[:2], dtype=torch.bool, device=device))
+        return encoded[0].float().mean(0).cpu()
+
+    return embed
+
+
+def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
+    """Characters and label values of the prompts that the run was not trained with, one line per kind."""
+    characters = {c for prompt in prompts for c in run.tokenizer.unknown_characters(prompt.text)}
+    kinds = {"characters": characters} if characters else {}
+    for prompt in prompts:
+        for name, value in run.tokenizer.unknown_values(prompt.metadata).items():
+            kinds.setdefault(f"values of {name!r}", set()).add(value)
+    return [
+        f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"
+        for kind, values in kinds.items()
+    ]

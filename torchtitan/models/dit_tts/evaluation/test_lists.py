@@ -1,0 +1,135 @@
+"""Published test lists: which text to say in which recording's voice.
+
+seed_tts          name|prompt text|prompt wav|text to say[|recording of that text]
+                  paths relative to the list; without the fifth field wavs/NAME.wav, if it is there
+librispeech_pc    six fields between tabs: utterance, seconds and text of the reference, then of what
+                  to say; utterance SPEAKER-CHAPTER-NUMBER lies in ROOT/SPEAKER/CHAPTER
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from torchtitan.models.dit_tts.errors import InputError
+
+SEED_TTS, LIBRISPEECH_PC = "seed_tts", "librispeech_pc"
+_SUFFIXES = (".flac", ".wav")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a list."""
+
+    where: str
+    """list and line number, for messages"""
+
+    name: str
+    text: str
+    reference: Path
+    recording: Path | None = None
+    """of the text"""
+
+    speaker: str = ""
+
+
+def find_list_format(path: str) -> str | None:
+    """seed_tts or librispeech_pc, by the list's first line; None for any other file or a folder."""
+    if not Path(path).is_file():
+        return None
+    try:
+        _, first = next(islice(_lines(path), 1), (0, ""))
+    except InputError:  # audio or a table
+        return None
+    if len(_fields(first, "\t")) == 6 and _utterance(first.split("\t")[0]):
+        return LIBRISPEECH_PC
+    return SEED_TTS if len(first.split("|")) in (4, 5) else None
+
+
+def read_list(path: str, kind: str, audio_root: str = "") -> list[Line]:
+    """The lines of a list.
+
+    Args:
+        audio_root: ROOT of a librispeech_pc list.
+
+    Raises:
+        InputError: no such list, a line of another form, or a recording that is not there.
+    """
+    if kind == LIBRISPEECH_PC and not Path(audio_root or "/nowhere").is_dir():
+        raise InputError(
+            f"--audio-root = {audio_root!r}, but for the list {path} it must be the folder of "
+            "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NUMBER.flac, such as LibriSpeech/test-clean"
+        )
+    read = _seed_tts if kind == SEED_TTS else _librispeech_pc
+    root = Path(path).parent if kind == SEED_TTS else Path(audio_root)
+    lines = [read(f"{path} line {number}", line, root) for number, line in _lines(path)]
+    if not lines:
+        raise InputError(f"{path}: has no line; give a test list")
+    return lines
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number, content) of the lines that are not blank."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not utf-8 text; give a test list") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a test list") from None
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    return [field.strip() for field in line.split(separator)]
+
+
+def _seed_tts(where: str, line: str, root: Path) -> Line:
+    fields = _fields(line, "|")
+    if len(fields) not in (4, 5) or not all(fields[i] for i in (0, 2, 3)):
+        raise InputError(
+            f"{where}: is {line[:100]!r}, but name|prompt text|prompt wav|text to say is needed, with "
+            "the recording of that text as an optional fifth field"
+        )
+    name, _, reference, text = fields[:4]
+    recording: Path | None = root / "wavs" / f"{name}.wav"
+    if fields[4:] and fields[4]:
+        recording = _existing(where, root / fields[4])
+    elif recording is not None and not recording.is_file():
+        recording = None
+    return Line(where, name, text, _existing(where, root / reference), recording)
+
+
+def _librispeech_pc(where: str, line: str, root: Path) -> Line:
+    fields = _fields(line, "\t")
+    places = [_utterance(fields[i]) for i in (0, 3) if i < len(fields)]
+    if len(fields) != 6 or not all(places) or not fields[5]:
+        raise InputError(
+            f"{where}: is {line[:100]!r}, but six fields between tabs are needed: utterance, seconds and "
+            "text of the reference, then of what to say; an utterance is SPEAKER-CHAPTER-NUMBER"
+        )
+    reference, recording = (_audio_of(root / place) for place in places if place)
+    speaker = fields[3].split("-")[0]
+    return Line(where, fields[3], fields[5], _existing(where, reference), recording, speaker)
+
+
+def _utterance(name: str) -> str | None:
+    """SPEAKER-CHAPTER-NUMBER as SPEAKER/CHAPTER/SPEAKER-CHAPTER-NUMBER; None for other names."""
+    parts = name.strip().split("-")
+    if len(parts) != 3 or not all(part.isalnum() for part in parts):
+        return None
+    return f"{parts[0]}/{parts[1]}/{name.strip()}"
+
+
+def _audio_of(stem: Path) -> Path | None:
+    """The recording of that name, whatever its format."""
+    paths = (stem.with_name(stem.name + suffix) for suffix in _SUFFIXES)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _existing(where: str, path: Path | None) -> Path:
+    if path is None or not path.is_file():
+        found = f"{path} does not exist" if path else "its recording is not below --audio-root"
+        raise InputError(f"{where}: {found}; correct the path, or copy the list's audio there")
+    return path

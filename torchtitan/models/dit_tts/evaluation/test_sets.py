@@ -1,0 +1,372 @@
+"""What a run is evaluated on: texts to say, each with a voice to say it in and, where there is one, its
+own recording.
+
+The source is a prepared folder, any corpus that `prepare` reads, or a list of `test_lists`. Texts are
+known at once (`read_prompts`), so that a recognizer can refuse them; audio is read and encoded later
+(`encode_prompts`).
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from torchtitan.models.dit_tts.audio import decode, to_mono
+from torchtitan.models.dit_tts.codec import Codec
+from torchtitan.models.dit_tts.codec.record import RECORD_NAME
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.storage import find_shards, open_source
+from torchtitan.models.dit_tts.data.tar_reader import walk_members
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.test_lists import (
+    LIBRISPEECH_PC,
+    SEED_TTS,
+    Line,
+    find_list_format,
+    read_list,
+)
+from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
+from torchtitan.models.dit_tts.prepare.formats import FORMATS, find_format, open_corpus
+from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
+from torchtitan.models.dit_tts.prepare.processing import process
+from torchtitan.models.dit_tts.prepare.recordings import Item, drawn
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
+from torchtitan.models.dit_tts.scoring.interface import Sound
+
+PREPARED = "prepared"
+KINDS = (PREPARED, SEED_TTS, LIBRISPEECH_PC, *FORMATS)
+
+
+@dataclass
+class Prompt:
+    """One text to say, and in whose voice."""
+
+    key: str
+    file_name: str
+    """of its wavs, without suffix; unique in its set"""
+
+    text: str
+    speaker: str
+    metadata: dict[str, Any]
+    """as a sample's JSON; has the values of the conditioning tokens"""
+
+    load_recording: Callable[[], Sound] | None = None
+    """the text as its speaker said it; without latents"""
+
+    load_reference: Callable[[], Sound] | None = None
+    """another utterance of the voice; without latents"""
+
+    latents: Tensor | None = None
+    """(T, C) of the recording; None without one"""
+
+    reference: Tensor | None = None
+    """(R, C) of the reference; None without one"""
+
+    @property
+    def language(self) -> str:
+        return str(self.metadata.get("language") or "")
+
+
+@dataclass
+class PromptSet:
+    """The prompts of one source, and how many of its utterances were left out, by reason."""
+
+    prompts: list[Prompt]
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, reason: str, utterances: int = 1) -> None:
+        if utterances:
+            self.left_out[reason] = self.left_out.get(reason, 0) + utterances
+
+
+def find_kind(source: str, name: str = "auto") -> str:
+    """The one of KINDS that a source is, by its content.
+
+    Raises:
+        InputError: an unknown name, nothing there, or an unknown or ambiguous layout.
+    """
+    if name not in ("auto", *KINDS):
+        raise InputError(f"--test-format = {name!r}, but allowed are auto, {', '.join(KINDS)}")
+    if name != "auto":
+        return name
+    listed = find_list_format(source)
+    if listed:
+        return listed
+    if is_remote(source) or _has_latents(source):
+        return PREPARED
+    try:
+        return find_format(source)
+    except InputError as error:
+        sentence = str(error).replace("--format", "--test-format")
+        raise InputError(
+            f"--test {sentence}, or a prepared folder, or a list of {SEED_TTS} or {LIBRISPEECH_PC}"
+        ) from None
+
+
+def _has_latents(source: str) -> bool:
+    """Whether the source's first tar is a shard of latents."""
+    try:
+        paths = find_shards(_shards_of(source))
+    except InputError:
+        return False
+    tar = open_source(paths[0])
+    try:
+        names = [member.name for _, member in zip(range(4), walk_members(tar, lambda _: None))]
+    finally:
+        tar.close()
+    return any(name.endswith(".npy") for name in names)
+
+
+def _shards_of(source: str) -> str:
+    """The held-out shards, where the source is all that `prepare` wrote."""
+    heldout = os.path.join(source, "heldout")
+    whole = os.path.isfile(os.path.join(source, RECORD_NAME)) and os.path.isdir(heldout)
+    return heldout if whole else source
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """At most `wanted` of `count` places, evenly apart; 0: all."""
+    if not wanted or wanted >= count:
+        return list(range(count))
+    return [place * count // wanted for place in range(wanted)]
+
+
+def read_prompts(
+    source: str,
+    kind: str,
+    open_shards: Callable[[str], Dataset],
+    channels: int,
+    max_utterances: int = 0,
+    audio_root: str = "",
+    columns: dict[str, str] | None = None,
+) -> PromptSet:
+    """The texts of a source. Audio is not decoded yet; latents of a prepared folder are read.
+
+    Args:
+        kind: as `find_kind` gives it.
+        open_shards: opens a prepared folder.
+        channels: width of the latents.
+        max_utterances: an even selection of so many; 0: all.
+        columns: options of prepare for a corpus: speaker, text_column, speaker_column, language.
+
+    Raises:
+        InputError: nothing to evaluate on, or a source that is corrupt.
+    """
+    columns = columns or {}
+    if kind == PREPARED:
+        found = _prepared(open_shards(_shards_of(source)), max_utterances)
+    elif kind in FORMATS:
+        found = _corpus(Corpus(source, kind, columns), channels, max_utterances)
+    else:
+        lines = read_list(source, kind, audio_root)
+        chosen = evenly(len(lines), max_utterances)
+        found = PromptSet([_listed(lines[index]) for index in chosen])
+    if not found.prompts:
+        raise InputError(f"--test {source}: has no utterance to evaluate on")
+    keys = unique([prompt.key for prompt in found.prompts])
+    names = unique([file_name(key) for key in keys])
+    for prompt, key, name in zip(found.prompts, keys, names, strict=True):
+        prompt.key, prompt.file_name = key, name
+        if columns.get("language") and not prompt.language:
+            prompt.metadata["language"] = columns["language"]
+    return found
+
+
+def file_name(key: str) -> str:
+    """A key, which may have slashes, as the name of a file."""
+    return re.sub(r"[^\w.-]+", "_", key).lstrip(".")[:120] or "_"
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """The names, the second and later of equal ones with a number behind them."""
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        number, one = 2, name
+        # Some filesystems do not tell capitals from small letters.
+        while one.lower() in taken:
+            number, one = number + 1, f"{name}-{number}"
+        taken.add(one.lower())
+        found.append(one)
+    return found
+
+
+def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
+    chosen = evenly(len(dataset), max_utterances)
+    keys = [dataset.key(index) for index in chosen]
+    if len(set(keys)) < len(keys):  # they are unique within a shard only
+        keys = [dataset.sample_id(index) for index in chosen]
+    prompts = []
+    for index, key in zip(chosen, keys, strict=True):
+        loaded = dataset.load(index, fetched=dataset.fetch([index]).get(index))
+        prompts.append(_prompt(key, loaded.metadata, loaded.latents, loaded.reference))
+    return PromptSet(prompts)
+
+
+def _prompt(
+    key: str, metadata: dict[str, Any], latents: np.ndarray, reference: np.ndarray
+) -> Prompt:
+    """Of a sample that is encoded already; R = 0 stands for no reference."""
+    return Prompt(
+        key,
+        "",
+        metadata["text"],
+        str(metadata.get("speaker", "")),
+        metadata,
+        latents=torch.from_numpy(latents),
+        reference=torch.from_numpy(reference) if len(reference) else None,
+    )
+
+
+class Corpus:
+    """Recordings of any format that `prepare` reads, to be loaded one by one.
+
+    Attributes:
+        items: the usable ones.
+        left_out: unusable ones, by reason.
+    """
+
+    def __init__(self, source: str, kind: str = "auto", columns: dict[str, str] | None = None):
+        reader = open_corpus(Options(source, "", format=kind, **(columns or {})))  # type: ignore[arg-type]
+        self.source, self.loader, plan = source, Loader(reader.root), Plan()
+        self.items = list(usable_items(reader, source, "skip", plan))
+        self.left_out = plan.dropped
+
+    def load(self, item: Item) -> Sound:
+        """Its audio as it is.
+
+        Raises:
+            InputError: it is gone, corrupt, or latents.
+        """
+        found = self._load(item, 0)
+        if isinstance(found, ReadyLatents):
+            raise InputError(f"{self.source}: {item.key}: has latents, but audio is needed")
+        return Sound(torch.from_numpy(to_mono(found.samples)), found.rate)
+
+    def latents(self, item: Item, channels: int) -> ReadyLatents | None:
+        """Those of an item that is encoded already; None of others."""
+        found = self._load(item, channels) if "latents" in item.audio else None
+        return found if isinstance(found, ReadyLatents) else None
+
+    def _load(self, item: Item, channels: int) -> Recording | ReadyLatents:
+        try:
+            return self.loader.load(item.audio, channels)
+        except InputError as error:
+            raise InputError(f"{self.source}: {item.key}: {error}; correct or remove it") from None
+
+
+def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
+    """The held-out utterances, where the corpus has any, else all.
+
+    The reference is another of them by the same speaker, drawn by the key; never the utterance itself.
+    """
+    items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
+    by_speaker: dict[str, list[Item]] = defaultdict(list)
+    place = {}
+    for item in items:
+        place[item.key] = len(by_speaker[item.speaker])
+        by_speaker[item.speaker].append(item)
+    prompts = []
+    for index in evenly(len(items), max_utterances):
+        item = items[index]
+        ready = corpus.latents(item, channels)
+        if ready is not None:
+            prompts.append(_prompt(item.key, item.metadata, ready.latents, ready.reference))
+            continue
+        prompt = Prompt(item.key, "", item.text, item.speaker, item.metadata)
+        prompt.load_recording = partial(corpus.load, item)
+        others = len(by_speaker[item.speaker]) - 1
+        if others:
+            number = int(drawn(item.key, 0) * others)
+            other = by_speaker[item.speaker][number + (number >= place[item.key])]
+            prompt.load_reference = partial(corpus.load, other)
+        prompts.append(prompt)
+    return PromptSet(prompts, dict(corpus.left_out))
+
+
+def _listed(line: Line) -> Prompt:
+    metadata = {"text": line.text} | ({"speaker": line.speaker} if line.speaker else {})
+    prompt = Prompt(line.name, "", line.text, line.speaker, metadata)
+    prompt.load_reference = partial(_decode, line.where, line.reference)
+    if line.recording is not None:
+        prompt.load_recording = partial(_decode, line.where, line.recording)
+    return prompt
+
+
+def _decode(where: str, path: Path) -> Sound:
+    try:
+        samples, rate = decode(str(path))
+    except InputError as error:
+        raise InputError(f"{where}: {path}: {error}; replace it") from None
+    return Sound(torch.from_numpy(to_mono(samples)), rate)
+
+
+def add_recordings(found: PromptSet, source: str, columns: dict[str, str] | None = None) -> None:
+    """The original recordings of a prepared folder's samples, from their corpus, by key.
+
+    Raises:
+        InputError: one is not there.
+    """
+    corpus = Corpus(source, columns=columns)
+    items = {item.key: item for item in corpus.items}
+    missing = [prompt.key for prompt in found.prompts if prompt.key not in items]
+    if missing:
+        raise InputError(
+            f"--recordings {source}: lacks {len(missing)} of the {len(found.prompts)} utterances of "
+            f"--test, the first is {missing[0]}; give the corpus that it was prepared from"
+        )
+    for prompt in found.prompts:
+        prompt.load_recording = partial(corpus.load, items[prompt.key])
+
+
+def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> None:
+    """Gives the prompts the latents of their recordings and references, where they lack them.
+
+    Recordings go the way of the training data: one channel, the codec's rate, silence at the ends
+    capped, loudness brought to a level. An utterance whose recording is silent is left out.
+
+    Raises:
+        InputError: audio that is gone or corrupt, or nothing is left.
+    """
+
+    def latents_of(sound: Sound) -> Tensor | str:
+        samples = sound.waveform.numpy()[:, None]
+        processed = process(samples, sound.sample_rate, codec.sample_rate, "", settings)
+        if isinstance(processed, str):
+            return processed
+        return codec.encode(torch.from_numpy(processed.waveform)).cpu()
+
+    kept = []
+    for prompt in tqdm(found.prompts, "reading the test set", unit="utterance", mininterval=1.0):
+        if prompt.latents is None and prompt.load_recording is not None:
+            latents = latents_of(prompt.load_recording())
+            if isinstance(latents, str):
+                found.leave_out(latents)
+                continue
+            prompt.latents = latents
+        if prompt.reference is None and prompt.load_reference is not None:
+            reference = latents_of(prompt.load_reference())
+            prompt.reference = None if isinstance(reference, str) else reference
+        if prompt.reference is None:
+            prompt.load_reference = None
+        elif prompt.load_reference is None:
+            prompt.load_reference = partial(decoded, codec, prompt.reference)
+        kept.append(prompt)
+    found.prompts = kept
+    if not kept:
+        raise InputError("--test: every recording in it is silent; give one with speech")
+
+
+def decoded(codec: Codec, latents: Tensor) -> Sound:
+    """The sound of latents (T, C)."""
+    return Sound(codec.decode(latents).detach().cpu(), codec.sample_rate, latents)
