@@ -53,9 +53,8 @@ class WhisperRecognizer:
                 "the one that it was trained from"
             )
         self.name = f"Whisper {os.path.basename(os.path.normpath(model))}"
-        # Trained on English alone, it takes no language.
-        codes = getattr(generation, "lang_to_id", {}) if generation.is_multilingual else {}
-        self.languages = {token.strip("<|>") for token in codes}
+        # One that was trained on English alone has no languages and takes none.
+        self.languages = {token.strip("<|>") for token in getattr(generation, "lang_to_id", {})}
         self.spelling: dict[str, str] | None = tokenizer.english_spelling_normalizer
 
     def check_texts(self, texts: Sequence[str]) -> None:
