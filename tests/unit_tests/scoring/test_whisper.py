@@ -102,9 +102,11 @@ def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english,
 
     monkeypatch.setattr(type(recognizer.model), "generate", recorded)
     english_only = open_recognizer(f"whisper:{english}")
-    for made, language in ((recognizer, ""), (recognizer, "xx"), (english_only, "de")):
+    for made, language in ((recognizer, ""), (recognizer, "xx"), (english_only, "en-US")):
         made.transcribe(Sound(noise(1), RATE), language)
     assert given == [("transcribe", None, 1), ("transcribe", None, 1), (None, None, 1)]
+    with pytest.raises(InputError, match="tiny.en .* on English alone and the language is de"):
+        english_only.transcribe(Sound(noise(1), RATE), "German")
     recognizer.check_texts(["你好"])
     english_only.check_texts(["Über 40 naïve cats.", "..."])
     with pytest.raises(InputError, match="tiny.en was trained on English alone .* '你好'"):
@@ -185,12 +187,14 @@ def test_faster_whisper(tmp_path):
     TransformersConverter(str(folder), copy_files=files).convert(str(tmp_path / "tiny"))
     recognizer = open_recognizer(f"faster-whisper:{tmp_path / 'tiny'}")
     assert recognizer.name == "faster-whisper tiny"
-    once = recognizer.transcribe(Sound(noise(3, 1), RATE), "de")
+    once = recognizer.transcribe(Sound(noise(3, 1), RATE), "")
     assert recognizer.transcribe(Sound(noise(2), RATE), "en") != once
     assert recognizer.transcribe(Sound(noise(3, 1), RATE), "en") == once != ""
     assert recognizer.transcribe(Sound(torch.zeros(0), RATE)) == ""
     with pytest.raises(InputError, match="trained on English alone"):
         recognizer.check_texts(["你好"])
+    with pytest.raises(InputError, match="the language is de"):
+        recognizer.transcribe(Sound(noise(1), RATE), "de")
 
     given = []
 
