@@ -31,15 +31,15 @@ _SPECIAL = [
 
 
 def write_tiny_whisper(
-    folder: str | Path, seed: int = 0, multilingual: bool = True, more_pieces: int = 0
+    folder: str | Path, seed: int = 0, multilingual: bool = True, positions: int = 40
 ) -> Path:
     """A Whisper, 32 wide, whose pieces are letters; it writes down nonsense that depends on the sound.
 
     Args:
-        more_pieces: CTranslate2 takes a model for multilingual if it has over 51,864 pieces.
+        positions: of the decoder; faster-whisper needs 448.
     """
     folder = Path(folder)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet()) + [f"a{n}" for n in range(more_pieces)]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     ids = {token: len(letters) + number for number, token in enumerate(_SPECIAL)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def write_tiny_whisper(
         vocab_size=len(tokenizer),
         d_model=32,
         **{f"{part}_{key}": size for part in ("encoder", "decoder") for key, size in sizes.items()},
-        max_target_positions=448,  # faster-whisper decodes up to them
+        max_target_positions=positions,
         decoder_start_token_id=ids["<|startoftranscript|>"],
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
         suppress_tokens=[],
@@ -67,6 +67,8 @@ def write_tiny_whisper(
         for name, parameter in model.named_parameters():
             # Larger than as drawn, or the text would not depend on the sound.
             parameter.add_((0.8 if "attn" in name else 0.2) * torch.randn_like(parameter))
+        # Letters rather than times.
+        model.model.decoder.embed_tokens.weight[ids["<|notimestamps|>"] + 1 :] *= 0.2
     model.generation_config = GenerationConfig(
         decoder_start_token_id=ids["<|startoftranscript|>"],
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
@@ -74,7 +76,7 @@ def write_tiny_whisper(
         begin_suppress_tokens=[end],
         no_timestamps_token_id=ids["<|notimestamps|>"],
         prev_sot_token_id=ids["<|startofprev|>"],
-        max_length=40,
+        max_length=positions,
         max_initial_timestamp_index=50,
         is_multilingual=multilingual,
         **(

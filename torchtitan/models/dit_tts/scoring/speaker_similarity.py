@@ -34,9 +34,11 @@ class EmbeddingScorer:
             return self.embed(sound).detach().double().cpu()
 
     def _embed_reference(self, reference: Sound) -> Tensor:
-        kept = reference.latents if reference.latents is not None else reference.waveform
-        bytes_ = kept.detach().float().cpu().contiguous().numpy().tobytes()
-        key = (xxhash.xxh3_128_digest(bytes_), reference.sample_rate)
+        digest = xxhash.xxh3_128()
+        for tensor in (reference.waveform, reference.latents):
+            if tensor is not None:
+                digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        key = (digest.digest(), reference.sample_rate)
         found = self.references.get(key)
         if found is None:
             if len(self.references) >= _REFERENCES:

@@ -53,9 +53,8 @@ class WhisperRecognizer:
                 "the one that it was trained from"
             )
         self.name = f"Whisper {os.path.basename(os.path.normpath(model))}"
-        # Trained on English alone, it takes no language.
-        codes = getattr(generation, "lang_to_id", {}) if generation.is_multilingual else {}
-        self.languages = {token.strip("<|>") for token in codes}
+        # One that was trained on English alone has no languages and takes none.
+        self.languages = {token.strip("<|>") for token in getattr(generation, "lang_to_id", {})}
         self.spelling: dict[str, str] | None = tokenizer.english_spelling_normalizer
 
     def check_texts(self, texts: Sequence[str]) -> None:
@@ -68,6 +67,9 @@ class WhisperRecognizer:
 
         Args:
             language: code or English name; detected where it is empty or Whisper does not know it.
+
+        Raises:
+            InputError: another language than English, of a model that was trained on English alone.
         """
         samples = sound.samples(_RATE)
         long = len(samples) > _SECONDS * _RATE
@@ -79,10 +81,13 @@ class WhisperRecognizer:
             **({"truncation": False, "padding": "longest"} if long else {}),
         ).to(self.model.device, self.model.dtype)
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
+        code = language_code(language)
         if self.languages:
             options["task"] = "transcribe"
-            if language_code(language) in self.languages:
-                options["language"] = language_code(language)
+            if code in self.languages:
+                options["language"] = code
+        else:
+            _check_english(code, self.name)
         with torch.inference_mode(), quiet():
             tokens = self.model.generate(**features, do_sample=False, num_beams=1, **options)
         return self.processor.batch_decode(tokens, skip_special_tokens=True)[0].strip()
@@ -121,7 +126,7 @@ class FasterWhisperRecognizer:
 
     def check_texts(self, texts: Sequence[str]) -> None:
         """Raises InputError for other than Latin letters if it was trained on English alone."""
-        if not self.model.model.is_multilingual:
+        if self.model.supported_languages == ["en"]:
             _check_latin(texts, self.name)
 
     def transcribe(self, sound: Sound, language: str = "") -> str:
@@ -130,7 +135,10 @@ class FasterWhisperRecognizer:
         if not len(samples):
             return ""
         code = language_code(language)
-        if code not in self.model.supported_languages:
+        known = self.model.supported_languages
+        if known == ["en"]:
+            _check_english(code, self.name)
+        if code not in known:
             code = ""
         segments, _ = self.model.transcribe(
             samples,
@@ -152,6 +160,13 @@ def _check_is_whisper(path: str, spec: str) -> None:
         raise InputError(
             f"'{spec}': {path} holds a model of type {kind}, not whisper; give a Whisper checkpoint, or "
             "another recognizer as package.module:factory"
+        )
+
+
+def _check_english(code: str, name: str) -> None:
+    if code not in ("", "en"):
+        raise InputError(
+            f"{name} was trained on English alone and the language is {code}; take a multilingual one"
         )
 
 

@@ -59,7 +59,7 @@ def normalizer(
     normalize = _whisper_normalizer(english, code in _WITHOUT_BLANKS)
 
     def normalized(text: str) -> str:
-        text = normalize(_BRACKETS.sub(" ", text))
+        text = normalize(_BRACKETS.sub(" ", text).replace(" %", "%"))
         if english:
             text = _ONE.sub(r"1\1", text)
         words = _BETWEEN_DIGITS.sub(" ", text).split()

@@ -1,0 +1,74 @@
+"""Which plug-in is asked what, and how scores of utterances become one."""
+
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.scores import Scorers, score, summarize
+
+
+class Hears:
+    name = "hears"
+    spelling = {"colour": "color"}
+
+    def __init__(self, *texts):
+        self.texts, self.languages = list(texts), []
+
+    def transcribe(self, sound, language=""):
+        self.languages.append(language)
+        return self.texts.pop(0)
+
+
+class Compares:
+    name = "compares"
+
+    def similarity(self, sound, reference):
+        return float(sound.waveform[0] - reference.waveform[0])
+
+
+class Likes:
+    name = "likes"
+
+    def score(self, sound):
+        return float(sound.waveform[1])
+
+
+def sound(*values):
+    return Sound(torch.tensor(values), 2)
+
+
+def test_scores_of_an_utterance():
+    recognizer = Hears("The color red", "rot")
+    scorers = Scorers(recognizer, Compares(), Likes())
+    found = score(sound(0.75, 3.0, 0.0), "the colour", scorers, sound(0.25, 1.0), "en")
+    assert (found.heard, found.errors.word_errors, found.errors.words) == ("The color red", 1, 2)
+    assert (found.speaker_similarity, found.opinion, found.seconds) == (0.5, 3.0, 1.5)
+    without = score(sound(0.75, 3.0), "rot", scorers, None, "de")
+    assert without.speaker_similarity is None and recognizer.languages == ["en", "de"]
+    nothing = score(sound(0.0), "rot", Scorers(), sound(0.0))
+    assert nothing.heard is nothing.errors is nothing.speaker_similarity is nothing.opinion is None
+
+
+def test_rates_are_over_all_words_and_means_over_what_there_is():
+    scorers = Scorers(Hears("a b c d e f g i", "x", ""), Compares(), Likes())
+    scores = [
+        score(sound(0.5, 3.0), "a b c d e f g h", scorers, sound(0.25)),
+        score(sound(0.5, 4.0), "y", scorers),
+        score(sound(0.5, 2.0), "...", scorers, sound(0.0)),
+    ]
+    assert summarize(scores) == {
+        "wer": pytest.approx(2 / 9),
+        "cer": pytest.approx(2 / 16),
+        "speaker_similarity": 0.375,
+        "opinion": 3.0,
+    }
+    nothing = dict.fromkeys(("wer", "cer", "speaker_similarity", "opinion"))
+    assert summarize([]) == summarize([score(sound(0.0), "a", Scorers())]) == nothing
+
+
+def test_samples_of_a_sound():
+    broken = torch.tensor([0.5, float("nan"), float("inf"), -float("inf"), 7.0, -7.0])
+    assert Sound(broken, 8000).samples(8000).tolist() == [0.5, 0, 0, 0, 1, -1]
+    tone = torch.sin(torch.arange(8000) * 0.2)
+    assert Sound(tone.double(), 8000).samples(16_000).shape == (16_000,)
+    assert Sound(tone[:0], 8000).samples(16_000).shape == (0,)

@@ -1,0 +1,117 @@
+"""Speaker similarity by a small random x-vector model in the hub's layout, and by the model's own encoder."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoFeatureExtractor, WavLMForXVector
+
+from tests.helpers.speech_checkpoints import write_tiny_wavlm
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.scoring import speaker_similarity
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
+
+RATE = 16_000
+
+
+def noise(seconds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(int(seconds * RATE), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_wavlm(tmp_path_factory.mktemp("wavlm") / "tiny-sv")
+
+
+def embedding(folder, waveform):
+    extractor = AutoFeatureExtractor.from_pretrained(folder)
+    inputs = extractor(waveform.numpy(), sampling_rate=RATE, return_tensors="pt")
+    with torch.no_grad():
+        return WavLMForXVector.from_pretrained(folder).eval()(**inputs).embeddings[0]
+
+
+@pytest.mark.long
+def test_cosine_of_the_models_embeddings(folder):
+    scorer = open_speaker_scorer(f"xvector:{folder}")
+    assert scorer.name == "x-vectors of tiny-sv"
+    tone = torch.sin(torch.arange(2 * RATE) * 0.05)
+    a, b = noise(1.5), tone
+    wanted = torch.cosine_similarity(embedding(folder, a), embedding(folder, b), dim=0)
+    found = scorer.similarity(Sound(a, RATE), Sound(b, RATE))
+    assert found == pytest.approx(float(wanted), abs=1e-5) and found < 0.999
+    assert scorer.similarity(Sound(a, RATE), Sound(a, RATE)) == pytest.approx(1.0)
+    assert scorer.similarity(Sound(a, RATE), Sound(a, 24_000)) < 0.9999
+    for short in (noise(0.01), noise(0), torch.full((9,), float("nan"))):
+        assert -1 <= scorer.similarity(Sound(short, RATE), Sound(b, RATE)) <= 1
+
+
+@pytest.mark.long
+def test_checkpoints_of_the_hub_and_others(folder, tmp_path):
+    """The hub's are older: one file of torch, other names of the normalized weights, no loss."""
+    model = WavLMForXVector.from_pretrained(folder)
+    names = (
+        ("parametrizations.weight.original0", "weight_g"),
+        (
+            "parametrizations.weight.original1",
+            "weight_v",
+        ),
+    )
+    weights = {}
+    for key, value in model.state_dict().items():
+        for new, old in names:
+            key = key.replace(new, old)
+        if not key.startswith("objective") and "masked_spec" not in key:
+            weights[key] = value
+    old = shutil.copytree(folder, tmp_path / "old")
+    (old / "model.safetensors").unlink()
+    torch.save(weights, old / "pytorch_model.bin")
+    sounds = Sound(noise(1), RATE), Sound(torch.sin(torch.arange(RATE) * 0.05), RATE)
+    found = [open_speaker_scorer(f"xvector:{each}").similarity(*sounds) for each in (folder, old)]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+    # Without the head that makes embeddings of speakers: never with a random one.
+    headless = shutil.copytree(folder, tmp_path / "headless")
+    model.wavlm.save_pretrained(headless)
+    with pytest.raises(InputError, match="WavLMForXVector are missing .*; give a checkpoint"):
+        open_speaker_scorer(f"xvector:{headless}")
+    (old / "preprocessor_config.json").unlink()
+    with pytest.raises(InputError, match="preprocessor_config.json"):
+        open_speaker_scorer(f"xvector:{old}")
+
+
+class Own:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, latents):
+        self.calls += 1
+        return latents.mean(0)
+
+
+def with_latents(*rows):
+    return Sound(torch.zeros(8), 4, torch.tensor(rows))
+
+
+def test_the_models_own_encoder(monkeypatch):
+    own = Own()
+    scorer = open_speaker_scorer("own", own=own)
+    assert "own" in scorer.name and "not independent" in scorer.name
+    east, north = with_latents([1.0, 0.0]), with_latents([0.0, 2.0], [0.0, 1.0])
+    assert scorer.similarity(east, east) == pytest.approx(1.0)
+    assert scorer.similarity(east, north) == pytest.approx(0.0)
+    assert scorer.similarity(with_latents([-3.0, 0.0]), east) == pytest.approx(-1.0)
+    assert scorer.similarity(with_latents([float("nan"), 1.0]), north) == pytest.approx(1.0)
+    with pytest.raises(InputError, match="this sound has none"):
+        scorer.similarity(Sound(torch.zeros(8), 4), east)
+
+    # A reference is embedded once, by its content; and not too many are kept.
+    own.calls = 0
+    for _ in range(5):
+        scorer.similarity(north, with_latents([1.0, 0.0]))
+    assert own.calls == 5 and len(scorer.references) == 2
+    monkeypatch.setattr(speaker_similarity, "_REFERENCES", 2)
+    for number in range(5):
+        scorer.similarity(east, with_latents([float(number), 1.0]))
+    assert len(scorer.references) <= 2

@@ -1,0 +1,208 @@
+"""Whisper's real loading and decoding, on small random checkpoints in the hub's layout."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoProcessor, WhisperForConditionalGeneration
+
+from tests.helpers.pretrained_checkpoints import write_tiny_t5
+from tests.helpers.speech_checkpoints import write_tiny_whisper
+from torchtitan.models.dit_tts.audio import resample
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.plugins import open_recognizer
+
+pytestmark = pytest.mark.long
+RATE = 16_000
+
+
+def noise(seconds, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(int(seconds * RATE), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_whisper(tmp_path_factory.mktemp("whisper") / "multilingual")
+
+
+@pytest.fixture(scope="module")
+def english(tmp_path_factory):
+    return write_tiny_whisper(tmp_path_factory.mktemp("whisper") / "tiny.en", multilingual=False)
+
+
+@pytest.fixture(scope="module")
+def recognizer(folder):
+    return open_recognizer(f"whisper:{folder}")
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def test_writes_down_what_the_model_does(folder, recognizer):
+    """The library called step by step, with the tokens of each language given by hand."""
+    model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    processor = AutoProcessor.from_pretrained(folder)
+    texts = set()
+    for language, code in (("en", "en"), ("de", "de"), ("German", "de"), ("zh-CN", "zh")):
+        for sound in (noise(2, 0), noise(3, 1)):
+            features = processor.feature_extractor(
+                sound.numpy(), sampling_rate=RATE, return_tensors="pt"
+            ).input_features
+            start = ["<|startoftranscript|>", f"<|{code}|>", "<|transcribe|>", "<|notimestamps|>"]
+            tokens = processor.tokenizer.convert_tokens_to_ids(start)
+            end, hidden = model.config.eos_token_id, model.model.encoder(features)
+            while len(tokens) < 40 and (len(tokens) == 4 or tokens[-1] != end):
+                logits = model(
+                    encoder_outputs=hidden, decoder_input_ids=torch.tensor([tokens])
+                ).logits[0, -1]
+                if len(tokens) == 4:
+                    logits[end] = -torch.inf
+                tokens.append(int(logits.argmax()))
+            wanted = processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+            assert recognizer.transcribe(Sound(sound, RATE), language) == wanted
+            texts.add(wanted)
+    assert len(texts) == 6
+
+
+def test_of_other_rates_and_of_nothing(recognizer):
+    sound = Sound(noise(2), RATE)
+    once = recognizer.transcribe(sound, "en")
+    assert recognizer.transcribe(Sound(noise(1, 1), RATE), "en") != once
+    assert recognizer.transcribe(sound, "en") == once != ""
+    high = torch.from_numpy(resample(sound.waveform.numpy(), RATE, 48_000))
+    assert recognizer.transcribe(Sound(high, RATE), "en") != once
+    back = Sound(torch.from_numpy(resample(high.numpy(), 48_000, RATE)), RATE)
+    assert recognizer.transcribe(Sound(high, 48_000), "en") == recognizer.transcribe(back, "en")
+    for waveform in (torch.zeros(0), torch.full((99,), float("nan"))):
+        assert isinstance(recognizer.transcribe(Sound(waveform, RATE)), str)
+
+
+def test_speech_of_over_thirty_seconds_is_heard_to_its_end(recognizer):
+    waveform = noise(36)
+    other = waveform.clone()
+    other[31 * RATE :] = 0.5 * torch.sin(torch.arange(5 * RATE) * 0.1)
+    first, second = (recognizer.transcribe(Sound(each, RATE), "en") for each in (waveform, other))
+    assert first != second
+
+
+def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english, monkeypatch):
+    given = []
+    generate = type(recognizer.model).generate
+
+    def recorded(self, *arguments, **options):
+        given.append((options.get("task"), options.get("language"), options["num_beams"]))
+        return generate(self, *arguments, **options)
+
+    monkeypatch.setattr(type(recognizer.model), "generate", recorded)
+    english_only = open_recognizer(f"whisper:{english}")
+    for made, language in ((recognizer, ""), (recognizer, "xx"), (english_only, "en-US")):
+        made.transcribe(Sound(noise(1), RATE), language)
+    assert given == [("transcribe", None, 1), ("transcribe", None, 1), (None, None, 1)]
+    with pytest.raises(InputError, match="tiny.en .* on English alone and the language is de"):
+        english_only.transcribe(Sound(noise(1), RATE), "German")
+    recognizer.check_texts(["你好"])
+    english_only.check_texts(["Über 40 naïve cats.", "..."])
+    with pytest.raises(InputError, match="tiny.en was trained on English alone .* '你好'"):
+        english_only.check_texts(["hello", "你好"])
+
+
+def test_name_and_spelling(recognizer):
+    assert recognizer.name == "Whisper multilingual" and recognizer.spelling == {"colour": "color"}
+
+
+def test_a_size_is_a_name_of_the_hub_unless_a_folder_has_it(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    advice = "'whisper:{}' cannot be loaded .*: hf download {}$"
+    for name, on_hub in (("large-v3", "openai/whisper-large-v3"), ("my/own", "my/own")):
+        with pytest.raises(InputError, match=advice.format(name, on_hub)):
+            open_recognizer(f"whisper:{name}")
+    shutil.copytree(folder, tmp_path / "large-v3")
+    assert open_recognizer("whisper:large-v3").name == "Whisper large-v3"
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def less_weights(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.decoder.layer_norm.bias"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def narrower(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "d_model": 16}))
+
+
+def cut(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (
+            less_weights,
+            "1 weights .* missing or have another shape, the first is model.decoder.lay",
+        ),
+        (narrower, "weights .* missing or have another shape"),
+        (cut, "cannot be loaded .* give a folder that holds the complete model"),
+        (without("model.safetensors"), "cannot be loaded .* give a folder"),
+        (without("config.json"), "cannot be loaded .* give a folder"),
+        (without("preprocessor_config.json"), "cannot be loaded .* preprocessor_config.json"),
+        (without("tokenizer.json"), "has no tokenizer"),
+        (without("generation_config.json"), "has no generation_config.json"),
+    ],
+)
+def test_an_incomplete_checkpoint_is_refused(spoil, message, copy):
+    spoil(copy)
+    with pytest.raises(InputError, match=message):
+        open_recognizer(f"whisper:{copy}")
+
+
+def test_another_model_is_refused(tmp_path):
+    with pytest.raises(InputError, match="holds a model of type t5, not whisper"):
+        open_recognizer(f"whisper:{write_tiny_t5(tmp_path / 't5')}")
+    with pytest.raises(InputError, match="cannot be loaded .* give a folder"):
+        open_recognizer(f"faster-whisper:{tmp_path / 't5'}")
+
+
+def test_faster_whisper(tmp_path):
+    """A checkpoint converted by its own program. CTranslate2 takes so small a one for English alone."""
+    from ctranslate2.converters import TransformersConverter
+
+    folder = write_tiny_whisper(tmp_path / "checkpoint", positions=448)
+    files = ["tokenizer.json", "preprocessor_config.json"]
+    TransformersConverter(str(folder), copy_files=files).convert(str(tmp_path / "tiny"))
+    recognizer = open_recognizer(f"faster-whisper:{tmp_path / 'tiny'}")
+    assert recognizer.name == "faster-whisper tiny"
+    once = recognizer.transcribe(Sound(noise(3, 1), RATE), "")
+    assert recognizer.transcribe(Sound(noise(2), RATE), "en") != once
+    assert recognizer.transcribe(Sound(noise(3, 1), RATE), "en") == once != ""
+    assert recognizer.transcribe(Sound(torch.zeros(0), RATE)) == ""
+    with pytest.raises(InputError, match="trained on English alone"):
+        recognizer.check_texts(["你好"])
+    with pytest.raises(InputError, match="the language is de"):
+        recognizer.transcribe(Sound(noise(1), RATE), "de")
+
+    given = []
+
+    def transcribe(samples, language, **options):
+        given.append((language, options["beam_size"], options["condition_on_previous_text"]))
+        return iter([SimpleNamespace(text=" One"), SimpleNamespace(text=" two.")]), None
+
+    recognizer.model = SimpleNamespace(supported_languages=["en", "de"], transcribe=transcribe)
+    for language in ("German", "", "xx"):
+        assert recognizer.transcribe(Sound(noise(1), RATE), language) == "One two."
+    assert given == [("de", 1, False), (None, 1, False), (None, 1, False)]

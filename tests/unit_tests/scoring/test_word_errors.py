@@ -1,0 +1,80 @@
+"""Texts that say the same have no errors, whatever their writing, and errors are those of jiwer."""
+
+import itertools
+import random
+
+import jiwer
+import pytest
+
+from torchtitan.models.dit_tts.scoring.word_errors import Errors, count_errors, normalizer
+
+DIGITS = "zero one two three four five six seven eight nine".split()
+
+
+@pytest.mark.parametrize(
+    "text, heard, language",
+    [
+        ("Eight six.", "eight six", ""),
+        ("Eight six.", "8, 6.", ""),
+        ("Eight six.", "86", "en"),
+        ("one six", "1-6", "en"),
+        ("Twenty three sheep", "23 sheep", "english"),
+        ("Mr. Smith won't pay $5!", "mister smith will not pay five dollars", "en-GB"),
+        ("It's 5 %.", "it is five percent", ""),
+        ("Wait... what?", "wait, what", ""),
+        ("Oh, hello...", "oh hello", ""),
+        ("Bring (quietly) the [red] one", "bring quietly the red one", ""),
+        ("Füße, Straße", "füße straße", "de-DE"),
+        ("你好，世界。", "你好世界", "zh"),
+        ("مَرْحَبًا بِكَ", "مرحبا بك", "ar"),
+        ("हिन्दी में।", "हिन्दी में", "hi"),
+    ],
+)
+def test_the_writing_does_not_count(text, heard, language):
+    errors = count_errors(text, heard, language)
+    assert errors.word_errors == errors.character_errors == 0 and errors.words > 1
+
+
+@pytest.mark.parametrize(
+    "text, heard, language, expected",
+    [
+        ("eight six two", "eight two", "", Errors(1, 3, 2, 5)),
+        ("eight six", "eight five", "", Errors(1, 2, 1, 3)),  # not one word 86 for another
+        ("one", "one six", "", Errors(1, 1, 2, 1)),
+        ("the red one", "the bed", "", Errors(2, 3, 3, 9)),
+        ("", "ah yes", "", Errors(2, 0, 6, 0)),
+        ("...", "", "", Errors(0, 0, 0, 0)),
+        ("a cat", "...", "", Errors(2, 2, 5, 5)),
+        ("你好世界", "你号世界", "", Errors(1, 4, 1, 4)),
+        ("ภาษาไทย", "ภาษาไท", "th", Errors(1, 7, 1, 7)),
+        ("हिन्दी में", "हनद म", "hi", Errors(2, 2, 5, 10)),  # its vowels count
+        ("thé", "the", "fr", Errors(1, 1, 1, 3)),
+    ],
+)
+def test_errors(text, heard, language, expected):
+    assert count_errors(text, heard, language) == expected
+
+
+def test_every_digit_is_a_word():
+    """The corpus's figures count spoken digits, however the normalizer would join them."""
+    normalize = normalizer()
+    for count in (1, 2, 3):
+        for digits in itertools.product(range(10), repeat=count):
+            said = " ".join(DIGITS[digit] for digit in digits)
+            assert normalize(said).split() == [str(digit) for digit in digits]
+
+
+def test_rates_are_those_of_jiwer():
+    generator = random.Random(0)
+    words = "the cat sat on a red mat near it".split()
+    for _ in range(50):
+        text, heard = (" ".join(generator.choices(words, k=generator.randint(1, 9))) for _ in "ab")
+        found = count_errors(text, heard)
+        assert found.word_errors / found.words == jiwer.wer(text, heard)
+        assert found.character_errors / found.characters == jiwer.cer(text, heard)
+
+
+def test_spelling_of_a_checkpoint():
+    assert count_errors("The Colour", "the color").word_errors == 1
+    assert count_errors("The Colour", "the color", "en", {"colour": "color"}).word_errors == 0
+    assert count_errors("colour", "color", "de", {"colour": "color"}).word_errors == 1
