@@ -40,6 +40,9 @@ from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_
 from torchtitan.models.dit_tts.trackers import Trackers
 from torchtitan.models.dit_tts.validation.history import RAW
 
+SCORES = ("wer", "cer", "speaker_similarity", "opinion")
+"""Figures that depend on the weights"""
+
 _BATCH = 16
 
 

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
 from torchtitan.models.dit_tts.validation.history import RAW, best_row, weights_name
-from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples
+from torchtitan.models.dit_tts.validation.speech_samples import SCORES, SpeechSamples
 from torchtitan.tools.logging import logger
 
 
@@ -107,11 +107,14 @@ class Validator:
     def _make_samples(self, samples: SpeechSamples, step: int) -> None:
         began = time.perf_counter()
         row: dict[str, Any] = {}
-        for name in [self.names[-1], *([RAW] if self.config.samples.raw else [])]:
+        names = [self.names[-1], *([RAW] if self.config.samples.raw else [])]
+        for name in dict.fromkeys(names):
             with self._weights(name):
                 scores = samples.make(step, name, self.metrics.trackers)
-            suffix = "_raw" if name == RAW != self.names[-1] else ""
-            row |= {f"{figure}{suffix}": value for figure, value in scores.items()}
+            if not row:
+                row = dict(scores)
+            else:  # lengths and speed are the same
+                row |= {f"{figure}_raw": scores[figure] for figure in SCORES}
         self._record(row, step, began, "speech")
 
     def _record(
