@@ -9,6 +9,7 @@ from tests.helpers.row_model import CHANNELS, RowModel, moved
 from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation import systems
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.evaluation.systems import (
     Place,
     System,
@@ -16,7 +17,6 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     speaker_embedding,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary

@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.files import write_atomic
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.evaluation.test_sets import PromptSet
+    from torchtitan.models.dit_tts.evaluation.prompts import PromptSet
 
 
 def run(options: Options) -> int:
@@ -80,7 +80,7 @@ def run(options: Options) -> int:
 def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
     """The kind of --test, and its prompts."""
     from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.evaluation.test_sets import (
+    from torchtitan.models.dit_tts.evaluation.prompts import (
         add_recordings,
         find_kind,
         read_prompts,

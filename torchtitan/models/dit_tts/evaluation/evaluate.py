@@ -13,6 +13,14 @@ from torchtitan.models.dit_tts.codec.record import check_codec
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.evaluation.options import Options
+from torchtitan.models.dit_tts.evaluation.prompts import (
+    Prompt,
+    PromptSet,
+    decoded,
+    encode_prompts,
+    file_name,
+    unique,
+)
 from torchtitan.models.dit_tts.evaluation.report import (
     CODEC,
     RECORDINGS,
@@ -25,14 +33,6 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     System,
     speaker_embedding,
     untrained_tokens,
-)
-from torchtitan.models.dit_tts.evaluation.test_sets import (
-    Prompt,
-    PromptSet,
-    decoded,
-    encode_prompts,
-    file_name,
-    unique,
 )
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps

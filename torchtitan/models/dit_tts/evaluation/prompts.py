@@ -1,7 +1,7 @@
 """What a run is evaluated on: texts to say, each with a voice to say it in and, where there is one, its
 own recording.
 
-The source is a prepared folder, any corpus that `prepare` reads, or a list of `test_lists`. Texts are
+The source is a prepared folder, any corpus that `prepare` reads, or a list of `prompt_lists`. Texts are
 known at once (`read_prompts`), so that a recognizer can refuse them; audio is read and encoded later
 (`encode_prompts`).
 """
@@ -27,7 +27,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_lists import (
+from torchtitan.models.dit_tts.evaluation.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
     Line,

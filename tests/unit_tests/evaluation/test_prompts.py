@@ -14,7 +14,7 @@ from tests.helpers.speech_corpora import AS_IS, tone
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_sets import (
+from torchtitan.models.dit_tts.evaluation.prompts import (
     PREPARED,
     Corpus,
     add_recordings,
