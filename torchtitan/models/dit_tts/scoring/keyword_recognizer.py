@@ -41,7 +41,9 @@ class KeywordRecognizer:
         self.vocabulary = tuple(dict.fromkeys(vocabulary))
         self.name = f"word loop over {len(self.vocabulary)} words (PocketSphinx)"
         # A pronunciation's name, such as "read(2)", is in the dictionary and would break the grammar.
-        unknown = [w for w in vocabulary if "(" in w or self.decoder.lookup_word(w) is None]
+        unknown = [
+            w for w in vocabulary if not w or "(" in w or self.decoder.lookup_word(w) is None
+        ]
         if unknown:
             raise InputError(
                 f"vocabulary word '{unknown[0]}' is not in PocketSphinx's English dictionary; take words "
@@ -59,9 +61,10 @@ class KeywordRecognizer:
         A digit is its word; 86 is not, for it is said as "eighty six".
         """
         normalize = normalizer("en")
-        known = {"", *map(normalize, self.vocabulary)}
-        words = {word: None for text in texts for word in _BETWEEN_WORDS.split(text)}
-        unknown = [word for word in words if normalize(word) not in known]
+        known = set(map(normalize, self.vocabulary))
+        words = dict.fromkeys(word for text in texts for word in _BETWEEN_WORDS.split(text))
+        spoken = [word for word in words if any(map(str.isalnum, word))]
+        unknown = [word for word in spoken if normalize(word) not in known]
         if unknown:
             raise InputError(
                 f"the texts have {len(unknown)} words that the {self.name} cannot hear, the first is "

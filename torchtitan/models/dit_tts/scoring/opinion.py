@@ -54,6 +54,6 @@ class DNSMOS:
         scores = []
         for start in range(0, windows * _RATE, _RATE):
             window = samples[None, start : start + _WINDOW]
-            _, _, overall = self.session.run(None, {"input_1": window})[0][0]
-            scores.append(np.polyval(_CALIBRATION, overall))
+            scored = np.asarray(self.session.run(None, {"input_1": window})[0])
+            scores.append(np.polyval(_CALIBRATION, scored[0, 2]))
         return float(np.clip(np.mean(scores), 1.0, 5.0))

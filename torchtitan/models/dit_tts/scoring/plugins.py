@@ -35,8 +35,7 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
         require_modules("pocketsphinx")
         from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
 
-        words = [word.strip().lower() for word in argument.split(",")]
-        return KeywordRecognizer([word for word in words if word])
+        return KeywordRecognizer([word.strip().lower() for word in argument.split(",")])
     if kind in ("whisper", "faster-whisper") and argument:
         from torchtitan.models.dit_tts.scoring import whisper
 

@@ -23,15 +23,18 @@ def load_model(model_class: Any, name: str, spec: str, **options: Any) -> Any:
     """
 
     def load(**where: Any) -> Any:
-        return model_class.from_pretrained(name, output_loading_info=True, **where, **options)
+        # Other shapes are found below, with what is missing.
+        options_ = {**where, **options, "ignore_mismatched_sizes": True}
+        return model_class.from_pretrained(name, output_loading_info=True, **options_)
 
-    with _quiet():
+    with quiet():
         model, found = from_folder_or_hub(load, name, spec)
-    missing = [key for key in found["missing_keys"] if not any(k in key for k in _OF_TRAINING)]
-    if missing:
+    absent = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+    absent = {key for key in absent if not any(part in key for part in _OF_TRAINING)}
+    if absent:
         raise InputError(
-            f"'{spec}': the checkpoint lacks {len(missing)} weights of a {type(model).__name__}, the "
-            f"first is {min(missing)}; give one that was trained for this task"
+            f"'{spec}': {len(absent)} weights of a {type(model).__name__} are missing or have another "
+            f"shape, the first is {min(absent)}; give a checkpoint that was trained for this task"
         )
     return model.eval()
 
@@ -42,23 +45,25 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
     Raises:
         InputError: neither has it.
     """
+    is_folder = os.path.isdir(name)
     reason: Exception | None = None
-    for offline in (True,) if os.path.isdir(name) else (True, False):
+    for offline in (True,) if is_folder else (True, False):
         try:
             return load(local_files_only=offline)
         except Exception as error:  # the libraries' validators raise kinds of their own
             reason = error
     lines = str(reason).strip().splitlines() or [type(reason).__name__]
-    raise InputError(
-        f"'{spec}' cannot be loaded from {name} ({lines[0].rstrip('.:')}); give a folder that holds the "
-        f"complete model, or a name that the hub has and that was fetched where there is a network: "
-        f"hf download {name}"
-    ) from reason
+    advice = (
+        "give a folder that holds the complete model, as it was downloaded"
+        if is_folder
+        else f"give a folder, or download it where there is a network: hf download {name}"
+    )
+    raise InputError(f"'{spec}' cannot be loaded ({lines[0].rstrip('.:')}); {advice}") from reason
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides progress bars and the table of missing keys, for which there is a sentence."""
+def quiet() -> Iterator[None]:
+    """Hides progress bars, advice to programmers and the table of missing keys."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

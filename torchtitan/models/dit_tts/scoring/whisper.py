@@ -6,12 +6,13 @@ Both decode greedily and without the text before, so that a sound's transcript d
 import os
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub, load_model
+from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub, load_model, quiet
 from torchtitan.models.dit_tts.scoring.word_errors import language_code
 
 _RATE = 16_000  # Hz
@@ -37,17 +38,25 @@ class WhisperRecognizer:
         _check_is_whisper(path, spec)
         dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
         self.model = load_model(WhisperForConditionalGeneration, path, spec, dtype=dtype).to(device)
-        self.processor = from_folder_or_hub(
+        self.processor: Any = from_folder_or_hub(
             lambda **where: WhisperProcessor.from_pretrained(path, **where), path, spec
         )
+        tokenizer, generation = self.processor.tokenizer, self.model.generation_config
+        start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
+        if start != self.model.config.decoder_start_token_id:
+            raise InputError(
+                f"'{spec}' has no tokenizer, or another model's; copy tokenizer.json from the checkpoint"
+            )
+        if not hasattr(generation, "no_timestamps_token_id"):
+            raise InputError(
+                f"'{spec}' has no generation_config.json of Whisper's; copy it from the checkpoint, or from "
+                "the one that it was trained from"
+            )
         self.name = f"Whisper {os.path.basename(os.path.normpath(model))}"
-        generation = self.model.generation_config
-        self.languages = (
-            {token.strip("<|>") for token in getattr(generation, "lang_to_id", None) or {}}
-            if getattr(generation, "is_multilingual", False)
-            else set()
-        )
-        self.spelling = self.processor.tokenizer.english_spelling_normalizer or None
+        # Trained on English alone, it takes no language.
+        codes = getattr(generation, "lang_to_id", {}) if generation.is_multilingual else {}
+        self.languages = {token.strip("<|>") for token in codes}
+        self.spelling: dict[str, str] | None = tokenizer.english_spelling_normalizer
 
     def check_texts(self, texts: Sequence[str]) -> None:
         """Raises InputError for other than Latin letters if it was trained on English alone."""
@@ -69,12 +78,12 @@ class WhisperRecognizer:
             return_attention_mask=True,
             **({"truncation": False, "padding": "longest"} if long else {}),
         ).to(self.model.device, self.model.dtype)
-        options: dict = {"return_timestamps": True} if long else {}
+        options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if self.languages:
             options["task"] = "transcribe"
             if language_code(language) in self.languages:
                 options["language"] = language_code(language)
-        with torch.inference_mode():
+        with torch.inference_mode(), quiet():
             tokens = self.model.generate(**features, do_sample=False, num_beams=1, **options)
         return self.processor.batch_decode(tokens, skip_special_tokens=True)[0].strip()
 
@@ -122,9 +131,13 @@ class FasterWhisperRecognizer:
             return ""
         code = language_code(language)
         if code not in self.model.supported_languages:
-            code = None
+            code = ""
         segments, _ = self.model.transcribe(
-            samples, language=code, beam_size=1, temperature=0.0, condition_on_previous_text=False
+            samples,
+            language=code or None,
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
         )
         return "".join(segment.text for segment in segments).strip()
 

@@ -1,0 +1,113 @@
+"""Small random Whisper and speaker models, saved in the layout that the hub's have."""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import (
+    GenerationConfig,
+    Wav2Vec2FeatureExtractor,
+    WavLMConfig,
+    WavLMForXVector,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+
+LANGUAGES = ("en", "de", "zh")
+_SPECIAL = [
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    *(f"<|{language}|>" for language in LANGUAGES),
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
+]
+
+
+def write_tiny_whisper(
+    folder: str | Path, seed: int = 0, multilingual: bool = True, more_pieces: int = 0
+) -> Path:
+    """A Whisper, 32 wide, whose pieces are letters; it writes down nonsense that depends on the sound.
+
+    Args:
+        more_pieces: CTranslate2 takes a model for multilingual if it has over 51,864 pieces.
+    """
+    folder = Path(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet()) + [f"a{n}" for n in range(more_pieces)]
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    ids = {token: len(letters) + number for number, token in enumerate(_SPECIAL)}
+    folder.mkdir(parents=True, exist_ok=True)
+    spelling = folder / "normalizer.json"
+    spelling.write_text(json.dumps({"colour": "color"}))
+    tokenizer = WhisperTokenizer(vocabulary, [], str(spelling), errors="replace")
+    tokenizer.add_special_tokens({"additional_special_tokens": _SPECIAL[1:]})
+    tokenizer.add_tokens([f"<|{step * 0.02:.2f}|>" for step in range(1501)], special_tokens=True)
+    assert tokenizer.convert_tokens_to_ids("<|notimestamps|>") == ids["<|notimestamps|>"]
+    end = ids["<|endoftext|>"]
+    sizes = dict(layers=1, attention_heads=2, ffn_dim=64)
+    config = WhisperConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        **{f"{part}_{key}": size for part in ("encoder", "decoder") for key, size in sizes.items()},
+        max_target_positions=448,  # faster-whisper decodes up to them
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
+        suppress_tokens=[],
+        begin_suppress_tokens=[end],
+    )
+    torch.manual_seed(seed)
+    model = WhisperForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Larger than as drawn, or the text would not depend on the sound.
+            parameter.add_((0.8 if "attn" in name else 0.2) * torch.randn_like(parameter))
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
+        suppress_tokens=[],
+        begin_suppress_tokens=[end],
+        no_timestamps_token_id=ids["<|notimestamps|>"],
+        prev_sot_token_id=ids["<|startofprev|>"],
+        max_length=40,
+        max_initial_timestamp_index=50,
+        is_multilingual=multilingual,
+        **(
+            {
+                "lang_to_id": {f"<|{each}|>": ids[f"<|{each}|>"] for each in LANGUAGES},
+                "task_to_id": {task: ids[f"<|{task}|>"] for task in ("translate", "transcribe")},
+            }
+            if multilingual
+            else {}
+        ),
+    )
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor().save_pretrained(folder)  # preprocessor_config.json
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_tiny_wavlm(folder: str | Path, seed: int = 0) -> Path:
+    """A WavLM with an x-vector head of 12 values, 32 wide, with the strides of the hub's."""
+    config = WavLMConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        conv_dim=(16,) * 7,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        num_buckets=32,
+        tdnn_dim=(16, 16, 16, 16, 32),
+        xvector_output_dim=12,
+        use_weighted_layer_sum=True,
+    )
+    torch.manual_seed(seed)
+    WavLMForXVector(config).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return Path(folder)
