@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 corpus=assets/spoken_digits/spoken_digits.tar
 data=outputs/data/spoken_digits
 run=outputs/debug
+words=zero,one,two,three,four,five,six,seven,eight,nine
 SECONDS=0
 
 scripts/setup.sh speech
@@ -31,7 +32,8 @@ else
     export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 fi
 PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts.sh \
-    --job.dump_folder outputs --job.experiment debug --training.mixed_precision_param "$precision" "$@"
+    --job.dump_folder outputs --job.experiment debug --training.mixed_precision_param "$precision" \
+    --samples.freq 1000 --samples.recognizer "words:$words" --samples.speaker_scorer own "$@"
 trained=$SECONDS
 
 .venv/bin/titan-tts evaluate "$run" --heldout "$data/heldout" --recordings "$corpus"

@@ -23,7 +23,7 @@ from benchmarks.speed.cases import (
 )
 from benchmarks.speed.echo_style import EchoStyleDiT
 from benchmarks.speed.unfused import unfused
-from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
@@ -43,7 +43,7 @@ def _trainer(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], N
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = squared_error_sum(model(**batch), target, batch["frame_mask"])
+        loss = squared_error_sums(model(**batch), target, batch["frame_mask"]).sum()
         (loss / batch["frame_mask"].sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()

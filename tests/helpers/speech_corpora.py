@@ -85,6 +85,27 @@ def write_libritts_r(folder: Path, utterances: list[Speech]) -> Path:
     return folder
 
 
+def write_small_libritts_r(folder: Path) -> Path:
+    """Three utterances of each speaker, but one of dev speaker 251; no speaker is in two subsets."""
+    subsets = {
+        "train-clean-100": ("103", "1034", "1040"),
+        "dev-clean": ("174", "251"),
+        "test-clean": ("61", "121"),
+    }
+    for subset, speakers in subsets.items():
+        for speaker in speakers:
+            chapter = folder / subset / speaker / "7"
+            chapter.mkdir(parents=True)
+            generator = np.random.default_rng(int(speaker))
+            for number in range(1 if speaker == "251" else 3):
+                stem = f"{speaker}_7_{number:06d}_000000"
+                # No two frames of noise are alike.
+                samples = 0.1 * generator.standard_normal(20_000 + 1000 * number)
+                soundfile.write(chapter / f"{stem}.wav", samples, 24_000, subtype="PCM_16")
+                (chapter / f"{stem}.normalized.txt").write_text(f"Line {number}.")
+    return folder
+
+
 def write_manifest(folder: Path, utterances: list[Speech]) -> Path:
     """manifest.tsv beside 44.1 kHz stereo flac, the right channel at half the level."""
     (folder / "audio").mkdir(parents=True)

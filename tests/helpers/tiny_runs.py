@@ -34,7 +34,7 @@ TINY = [
     "--training.mixed_precision_param=float32",
     "--optimizer.lr=0.01",
     "--lr_scheduler.warmup_steps=3",
-    "--ema.decay=0.999",
+    "--ema.decays=0.999",
     "--checkpoint.enable",
     "--checkpoint.interval=2",
     "--metrics.log_freq=1",

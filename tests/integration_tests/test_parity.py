@@ -1,6 +1,12 @@
-"""The same training on every layout: losses and gradient norms agree within 1e-5."""
+"""The same training on every layout: losses and gradient norms agree within 1e-5, and what validation
+measures within 1e-6."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
+import soundfile
 
 from tools.harness import runs
 from tools.harness.synthetic import make_shards
@@ -52,6 +58,13 @@ SLOW_LAYOUTS = {
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
 }
 
+VALIDATION = ["--validation.freq=2", "--validation.samples=10", "--validation.batch_size=4"]
+VALIDATION += ["--validation.times=0.9,0.3", "--ema.decays=0.1,0.9"]
+# Three prompts on two or four ranks: one of them has more than another, or none.
+SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=own", "--samples.raw"]
+SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
+SAMPLED = ("ddp", "fsdp", "hsdp")
+
 OPTIMIZERS = {
     "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
@@ -63,12 +76,14 @@ OPTIMIZERS = {
 def seeded(tmp_path_factory):
     """Data, a seed checkpoint, and the losses of the plain run that starts from it."""
     folder = tmp_path_factory.mktemp("parity")
-    make_shards(folder / "data", 40, seed=3)
-    common = [*runs.TINY, "--data.path", str(folder / "data"), f"--training.steps={STEPS}"]
+    make_shards(folder / "data/train", 40, seed=3)
+    make_shards(folder / "data/heldout", 13, seed=4)
+    common = [*runs.TINY, "--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]
+    common += VALIDATION
     runs.run(folder, "seed", [*common, "--checkpoint.create_seed_checkpoint"])
     seed_checkpoint = folder / "seed" / "checkpoint" / "step-0"
     common += ["--checkpoint.load_only", "--checkpoint.initial_load_path", str(seed_checkpoint)]
-    plain = runs.run(folder, "plain", common).metrics()
+    plain = runs.run(folder, "plain", [*common, *SAMPLES]).metrics()
     assert sorted(plain) == list(range(1, STEPS + 1))
     return folder, common, plain
 
@@ -81,6 +96,45 @@ def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
     assert abs(expected[STEPS]["loss"] - expected[1]["loss"]) > 1e-4
 
 
+def measured(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
+    return [row for row in rows if "heldout_loss" in row]
+
+
+def assert_same_validation(run: Path, expected: Path) -> None:
+    found, wanted = measured(run), measured(expected)
+    assert [row["step"] for row in found] == [2, 4]
+    for row, other in zip(found, wanted, strict=True):
+        assert row.keys() == other.keys()
+        figures = [name for name, value in other.items() if isinstance(value, float)]
+        figures = [name for name in figures if name not in ("time", "seconds")]
+        assert len(figures) > 20
+        assert row["best_weights"] == other["best_weights"]
+        for name in figures:
+            assert row[name] == pytest.approx(other[name], abs=1e-6), name
+    last = wanted[-1]
+    names = ("heldout_loss_raw", "heldout_loss_ema:0.1", "heldout_loss_ema:0.9")
+    assert len({round(last[name], 5) for name in names}) == 3  # each with weights of its own
+
+
+def assert_same_samples(run: Path, expected: Path) -> None:
+    for folder in ("step-4", "step-4/raw"):
+        report, wanted = (
+            json.loads((each / folder / "scores.json").read_text()) for each in (run, expected)
+        )
+        assert len(report["prompts"]) == len(wanted["prompts"]) == 3
+        similarity = pytest.approx(wanted["speaker_similarity"], abs=1e-4)
+        assert report["speaker_similarity"] == similarity
+        for prompt in wanted["prompts"]:
+            sounds = [
+                soundfile.read(each / folder / f"{prompt['name']}.wav")[0]
+                for each in (run, expected)
+            ]
+            assert np.abs(sounds[1]).max() > 0.01
+            np.testing.assert_allclose(*sounds, atol=2e-2)
+            assert (run / folder / f"{prompt['name']}.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     "layout", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_LAYOUTS)]
 )
@@ -89,8 +143,12 @@ def test_layout_trains_as_one_process_does(seeded, layout):
     processes, arguments = {**LAYOUTS, **SLOW_LAYOUTS}[layout]
     # One of them as a user starts it.
     launcher = layout == "accumulation"
-    run = runs.run(folder, layout, [*common, *arguments], processes, launcher)
+    samples = SAMPLES if layout in SAMPLED else []
+    run = runs.run(folder, layout, [*common, *arguments, *samples], processes, launcher)
     assert_same(run.metrics(), plain)
+    assert_same_validation(folder / layout, folder / "plain")
+    if samples:
+        assert_same_samples(folder / layout / "samples", folder / "plain/samples")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -11,6 +11,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.nvml import GpuUse
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
@@ -69,7 +70,7 @@ def processor(*arguments: str) -> TTSMetricsProcessor:
 
 def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProcessor:
     made = processor(*arguments)
-    made.start(resumed_step, str(tmp_path / "tb"), JsonLines(tmp_path / "metrics.jsonl"))
+    made.start(resumed_step, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
     return made
 
 
@@ -142,7 +143,7 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
         metrics = TTSMetricsProcessor(config, dims, ARGS)
-        metrics.start(0, "", JsonLines(tmp_path / "metrics.jsonl"))
+        metrics.start(0, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
         clock.now += 4.0
         metrics.count(MIXED, replaced=1)
         metrics.log_step(1, 0.5, 1.25, 0.1)
@@ -165,7 +166,7 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     """Steps before the resume and time before the start count neither for speed nor for the ETA."""
     metrics = processor()
     clock.now += 1000.0  # compiling, opening the data
-    metrics.start(8, "", JsonLines(tmp_path / "metrics.jsonl"))
+    metrics.start(8, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
     rows = []
     for step, seconds, loading in ((10, 6.0, [0.5, 1.0]), (14, 20.0, [2.0])):
         clock.now += seconds
@@ -239,6 +240,48 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
     scalars = {event.step: event.value for event in events.Scalars(name)}
     assert len(scalars) == len(events.Scalars(name)), "a step is there twice"
     return scalars
+
+
+def test_pages_of_the_trackers_are_grouped_with_the_loss_first(tmp_path, one_process_group):
+    metrics = started(tmp_path)
+    logged = {}
+    metrics.trackers = SimpleNamespace(log_scalars=lambda values, step: logged.update(values))
+    metrics.count(ONE)
+    metrics.log_step(1, 0.5, 1.0, 0.1)
+    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
+    flat = {name.rpartition("/")[2]: value for name, value in logged.items()}
+    assert flat == {name: value for name, value in row.items() if name not in ("step", "time")}
+    assert {name.partition("/")[0] for name in logged} == {"loss", "train", "speed"}
+    assert min(logged, key=str.lower) == "loss" < "speech"  # TensorBoard's order
+    assert {"train/grad_norm", "train/lr", "speed/mfu", "speed/gpu_power_watts"} <= logged.keys()
+
+
+def test_only_rank_0_has_trackers(tmp_path, one_process_group, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    metrics = started(tmp_path, "--metrics.enable-tensorboard")
+    metrics.count(ONE)
+    metrics.log_step(1, 0.5, 1.0)
+    metrics.close()
+    assert metrics.trackers is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
+def test_use_of_the_gpus_is_the_mean_over_all(tmp_path, monkeypatch, layout):
+    config = load_config(["--training.steps=20", "--metrics.no-enable-tensorboard"])
+    readings = [None, GpuUse(300.0, 0.5, 70.0), None]
+    with fake_process_group(layout) as dims:
+        monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
+        monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
+        metrics = TTSMetricsProcessor(config, dims, ARGS)
+        metrics.gpu = SimpleNamespace(read=lambda: readings.pop(0))
+        metrics.start(0, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
+        for step in (1, 2):
+            metrics.count(ONE)
+            metrics.log_step(step, 0.5, 1.0)
+    known, unknown = JsonLines(tmp_path / "metrics.jsonl").read()
+    names = ("gpu_power_watts", "gpu_utilization", "gpu_memory_used_gib")
+    assert [known[name] for name in names] == [300.0, 0.5, 70.0]
+    assert [unknown[name] for name in names] == [None] * 3
 
 
 @pytest.mark.long

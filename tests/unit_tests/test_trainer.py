@@ -21,7 +21,7 @@ from torchtitan.train import Trainer
 
 from tests.helpers.small_models import small_args
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -75,9 +75,9 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
-    trainer.ema = EMA(model, 0.999)
+    trainer.ema = EMA(model, [0.999])
     trainer.compile_watch = CompileWatch(model)
-    trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sum
+    trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sums
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.maybe_enable_amp = nullcontext()
     trainer.text_encoder = trainer.benchmark = None
@@ -197,11 +197,11 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
-    trainer.ema = EMA(model, 0.999)
+    trainer.ema = EMA(model, [0.999])
     trainer.add_noise = problem
     trainer.run_folder = RunFolder(tmp_path, 0)
     logged = []
-    trainer.metrics_processor.logger = SimpleNamespace(log=lambda row, step: logged.append(row))
+    trainer.metrics_processor.metrics_file = SimpleNamespace(append=logged.append)
 
     reference = copy.deepcopy(model)
     parameters = dict(reference.named_parameters())
@@ -229,6 +229,11 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         average = weights if step == 1 else [0.1 * b + 0.9 * w for b, w in zip(before, weights)]
 
         row = logged[-1]
+        times, row_losses = (
+            torch.tensor([each for each in row["loss_by_time"] if each]),
+            row["loss"],
+        )
+        assert len(row["loss_by_time"]) == 10 and times.min() <= row_losses <= times.max()
         assert row["loss"] == pytest.approx(loss, rel=1e-5)
         assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
         assert row["lr"] == pytest.approx(lr)
@@ -243,7 +248,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         found = dict(model.named_parameters())
         for name, value, mean in zip(parameters, weights, average):
             assert (found[name].detach() - value).abs().max() < 5e-6, name
-            assert (trainer.ema.shadow[name] - mean).abs().max() < 5e-6, name
+            assert (trainer.ema.averages[0.999][name] - mean).abs().max() < 5e-6, name
         with torch.no_grad():
             for parameter, value in zip(parameters.values(), weights):
                 parameter.copy_(value)

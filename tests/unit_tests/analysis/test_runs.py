@@ -166,11 +166,17 @@ def test_upstreams_tensorboard_files(tmp_path):
 
 
 def test_our_own_tensorboard_files(tmp_path):
-    write_events(tmp_path / "run" / "tb", {"samples_per_second": 12.0, "mfu": 0.25})
+    tags = {
+        "speed/samples_per_second": 12.0,
+        "speed/mfu": 0.25,
+        "validation/loss": 3.0,
+        "loss": 2.0,
+    }
+    write_events(tmp_path / "run" / "tb", tags)
     (tmp_path / "run" / "state.json").write_text('{"state": "completed", "step": 4}')
     run = only(tmp_path)
     assert (run.name, run.state, run.mfu_convention) == ("run", "completed", "exact")
-    assert run.figures == {"samples_per_second": 12, "mfu": 0.25}
+    assert run.figures == {"samples_per_second": 12, "mfu": 0.25, "loss": 2}
 
 
 @pytest.mark.parametrize("content", [b"", b"no records" * 99])

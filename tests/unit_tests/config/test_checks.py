@@ -32,7 +32,7 @@ REFUSED = """
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.max_norm = nan | [training] max_norm = nan | greater than 0
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
-1 | ema.decay = -0.1 | [ema] decay = -0.1 | from 0 to 1
+1 | ema.decays = [-0.1] | [ema] decays = [-0.1] | from 0 to 1
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending

@@ -114,8 +114,10 @@ def test_upstream_sees_the_run_folder_and_a_positive_local_batch(tmp_path):
 
 
 def test_a_resolved_config_stays_as_it_is():
-    config = load_config(["--data.path=a", "--benchmark.enable", "--data.epochs=3"])
+    arguments = ["--data.path=a", "--data.epochs=3", "--metrics.enable-wandb"]
+    config = load_config(["--benchmark.enable", *arguments])
     assert (config.data.path, config.data.epochs, config.checkpoint.enable) == ("", 0, False)
+    assert not config.metrics.enable_wandb
     assert resolve(config) == config
     known = resolve(config, vocab_size=300, steps=40)
     assert (known.encoder.vocab_size, known.training.steps) == (300, 40)

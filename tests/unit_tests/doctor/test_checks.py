@@ -23,9 +23,9 @@ from torchtitan.models.dit_tts.doctor.findings import Limits, all_kinds
 from torchtitan.models.dit_tts.doctor.scan import choose_samples, measure
 
 
-def examine(path, limits=Limits(), max_samples=0):
+def examine(*paths, limits=Limits(), max_samples=0):
     """code -> finding"""
-    dataset = open_dataset(str(path), CHANNELS, on_error="report")
+    dataset = open_dataset([str(path) for path in paths], CHANNELS, on_error="report")
     found = measure(dataset, choose_samples(len(dataset), max_samples), 2)
     return {finding.code: finding for finding in check_dataset(dataset, found, limits)}
 
@@ -189,7 +189,7 @@ ALSO = {
 
 
 def test_every_kind_has_a_test():
-    assert set(FAULTS) == set(all_kinds())
+    assert set(FAULTS) | {"heldout_in_training"} == set(all_kinds())
 
 
 @pytest.mark.parametrize("code", sorted(FAULTS))
@@ -218,8 +218,36 @@ def test_reference_named_after_its_own_sample(folder):
     findings = examine(folder)
     assert list(findings) == ["reference_from_target"]
     assert findings["reference_from_target"].examples[0].where == where
-    write_changed(folder, 3, reference=sound_samples()[3].latents)  # the whole target
+    write_changed(folder, 3, reference=sound_samples()[3].latents)  # the complete target
     assert list(examine(folder)) == ["reference_from_target"]
+
+
+def test_an_empty_reference_is_no_leak(folder):
+    nothing = np.zeros((0, CHANNELS))
+    write_changed(folder, 3, reference=nothing, metadata={"reference_key": "utt003"})
+    assert list(examine(folder)) == ["no_reference"]
+
+
+def test_a_leak_is_an_error():
+    assert all_kinds()["reference_from_target"].severity == "error"
+    assert all_kinds()["heldout_in_training"].severity == "error"
+
+
+def test_a_held_out_sample_that_is_trained_on(folder):
+    samples = sound_samples()
+    held = folder.parent / "dev-clean"
+    write_shards(folder, samples[:16])
+    write_shards(held, [*samples[16:], changed(samples[5], key="again")])
+    for paths in ((folder, held), (held, folder)):
+        finding = examine(*paths)["heldout_in_training"]
+        assert finding.count == 1
+        [example] = finding.examples
+        assert example.where == "dev-clean/shard-000001:again"
+        assert example.detail == "the latents of train/shard-000000:utt005"
+    # Two parts of one kind are nobody's leak.
+    assert list(examine(folder)) == [] and list(examine(held)) == []
+    held.rename(folder.parent / "train2")
+    assert "heldout_in_training" not in examine(folder, folder.parent / "train2")
 
 
 def test_two_languages_of_different_speed_are_each_compared_with_itself(folder):
@@ -233,13 +261,13 @@ def test_two_languages_of_different_speed_are_each_compared_with_itself(folder):
     for sample in samples:
         del sample.metadata["language"]
     write_shards(folder, samples)
-    assert examine(folder, Limits(examples=3))["chars_per_second_outlier"].count == 4
-    assert len(examine(folder, Limits(examples=3))["chars_per_second_outlier"].examples) == 3
+    assert examine(folder, limits=Limits(examples=3))["chars_per_second_outlier"].count == 4
+    assert len(examine(folder, limits=Limits(examples=3))["chars_per_second_outlier"].examples) == 3
 
 
 def test_wrong_frame_rate_names_the_right_one(folder):
     write_shards(folder, sound_samples())
-    finding = examine(folder, Limits(frames_per_second=50))["duration_mismatch"]
+    finding = examine(folder, limits=Limits(frames_per_second=50))["duration_mismatch"]
     assert finding.count == 24
     assert "the median sample has 25 per second" in finding.examples[0].detail
 
@@ -247,8 +275,8 @@ def test_wrong_frame_rate_names_the_right_one(folder):
 def test_text_limit_counts_the_tokenizers_unit(folder):
     limits = {"max_text_tokens": 80, "outlier_sigmas": 100}
     write_changed(folder, 4, metadata={"text": "你好世界" * 10})  # 40 characters, 120 bytes
-    assert list(examine(folder, Limits(**limits))) == ["long_text"]
-    assert examine(folder, Limits(**limits, text_unit="chars")) == {}
+    assert list(examine(folder, limits=Limits(**limits))) == ["long_text"]
+    assert examine(folder, limits=Limits(**limits, text_unit="chars")) == {}
 
 
 def test_what_reaches_a_limit_is_within_it_and_the_worst_comes_first(folder):
@@ -256,11 +284,11 @@ def test_what_reaches_a_limit_is_within_it_and_the_worst_comes_first(folder):
     write_shards(folder, samples)
     frames = max(len(sample.latents) for sample in samples)
     tokens = max(len(sample.metadata["text"]) for sample in samples) + 2  # begin and end
-    assert examine(folder, Limits(max_frames=frames, max_text_tokens=tokens)) == {}
-    above = examine(folder, Limits(max_frames=frames - 1, max_text_tokens=tokens - 1))
+    assert examine(folder, limits=Limits(max_frames=frames, max_text_tokens=tokens)) == {}
+    above = examine(folder, limits=Limits(max_frames=frames - 1, max_text_tokens=tokens - 1))
     assert set(above) == {"long_latents", "long_text"}
 
-    finding = examine(folder, Limits(max_frames=60, examples=1))["long_latents"]
+    finding = examine(folder, limits=Limits(max_frames=60, examples=1))["long_latents"]
     longest = max(samples, key=lambda sample: len(sample.latents))
     assert finding.count == sum(len(sample.latents) > 60 for sample in samples) > 1
     assert [example.where.split(":")[1] for example in finding.examples] == [longest.key]

@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import (
     FlowMatching,
     build_objective,
-    squared_error_sum,
+    squared_error_sums,
 )
 from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
 
@@ -258,8 +258,10 @@ def test_objective_from_the_config():
 def test_loss_sums_over_any_split_and_leaves_padding_out():
     prediction, target = some_latents(4), some_latents(4).roll(1, 0)
     mask = torch.arange(10) < torch.tensor([10, 3, 7, 1])[:, None]
-    whole = squared_error_sum(prediction, target, mask)
-    parts = [squared_error_sum(prediction[r], target[r], mask[r]) for r in ([0], [1, 2], [3])]
+    whole = squared_error_sums(prediction, target, mask).sum()
+    parts = [
+        squared_error_sums(prediction[r], target[r], mask[r]).sum() for r in ([0], [1, 2], [3])
+    ]
     assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
     by_hand = sum(
         ((prediction[b, f] - target[b, f]) ** 2).mean().item()
@@ -275,10 +277,10 @@ def test_padding_has_neither_loss_nor_gradient(garbage):
     target = some_latents(2)
     mask = torch.arange(10) < torch.tensor([10, 4])[:, None]
     prediction = torch.zeros_like(target)
-    clean = squared_error_sum(prediction, target, mask)
+    clean = squared_error_sums(prediction, target, mask).sum()
     prediction[~mask] = garbage
     prediction.requires_grad_()
-    loss = squared_error_sum(prediction, target, mask)
+    loss = squared_error_sums(prediction, target, mask).sum()
     assert torch.equal(loss, clean)
     if math.isfinite(garbage):
         loss.backward()
@@ -287,9 +289,9 @@ def test_padding_has_neither_loss_nor_gradient(garbage):
 
 def test_loss_is_float32_whatever_the_network_gives():
     prediction = torch.full((1, 4096, 1), 1.0, dtype=torch.bfloat16)
-    loss = squared_error_sum(
+    loss = squared_error_sums(
         prediction, torch.zeros(1, 4096, 1), torch.ones(1, 4096, dtype=torch.bool)
-    )
+    ).sum()
     assert loss.dtype == torch.float32 and loss == 4096
 
 

@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torchtitan.models.dit_tts import DiTTTSModel, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run, untrained_model
 from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter
@@ -60,8 +61,10 @@ def write_checkpoint(folder, step, initial, weights, averaged):
     state = {name: p.detach() + weights for name, p in named.items()}
     if averaged is not None:
         ema = {name: p.detach() + averaged for name, p in named.items()}
-        state["ema"] = {"num_updates": step, **ema}
-    prediction = {2: "velocity", 10: "noise"}[step]
+        slow = {f"decay-0.99.{name}": p.detach() + averaged + 1 for name, p in named.items()}
+        fast = {f"decay-0.9.{name}": value for name, value in ema.items()}
+        state["ema"] = {"num_updates": step, **(slow | fast if step == 10 else ema)}
+    prediction = {2: "velocity", 6: "noise", 10: "noise"}[step]
     writer = CheckpointWriter(
         folder / "checkpoint" / f"step-{step}", {"objective.prediction": prediction}
     )
@@ -70,10 +73,11 @@ def write_checkpoint(folder, step, initial, weights, averaged):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, initial):
-    """Steps 2 and 10, and 11 as a kill left it; the average is the weights plus one."""
+    """Steps 2, 6 and 10, and 11 as a kill left it; averages are the weights plus one, and plus two."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.toml").write_text(CONFIG)
     write_checkpoint(folder, 2, initial, 2.0, None)
+    write_checkpoint(folder, 6, initial, 6.0, 7.0)  # of an earlier version, which had one average
     write_checkpoint(folder, 10, initial, 10.0, 11.0)
     (folder / "checkpoint/step-11.saving").mkdir()
     return folder
@@ -95,24 +99,48 @@ def above(model, initial) -> float:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed")
 def test_which_weights_are_loaded(run, initial):
-    averaged = load_run(run)
-    assert averaged.step == 10 and above(averaged.model, initial) == 11
-    assert not averaged.model.training and averaged.objective.prediction == "noise"
-    assert above(load_run(run, use_ema=False).model, initial) == 10
-    earlier = load_run(run, step=2, use_ema=False)
+    slowest = load_run(run)
+    assert slowest.step == 10 and above(slowest.model, initial) == 12
+    assert slowest.weights == "ema:0.99"
+    assert not slowest.model.training and slowest.objective.prediction == "noise"
+    assert above(load_run(run, weights="ema:0.9").model, initial) == 11
+    assert above(load_run(run, weights="raw").model, initial) == 10
+    assert above(load_run(run, step=6).model, initial) == 7
+    earlier = load_run(run, step=2, weights="raw")
     assert earlier.step == 2 and above(earlier.model, initial) == 2
     assert earlier.objective.prediction == "velocity"  # as that checkpoint was trained
-    with pytest.raises(InputError, match="no averaged weights"):
+    with pytest.raises(InputError, match="step-2 holds no weights 'ema'.* --weights: raw"):
         load_run(run, step=2)
-    with pytest.raises(InputError, match="has no checkpoint step-11; it has steps: 2, 10"):
+    with pytest.raises(InputError, match="no weights 'ema:0.5'.*: ema:0.9, ema:0.99, raw"):
+        load_run(run, weights="ema:0.5")
+    with pytest.raises(InputError, match="has no checkpoint step-11; it has steps: 2, 6, 10"):
         load_run(run, step=11)
+    with pytest.raises(InputError, match="has no best step.*: 2, 6, 10"):
+        load_run(run, step="best")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_validation_chooses_step_and_weights(run, initial, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    rows = [
+        {"step": 2, "best_heldout_loss": 0.5, "best_weights": "raw"},
+        {"step": 6, "best_heldout_loss": 0.3, "best_weights": "raw"},
+        {"step": 10, "best_heldout_loss": 0.4, "best_weights": "ema:0.9"},
+        {"step": 10, "wer": 0.1},
+    ]
+    for row in rows:
+        JsonLines(folder / "validation.jsonl").append(row)
+    assert above(load_run(folder).model, initial) == 11
+    best = load_run(folder, step="best")
+    assert (best.step, best.weights, above(best.model, initial)) == (6, "raw", 6)
 
 
 def test_a_corrupt_checkpoint_is_not_sampled(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     data = folder / "checkpoint/step-10/__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match="__0_0.distcp has other content .*--step, of: 2, 10"):
+    with pytest.raises(InputError, match="__0_0.distcp has other content .*--step, of: 2, 6, 10"):
         load_run(folder)
 
 
@@ -124,4 +152,4 @@ def test_the_untrained_model_is_the_one_that_training_started_from(run, initial)
     assert model is not loaded.model and not model.training
     for (name, p), start in zip(model.named_parameters(), initial.parameters(), strict=True):
         assert torch.equal(p, start), name
-    assert above(loaded.model, initial) == 11
+    assert above(loaded.model, initial) == 12

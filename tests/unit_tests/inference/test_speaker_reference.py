@@ -13,8 +13,11 @@ from tests.helpers.sentences import refused
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.inference.speaker_reference import (
     encode_reference,
+    reference_of_speaker,
     reference_settings,
 )
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings
@@ -96,3 +99,19 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
     given = encode_reference(path, codec, reference_settings(off), 384)
     assert torch.equal(given, codec.encode(torch.from_numpy(voice)))
     assert len(encode_reference(path, codec, AudioSettings(), 384)) < len(given)
+
+
+def test_a_speaker_of_the_data_gives_the_longest_reference_or_recording(tmp_path):
+    """Who has one recording has no reference in training; to speak in that voice it is one."""
+    lengths = {"ann": [(9, 4), (5, 6), (7, 5)], "cat": [(8, 0)], "dan": [(3, 0), (7, 0)]}
+    samples = []
+    for speaker, pairs in lengths.items():
+        for frames, reference in pairs:
+            arrays = [np.full((n, 8), len(samples) + 1.0, np.float16) for n in (frames, reference)]
+            metadata = {"text": "x", "speaker": speaker}
+            samples.append(Triplet(f"k{len(samples)}", *arrays, metadata))
+    write_shard(tmp_path / "s.tar", samples)
+    dataset = open_dataset(str(tmp_path), 8)
+    for speaker, shape, value in (("ann", (6, 8), 2), ("cat", (8, 8), 4), ("dan", (7, 8), 6)):
+        reference = reference_of_speaker(dataset, speaker)
+        assert reference.shape == shape and (reference == value).all()

@@ -10,7 +10,7 @@ from torchtitan.tools.logging import logger
 
 from tests.helpers.small_models import full_inputs, initialized_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compile import CompileWatch, apply_compile, compile_function
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -59,7 +59,7 @@ def test_the_objectives_functions_are_compiled_once_per_shape():
     counters = CompileCounterWithBackend("aot_eager"), CompileCounterWithBackend("aot_eager")
     compiled = [
         compile_function(function, counter, 3)
-        for function, counter in zip((add_noise, squared_error_sum), counters)
+        for function, counter in zip((add_noise, squared_error_sums), counters)
     ]
     for number, (rows, frames, _, _) in enumerate(SHAPES * 2):
         position = torch.tensor(number), torch.arange(rows), torch.tensor(rows)
@@ -70,7 +70,7 @@ def test_the_objectives_functions_are_compiled_once_per_shape():
             torch.testing.assert_close(getattr(drawn, name), value, rtol=0, atol=1e-5)
         mask = torch.rand(rows, frames) > 0.3
         losses = [
-            sum_(drawn.latents, drawn.target, mask) for sum_ in (compiled[1], squared_error_sum)
+            sum_(drawn.latents, drawn.target, mask) for sum_ in (compiled[1], squared_error_sums)
         ]
         torch.testing.assert_close(*losses)
     assert [counter.frame_count for counter in counters] == [len(SHAPES)] * 2

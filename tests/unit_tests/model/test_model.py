@@ -283,3 +283,17 @@ def test_weights_in_bfloat16_leave_time_and_output_in_float32():
     valid = batch["frame_mask"]
     exact = output(model.float(), batch)[valid]
     assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("frames", [0, 3, 8])
+def test_rows_without_a_reference(frames):
+    """As if the speaker were dropped, however much padding there is: also none at all."""
+    model, batch = random_model(SMALL), inputs()
+    batch["speaker"] = torch.randn(2, frames, SMALL.latent_channels)
+    batch["speaker_mask"] = torch.zeros(2, frames, dtype=torch.bool)
+    output = model(**batch)
+    dropped = model(**inputs(), keep_speaker=torch.zeros(2, dtype=torch.bool))
+    torch.testing.assert_close(output[0], dropped[0])
+    output[0].sum().backward()
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    assert gradients and all(each.isfinite().all() for each in gradients)

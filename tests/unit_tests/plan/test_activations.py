@@ -14,7 +14,7 @@ from tests.helpers.plan_cases import (
     shipped_debug_config,
 )
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.parallelize import MIN_BUDGET_WITHOUT_MATMULS
 from torchtitan.models.dit_tts.model.flops import repeated_flops
 from torchtitan.models.dit_tts.plan import activations
@@ -61,7 +61,9 @@ def test_saved_bytes_are_those_that_autograd_saves():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = squared_error_sum(model(**batch), batch["latents"].clone(), batch["frame_mask"])
+        loss = squared_error_sums(
+            model(**batch), batch["latents"].clone(), batch["frame_mask"]
+        ).sum()
     saved = sum(storage.nbytes() for storage in storages.values())
     memory = predicted(config, args)
     # Of the target only the difference to it is saved; the loss itself is alive and not saved.
@@ -81,7 +83,7 @@ def test_blocks_that_are_not_run_are_like_those_that_are(mode, option):
         model = get_train_spec().parallelize_fn(get_train_spec().model_cls(args), dims, config)
     batch, target = random_inputs(), torch.zeros(SAMPLES, LENGTHS.frames, 128)
     with StorageLedger([*model.parameters(), *batch.values(), target]) as ledger:
-        loss = squared_error_sum(model(**batch), target, batch["frame_mask"])
+        loss = squared_error_sums(model(**batch), target, batch["frame_mask"]).sum()
         saved = ledger.alive()
         loss.backward()
         del loss

@@ -10,7 +10,7 @@ from torchtitan.distributed import parallel_dims
 from tests.helpers.plan_cases import random_inputs, shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.low_precision_adamw import build_8bit_adamw
 from torchtitan.models.dit_tts.plan.parameters import build_on_meta, model_sizes
@@ -35,9 +35,9 @@ def test_state_bytes_are_those_of_real_tensors(layout):
         model = get_train_spec().model_cls(sizes.args)
         model = get_train_spec().parallelize_fn(model, dims, config)
         optimizers = get_train_spec().build_optimizers_fn([model], config.optimizer, dims)
-        ema = EMA(model, 0.9)
+        ema = EMA(model, [0.9])
         batch = random_inputs()
-        squared_error_sum(model(**batch), batch["latents"], batch["frame_mask"]).backward()
+        squared_error_sums(model(**batch), batch["latents"], batch["frame_mask"]).sum().backward()
         optimizers.step()
         real = [
             local_bytes(tensors)
@@ -49,7 +49,7 @@ def test_state_bytes_are_those_of_real_tensors(layout):
                     for state in optimizers.optimizers[0].state.values()
                     for value in state.values()
                 ),
-                ema.shadow.values(),
+                next(iter(ema.averages.values())).values(),
             )
         ]
     exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]

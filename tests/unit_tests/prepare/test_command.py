@@ -33,6 +33,28 @@ def test_numbers_out_of_range(name, value):
         Options("in", "out", **{name: value}).check()
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression \("),
+        ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* has no group; put parentheses"),
+        (
+            {"heldout_by": "speaker"},
+            "--heldout-by speaker holds nobody out, as --heldout-fraction is",
+        ),
+    ],
+)
+def test_options_that_cannot_work(options, message):
+    with pytest.raises(InputError, match=message):
+        Options("in", "out", **options).check()
+    Options("in", "out", speaker_pattern="^(a)", heldout_by="speaker", heldout_fraction=0.1).check()
+
+
+def test_what_changes_the_split_changes_the_shards():
+    settings = Options("in", "out", speaker_pattern="(a)", heldout_by="speaker").of_shards()
+    assert settings["speaker_pattern"] == "(a)" and settings["heldout_by"] == "speaker"
+
+
 @pytest.mark.parametrize("name", AudioSettings.__dataclass_fields__)
 def test_numbers_of_the_audio_are_finite(name):
     for value in (float("inf"), float("nan"), -71):

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.tars import write_tar
+from torchtitan.models.dit_tts.data.splits import split_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents
 from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus
@@ -24,7 +25,6 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     make_item,
     plain,
     sample_key,
-    split_of,
 )
 from torchtitan.models.dit_tts.prepare.settings import Options
 
@@ -366,6 +366,57 @@ def test_columns_become_an_item():
     assert [item.speaker for item in items] == ["ann", "someone", "someone", "7", "3"]
     assert all(item.metadata["speaker"] == item.speaker for item in items)
     assert isinstance(item_of({"text": "x", "speaker": 3.5}), Unusable)
+
+
+@pytest.mark.parametrize(
+    "key, pattern, speaker",
+    [
+        ("p225_001", "^([^_]+)_", "p225"),
+        ("wavs/p225_001", r"(?:^|/)(p\d+)_", "p225"),
+        ("x/007/a", r"(x)/(?P<speaker>\d+)", "007"),  # the group of that name, else the first
+        ("a_b_1", r"_(\w+)_", "b"),  # anywhere in the key
+    ],
+)
+def test_speakers_from_the_key(key, pattern, speaker):
+    item = item_of({"text": "x"}, key, speaker_pattern=pattern, speaker="other")
+    assert (item.speaker, item.metadata["speaker"]) == (speaker, speaker)
+    given = item_of({"text": "x", "speaker_id": 7}, key, speaker_pattern=pattern)
+    assert given.speaker == "7"  # a column goes first
+
+
+@pytest.mark.parametrize("pattern", [r"^(\d+)_", r"^()p", r"p(x)?"])
+def test_keys_without_a_speaker(pattern):
+    unusable = item_of({"text": "x"}, "p225_001", speaker_pattern=pattern)
+    assert "--speaker-pattern = " + repr(pattern) in unusable.sentence
+    assert "finds none in its key" in unusable.sentence
+    assert item_of({"text": "x"}, "p225_001", speaker_pattern=pattern, speaker="s").speaker == "s"
+
+
+def test_a_pattern_goes_before_ljspeechs_own_name(tmp_path):
+    folder = tmp_path / "LJ"
+    (folder / "wavs").mkdir(parents=True)
+    (folder / "metadata.csv").write_text("LJ001-0001|a|a\nother|b|b\n")
+    for name in ("LJ001-0001", "other"):
+        tone(folder / f"wavs/{name}.wav")
+    found = listed(folder, speaker_pattern=r"^(LJ\d+)-")
+    assert found[0].speaker == "LJ001" and isinstance(found[1], Unusable)
+    found = listed(folder, speaker_pattern=r"^(LJ\d+)-", speaker="linda")
+    assert [item.speaker for item in found] == ["LJ001", "linda"]
+
+
+def test_speakers_are_drawn_with_all_their_recordings():
+    options = {"heldout_by": "speaker", "heldout_fraction": 0.3}
+
+    def splits(speaker: str, seed: int, **row: str) -> set[str]:
+        row = {"text": "x", "speaker": speaker} | row
+        return {item_of(row, f"k{n}", seed=seed, **options).split for n in range(20)}
+
+    for seed in (0, 1):
+        found = [splits(f"s{n}", seed) for n in range(100)]
+        assert all(len(one) == 1 for one in found)
+        assert 15 < found.count({"heldout"}) < 45
+    assert [splits(f"s{n}", 0) for n in range(100)] != found  # drawn by the seed
+    assert {"train"} == set().union(*(splits(f"s{n}", 0, split="train") for n in range(9)))
 
 
 def test_the_split_is_drawn_by_seed_and_key_and_given_ones_stay():

@@ -46,8 +46,8 @@ def write_corpus(path: Path, members: dict[str, bytes]) -> Path:
 
 @pytest.fixture
 def members() -> dict[str, bytes]:
-    """Two speakers with four and three training utterances and one held out each; one who is alone."""
-    members = {}
+    """Two speakers with four and three training utterances and one held out, ann two; cat is alone."""
+    members = recording("ann-held2", "ann", "heldout", 9000)
     for speaker, count in (("ann", 4), ("bob", 3)):
         for number in range(count):
             # All but the first of ten frames or a little less: encoded in one batch.
@@ -84,7 +84,7 @@ def test_triplets_and_references(corpus, tmp_path):
     codec = build_codec("mel_dct")
     record = prepare(corpus, tmp_path / "out", **SMALL)
     summary, shards = record["summary"], record["shards"]
-    assert summary["speakers"] == 3 and summary["own_crop_references"] == 1
+    assert summary["speakers"] == 3
     assert record["reused"] is False
     train = read_shards(tmp_path / "out/train")
     heldout = read_shards(tmp_path / "out/heldout")
@@ -97,39 +97,47 @@ def test_triplets_and_references(corpus, tmp_path):
         np.testing.assert_allclose(latents, codec.encode(waveform).numpy(), atol=2e-2)
         assert metadata["target_duration"] == len(waveform) / 16_000
         assert metadata["text"] == f"text of {key}" and metadata["language"] == "en"
+        if key == "cat-0":
+            assert reference.shape == (0, 128) and not {"reference_key"} & metadata.keys()
+            continue
         source = metadata["reference_key"]
-        # Never from the held-out part.
-        assert train[source]["json"]["speaker"] == metadata["speaker"]
-        assert contains(train[source]["npy"], reference)
-        if metadata["speaker"] == "cat":
-            assert source == key and len(reference) == 10  # half of its own 20 frames
-        else:
-            assert source != key
+        # ann has another held-out utterance, bob has not.
+        others = heldout if key in ("ann-held", "ann-held2") else train
+        assert source != key and others[source]["json"]["speaker"] == metadata["speaker"]
+        assert contains(others[source]["npy"], reference)
     frames = [len(sample["npy"]) for sample in train.values()]
-    expected = {"samples": 8, "frames": sum(frames), "shards": 3}
+    expected = {"samples": 8, "frames": sum(frames), "shards": 3, "without_reference": 1}
     assert summary["train"] == expected | {"hours": round(sum(frames) / 25 / 3600, 4)}
-    assert [shard["samples"] for shard in shards.values()] == [3, 3, 2, 2]
+    assert summary["heldout"]["without_reference"] == 0
+    assert [shard["samples"] for shard in shards.values()] == [3, 3, 2, 3]
     assert [shard["frames"] for shard in shards.values()][0] == sum(frames[:3])
     for name, shard in shards.items():
         content = (tmp_path / "out" / name).read_bytes()
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
     assert len(open_dataset(str(tmp_path / "out/train"))) == 8
-    assert "- speakers: 3" in (tmp_path / "out/report.md").read_text()
+    report = (tmp_path / "out/report.md").read_text()
+    assert "- speakers: 3" in report
+    assert (
+        "- train samples without a reference, as their speaker has no other recording: 1 (12.5%)"
+        in report
+    )
 
 
 def test_references_of_several_utterances(corpus, tmp_path):
     prepare(corpus, tmp_path / "out", **SMALL, references=3, max_reference_frames=25)
     train = read_shards(tmp_path / "out/train")
     heldout = read_shards(tmp_path / "out/heldout")
+    assert not {"reference_key", "reference_keys"} & train.pop("cat-0")["json"].keys()
     for key, sample in (train | heldout).items():
         keys, reference = sample["json"]["reference_keys"], sample["ref.npy"]
         assert keys[0] == sample["json"]["reference_key"] and len(set(keys)) == len(keys)
-        assert (key in keys) == (key == "cat-0")
-        assert contains(np.concatenate([train[one]["npy"] for one in keys]), reference)
-        if key != "cat-0":
-            # All have 10 frames: 25 are of three of ann's others, or bob's two have 20.
-            assert len(reference) == min(25, 10 * len(keys)) and len(keys) >= 2
+        assert key not in keys
+        parts = [(train | heldout)[one]["npy"] for one in keys]
+        assert contains(np.concatenate(parts), reference)
+        # Training ones have 10 frames: 25 are of three of ann's others, or bob's two have 20.
+        assert len(reference) == min(25, sum(map(len, parts)))
+        assert len(keys) == 1 if "ann-held" in key else len(keys) >= 2
 
 
 def test_a_reference_does_not_depend_on_other_speakers(members, tmp_path):
@@ -161,7 +169,7 @@ def test_latents_that_tables_hold(tmp_path):
         parquet.write_table(table, tmp_path / f"source/{name}.parquet", row_group_size=group)
     record = prepare(tmp_path / "source", tmp_path / "out", max_reference_frames=3)
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
-    assert len(dataset) == len(rows) and record["summary"]["own_crop_references"] == 0
+    assert len(dataset) == len(rows) and record["summary"]["replaced_reference"] == 0
     for number, own in enumerate(values):
         loaded = dataset.load(number)
         assert loaded.metadata["text"] == f"text {number}"
@@ -169,6 +177,31 @@ def test_latents_that_tables_hold(tmp_path):
         np.testing.assert_array_equal(loaded.reference, own[5:8] + 100)
         assert loaded.metadata["target_duration"] == (0.41, 0.4, 0.4)[number % 3]
         assert "reference_key" not in loaded.metadata
+
+
+def test_a_tables_reference_that_is_a_part_of_its_latents_is_replaced(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    values = np.random.default_rng(0).standard_normal((3, 30, 128))
+    references = (values[0][9:21], values[0][3:9], values[1][:14])  # own, own, another's
+    rows = [
+        {"id": f"k{n}", "text": "x", "speaker": "s", "reference_key": "source's"}
+        | {"latents": values[n].tolist(), "reference": references[n].tolist()}
+        for n in range(2)
+    ]
+    rows[1]["reference"] = references[2].tolist()
+    rows.append(rows[0] | {"id": "k2", "speaker": "t", "reference": references[1].tolist()})
+    rows.append(rows[1] | {"id": "k3", "latents": values[2].tolist()})
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    summary = prepare(tmp_path / "t.parquet", tmp_path / "out")["summary"]
+    assert summary["replaced_reference"] == 3 and summary["train"]["without_reference"] == 1
+    train = read_shards(tmp_path / "out/train")
+    found = {key: one["json"].get("reference_key") for key, one in train.items()}
+    assert found == {"k0": found["k0"], "k1": found["k1"], "k2": None, "k3": "source's"}
+    assert found["k0"] in ("k1", "k3") and found["k1"] in ("k0", "k3")
+    np.testing.assert_array_equal(train["k3"]["ref.npy"], values[1][:14].astype(np.float16))
+    assert len(train["k2"]["ref.npy"]) == 0
 
 
 def test_every_reason_is_counted(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.row_model import RowModel, moved
+from tests.helpers.small_models import random_model, small_args
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
@@ -148,3 +149,13 @@ def test_a_noise_prediction_is_read_as_velocity():
     for t in (1.0, 0.75, 0.5, 0.25):
         x = x - 0.25 * (2.0 - x) / max(1 - t, 0.25)
     torch.testing.assert_close(found.double(), x, atol=1e-4, rtol=1e-5)
+
+
+def test_requests_without_a_reference():
+    """Alone, where no row of the batch has a reference, as beside one that has."""
+    model = random_model(small_args(latent_channels=8, text_vocab_size=300))
+    alone = SpeechRequest("ab", reference(), 5)
+    [expected] = generate([alone], model=model)
+    assert expected.isfinite().all()
+    [_, beside] = generate([SpeechRequest("c", reference(1.0, 2.0), 5), alone], model=model)
+    torch.testing.assert_close(beside, expected, atol=1e-4, rtol=1e-4)

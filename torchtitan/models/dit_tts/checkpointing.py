@@ -74,6 +74,8 @@ class RunCheckpointer(CheckpointManager):
         self.trained_with = trained_with(config)
         self.saved_step = -1
         self.has_saved = False
+        self.best_step: int | None = None
+        """whose checkpoint is kept however old it is"""
         if ema is not None:
             parts["states"]["ema"] = ema
         super().__init__(
@@ -99,6 +101,12 @@ class RunCheckpointer(CheckpointManager):
         states = self._flattened_model_states_sd()
         self.dcp_save(states, self._create_checkpoint_id(step), AsyncMode.DISABLED)
         self._purge_stale_checkpoints()
+
+    def keep(self, step: int) -> None:
+        """Saves this step, if it is not saved yet, and keeps its checkpoint in the place of the best one
+        before it."""
+        self.best_step = step
+        self.save_now(step)
 
     def dcp_save(
         self,
@@ -168,7 +176,7 @@ class RunCheckpointer(CheckpointManager):
 
     def _bytes_of_a_checkpoint(self) -> int:
         weights = sum(p.numel() for p in self.states[MODEL].model[0].parameters())
-        return int(1.1 * 4 * weights * (3 if self.ema is None else 4))
+        return int(1.1 * 4 * weights * (3 + len(self.ema.averages if self.ema is not None else ())))
 
     def _purge_stale_checkpoints(self) -> None:
         """Removes what `keep_latest_k` does not keep, in the background. Upstream's would take any name
@@ -177,6 +185,8 @@ class RunCheckpointer(CheckpointManager):
             return
         folder = Path(self.folder)
         for step in storage.checkpoint_steps(folder)[: -self.keep_latest_k]:
+            if step == self.best_step:
+                continue
             path = folder / f"step-{step}"
             leaving = path.with_name(f"{path.name}.deleting")
             os.rename(path, leaving)
@@ -324,6 +334,8 @@ class RunCheckpointer(CheckpointManager):
             absent.append("divergence")
         for name in set(absent):
             del states[name]
+        if self.ema is not None and "ema" in states:
+            self.ema.read_from(table)
         try:
             storage.load_checkpoint(states, path)
         except (CheckpointException, RuntimeError) as error:

@@ -55,6 +55,7 @@ _EXTRAS = {
     "faster_whisper": "faster-whisper",
     "torchao": "fp8",
     "ray": "ray",
+    **dict.fromkeys(("wandb", "dotenv", "PIL"), "wandb"),
 }
 
 

@@ -83,6 +83,7 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
     from torchtitan.models.dit_tts.supervisor import die_with_parent
+    from torchtitan.models.dit_tts.trackers import check_trackers
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module
@@ -91,6 +92,8 @@ def train(args: list[str]) -> int:
     validate_config(config, world_size, list(model_flavors()))
     validate_machine(config)
     check_kind(config.sampling.codec, config.data.path)
+    if rank == 0:
+        check_trackers(config)
     init_logger()
     logger.addFilter(concerns_this_run)
     quiet_known_warnings()

@@ -1,4 +1,4 @@
-"""Metrics of a training run: loss, throughput, MFU and goodput MFU, padding, memory, progress.
+"""Metrics of a training run: loss, throughput, MFU and goodput MFU, padding, memory, power, progress.
 
 MFU is the training FLOPs of the padded shapes without recomputation, as `torch.utils.flop_counter`
 counts them, over the device's dense bf16 peak. Goodput MFU counts the real lengths only.
@@ -9,22 +9,19 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
-from torchtitan.components.metrics import (
-    BaseLogger,
-    DeviceMemStats,
-    LoggerContainer,
-    MetricsProcessor,
-)
+from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.nvml import GpuMonitor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
+from torchtitan.models.dit_tts.trackers import Trackers
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
@@ -51,19 +48,19 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
     return None
 
 
-class _TensorBoard(BaseLogger):
-    """One folder per run; a resume hides the steps that it repeats."""
+_TRAIN = "grad_norm lr padding_fraction replaced_samples skipped_batches progress".split()
+"""Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
-    def __init__(self, folder: str, resumed_step: int):
-        self.writer = SummaryWriter(folder, purge_step=resumed_step + 1)
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        for name, value in metrics.items():
-            if value is not None:
-                self.writer.add_scalar(name, value, step)
+TIME_BINS = 10
+"""of equal width, for the training loss by diffusion time"""
 
-    def close(self) -> None:
-        self.writer.close()
+
+def grouped(name: str) -> str:
+    """A metric's name at the trackers, whose pages are grouped by what stands before the `/`."""
+    if name == "loss":
+        return name
+    return f"train/{name}" if name in _TRAIN else f"speed/{name}"
 
 
 def eta(seconds: float) -> str:
@@ -83,6 +80,15 @@ class Counts:
     valid_frames: float = 0
     padded_frames: float = 0
     replaced_samples: float = 0
+    power_watts: float = 0
+    utilization: float = 0
+    memory_used_gib: float = 0
+    gpus: float = 0
+    """that these three are sums over: those that NVML knows"""
+
+    def per_gpu(self, total: float) -> float | None:
+        """The mean over those GPUs; None without any."""
+        return total / self.gpus if self.gpus else None
 
 
 class TTSMetricsProcessor(MetricsProcessor):
@@ -97,10 +103,13 @@ class TTSMetricsProcessor(MetricsProcessor):
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: DiTTTSModelArgs
     ):
-        # Ours is opened in `start`, once the step is known; and a log file needs no colors.
+        # Ours are opened in `start`, once the step is known; and a log file needs no colors.
         plain = job_config.metrics.disable_color_printing or not sys.stderr.isatty()
         metrics = replace(
-            job_config.metrics, enable_tensorboard=False, disable_color_printing=plain
+            job_config.metrics,
+            enable_tensorboard=False,
+            enable_wandb=False,
+            disable_color_printing=plain,
         )
         super().__init__(replace(job_config, metrics=metrics), parallel_dims)
         self.job_config = job_config
@@ -115,19 +124,29 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.seconds_after = 0.0
         """that the run takes after `total_steps`, which are then those of its warm-up"""
         self.counts = Counts()
+        self._losses: torch.Tensor | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
+        self.gpu = GpuMonitor()
         self.compiles = 0
         self.skipped_batches = 0
         self.metrics_file: JsonLines | None = None
-        self._upstream_logger = self.logger
-        self._tensorboard: _TensorBoard | None = None
+        self.trackers: Trackers | None = None
+        """on rank 0, from `start` on"""
         self.first_step = self.last_logged_step = 0
         self.start_time = time.perf_counter()
         self._max_memory_gib = 0.0, 0.0
 
-    def start(self, resumed_step: int, tensorboard_folder: str, metrics_file: JsonLines) -> None:
-        """Called once a checkpoint is loaded, on every rank."""
+    def start(self, resumed_step: int, folder: Path, metrics_file: JsonLines) -> None:
+        """Called once a checkpoint is loaded, on every rank.
+
+        Args:
+            folder: of the run, with its config.toml and env.json.
+
+        Raises:
+            InputError: W&B cannot be used.
+        """
         self.counts = Counts()
+        self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
         self.start_time = self.time_last_log = time.perf_counter()
@@ -145,19 +164,22 @@ class TTSMetricsProcessor(MetricsProcessor):
         if torch.distributed.get_rank() != 0:
             return
         self.metrics_file = metrics_file
-        if self.job_config.metrics.enable_tensorboard:
-            if self._tensorboard is not None:
-                self._tensorboard.close()
-            self._tensorboard = _TensorBoard(tensorboard_folder, resumed_step)
-            self.logger = LoggerContainer()
-            self.logger.add_logger(self._upstream_logger)
-            self.logger.add_logger(self._tensorboard)
+        if self.trackers is None:
+            self.trackers = Trackers(self.job_config, folder)
+        self.trackers.continue_after(resumed_step)
+
+    def close(self) -> None:
+        """Ends the trackers."""
+        if self.trackers is not None:
+            self.trackers.close()
 
     def should_log(self, step: int) -> bool:
-        """Every step that is saved is logged too."""
-        checkpoint = self.job_config.checkpoint
+        """Every step that is saved or validated is logged too."""
+        checkpoint, validation = self.job_config.checkpoint, self.job_config.validation
         saved = checkpoint.enable and step % checkpoint.interval == 0
-        return super().should_log(step) or saved or step == self.total_steps
+        freqs = (validation.freq, self.job_config.samples.freq) if validation.enable else ()
+        validated = any(freq and step % freq == 0 for freq in freqs)
+        return super().should_log(step) or saved or validated or step == self.total_steps
 
     def count(self, batch: MicroBatch, replaced: int = 0) -> None:
         """Adds a micro-batch.
@@ -174,6 +196,34 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.counts.padded_frames += samples * padded
         self.counts.replaced_samples += replaced
 
+    def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor) -> None:
+        """Adds the losses (B,), summed over valid frames, of samples at diffusion times t (B,) to those of
+        their time. The host does not wait for the device.
+
+        Args:
+            frame_mask: (B, T), true at valid frames.
+        """
+        bins = torch.arange(TIME_BINS, device=t.device)
+        inside = (t * TIME_BINS).long().clamp(0, TIME_BINS - 1)[:, None] == bins
+        sums = (torch.stack([losses, frame_mask.sum(1)])[:, :, None] * inside).sum(1)
+        self._losses = sums if self._losses is None else self._losses + sums
+
+    def _losses_by_time(self) -> list[float | None]:
+        """The mean training loss of each tenth of the diffusion times since the last logged step, on all
+        ranks; None where there was no sample."""
+        sums = self._losses
+        if sums is None:
+            return []
+        mesh = self.parallel_dims.get_optional_mesh("batch")
+        if mesh is not None:
+            torch.distributed.all_reduce(sums, group=mesh.get_group())
+        self._losses = None
+        return [loss / frames if frames else None for loss, frames in sums.T.tolist()]
+
+    def leave_out(self, seconds: float) -> None:
+        """These seconds, of validation, are not training's: throughput does not count them."""
+        self.time_last_log += seconds
+
     def max_memory_gib(self) -> tuple[float, float]:
         """Maximum device memory that this rank has (allocated, reserved) since the process started, in
         GiB."""
@@ -184,6 +234,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
     def _counts_of_all_ranks(self) -> Counts:
+        if (gpu := self.gpu.read()) is not None:
+            self.counts = replace(self.counts, gpus=1, **asdict(gpu))
         sums = torch.tensor(
             list(asdict(self.counts).values()), dtype=torch.float64, device=device_type
         )
@@ -236,11 +288,28 @@ class TTSMetricsProcessor(MetricsProcessor):
             "mfu": self.peak and executed / self.peak,
             "goodput_mfu": self.peak and useful / self.peak,
             "lr": None if lr is None else float(lr),
+            "gpu_power_watts": counts.per_gpu(counts.power_watts),
+            "gpu_utilization": counts.per_gpu(counts.utilization),
+            "gpu_memory_used_gib": counts.per_gpu(counts.memory_used_gib),
         }
-        self.logger.log(metrics, step)
+        by_time = self._losses_by_time()
+        if self.trackers is not None:
+            edges = [f"{number / TIME_BINS:.1f}" for number in range(TIME_BINS + 1)]
+            named = {grouped(name): metrics[name] for name in metrics}
+            for low, high, value in zip(edges, edges[1:], by_time):
+                named[f"train_by_time/loss_at_{low}-{high}"] = value
+            self.trackers.log_scalars(named, step)
+        metrics["loss_by_time"] = by_time
         if self.metrics_file is not None:
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})
+        self._print(step, metrics)
+        self.last_logged_step = step
+        self.counts = Counts()
+        self.data_loading_times.clear()
+        self.time_last_log = time.perf_counter()
+        self.device_memory_monitor.reset_peak_stats()
 
+    def _print(self, step: int, metrics: dict[str, Any]) -> None:
         mfu = (
             f"mfu: {metrics['mfu']:.1%} (goodput {metrics['goodput_mfu']:.1%})"
             if self.peak is not None
@@ -249,16 +318,11 @@ class TTSMetricsProcessor(MetricsProcessor):
         color = self.color
         warm_up = " of the warm-up" if self.seconds_after else ""
         logger.info(
-            f"{color.red}step: {step}/{total} ({step / total:.0%}{warm_up})  "
-            f"{color.green}loss: {loss:.5f}  "
-            f"{color.orange}grad_norm: {grad_norm:.4f}  "
-            f"{color.turquoise}memory: {memory.max_reserved_gib:.2f}GiB  "
+            f"{color.red}step: {step}/{self.total_steps} ({metrics['progress']:.0%}{warm_up})  "
+            f"{color.green}loss: {metrics['loss']:.5f}  "
+            f"{color.orange}grad_norm: {metrics['grad_norm']:.4f}  "
+            f"{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "
             f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
             f"{color.cyan}padding: {metrics['padding_fraction']:.0%}  "
-            f"{color.magenta}{mfu}{color.reset}  ETA {eta(remaining)}"
+            f"{color.magenta}{mfu}{color.reset}  ETA {eta(metrics['eta_seconds'])}"
         )
-        self.last_logged_step = step
-        self.counts = Counts()
-        self.data_loading_times.clear()
-        self.time_last_log = time.perf_counter()
-        self.device_memory_monitor.reset_peak_stats()

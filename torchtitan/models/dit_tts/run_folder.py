@@ -118,6 +118,7 @@ class RunFolder:
         self.step = 0
         self.saved_step: int | None = None
         self.metrics = JsonLines(path / "metrics.jsonl")
+        self.validation = JsonLines(path / "validation.jsonl")
         self.audit = JsonLines(path / "audit" / f"rank{rank}.jsonl")
 
     def start(self, config: JobConfig) -> None:
@@ -192,7 +193,7 @@ class RunFolder:
         """Drops the lines of steps after `step`, which is the one that was loaded."""
         if self.rank == 0:
             audits = (self.path / "audit").glob("rank*.jsonl")
-            for lines in (self.metrics, *map(JsonLines, audits)):
+            for lines in (self.metrics, self.validation, *map(JsonLines, audits)):
                 if corrupt := lines.keep_until(step):
                     logger.warning(
                         f"{lines.path}: {corrupt} corrupt lines are set aside in .corrupt"

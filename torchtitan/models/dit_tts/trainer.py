@@ -35,13 +35,20 @@ from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.flops import MicroBatch
+from torchtitan.models.dit_tts.model.model import Conditions
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.validation.build import build_validator
+from torchtitan.models.dit_tts.validation.history import best_row
+from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
+
+_CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
+"""Entries of a batch that the model encodes"""
 
 
 class DiTTTSTrainer(Trainer):
@@ -61,6 +68,7 @@ class DiTTTSTrainer(Trainer):
     metrics_processor: TTSMetricsProcessor
     optimizers: TTSOptimizers
     checkpointer: RunCheckpointer
+    validator: Validator | None  # type: ignore[assignment]
 
     def __init__(self, config: JobConfig, run_folder: RunFolder, stop_signal: StopSignal):
         dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
@@ -68,9 +76,12 @@ class DiTTTSTrainer(Trainer):
         # Upstream's checkpoint manager is replaced below: with this it starts no thread and no group.
         checkpoint = view.checkpoint
         view.checkpoint = replace(checkpoint, async_mode="disabled", keep_latest_k=0)
+        # Ours is built below, when there are averages to validate.
+        validation = view.validation
+        view.validation = replace(validation, enable=False)
         self.run_folder = run_folder
         super().__init__(view)
-        view.checkpoint = checkpoint
+        view.checkpoint, view.validation = checkpoint, validation
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
@@ -93,7 +104,7 @@ class DiTTTSTrainer(Trainer):
         self._build_objective()
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
         self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
-        self.ema = EMA(self.model_parts[0], config.ema.decay) if config.ema.enable else None
+        self.ema = EMA(self.model_parts[0], config.ema.decays) if config.ema.enable else None
         self.checkpointer = RunCheckpointer(
             self.config,
             run_folder,
@@ -106,6 +117,22 @@ class DiTTTSTrainer(Trainer):
             states={"train_state": self, "divergence": self.divergence},
         )
         self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
+        self.validator = build_validator(
+            self.config,
+            view,
+            self.model_parts[0],
+            self.ema,
+            self.dataloader,
+            self.text_encoder,
+            self._encode,
+            self._denoise,
+            self._to_device,
+            self.device,
+            self.parallel_dims,
+            run_folder,
+            self.metrics_processor,
+            self.checkpointer,
+        )
         self.step_ids: list[str] = []
         self.settled_ids: list[str] = []
         self.global_batch = self.lr_epoch = 0
@@ -142,10 +169,13 @@ class DiTTTSTrainer(Trainer):
 
     def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
+        rows = [row for row in self.run_folder.validation.read() if row["step"] <= self.step]
+        best = best_row(rows, self.config.validation.keep_best)
+        self.checkpointer.best_step = None if best is None else best["step"]
+        if self.validator is not None:
+            self.validator.rows = rows
         self.metrics_processor.skipped_batches = len(self.dataloader.skipped)
-        self.metrics_processor.start(
-            self.step, str(self.run_folder.path / "tb"), self.run_folder.metrics
-        )
+        self.metrics_processor.start(self.step, self.run_folder.path, self.run_folder.metrics)
         self.run_folder.set_state("running", self.step)
 
     def _build_objective(self) -> None:
@@ -178,15 +208,23 @@ class DiTTTSTrainer(Trainer):
             self.metrics_processor.count(micro_batch, batch["replaced"])
             if self.benchmark is not None:
                 self.benchmark.count(micro_batch)
-            batch["text_rows"] = rows.to(self.device) if rows is not None else None
             self.step_ids.extend(batch["sample_id"])
             self.global_batch = int(batch["global_batch"])
-            # The host does not wait for the copies, which are from pinned memory.
-            for name, value in batch.items():
-                if isinstance(value, torch.Tensor):
-                    batch[name] = value.to(self.device, non_blocking=True)
+            batch = self._to_device(batch, rows)
             labels = labels.to(self.device, non_blocking=True)
             yield batch, torch.zeros_like(labels) if on_padding else labels
+
+    def _to_device(self, batch: dict[str, Any], rows: TextRows | None = None) -> dict[str, Any]:
+        """The batch with its tensors on the device, and with `text_rows`. The host does not wait for the
+        copies, which are from pinned memory in training."""
+        rows = rows or self._text_rows(batch)
+        moved = {
+            name: value.to(self.device, non_blocking=True)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in batch.items()
+        }
+        return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
 
     def _text_rows(self, batch: dict[str, Any]) -> TextRows | None:
         """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
@@ -223,30 +261,44 @@ class DiTTTSTrainer(Trainer):
     def _loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, summed over its valid frames."""
         frame_mask = labels != IGNORE_INDEX
-        features = batch.get("text_features")
         with torch.no_grad():
-            if self.text_encoder is not None:
-                features = self.text_encoder(
-                    batch["text_ids"], batch["text_mask"], batch["text_rows"]
-                )
             noisy = self.add_noise(
                 batch["latents"], batch["global_batch"], batch["row"], batch["global_batch_size"]
             )
+            features = self._text_features(batch)
         with self.maybe_enable_amp:
             prediction = self.model_parts[0](
                 noisy.latents,
                 noisy.t,
                 frame_mask,
-                batch["text_ids"],
-                batch["text_mask"],
-                batch["speaker"],
-                batch["speaker_mask"],
+                *(batch[name] for name in _CONDITIONS),
                 noisy.keep_text,
                 noisy.keep_speaker,
                 features,
                 batch["text_rows"],
             )
-            return self.loss_fn(prediction, noisy.target, frame_mask)
+        losses = self.loss_fn(prediction, noisy.target, frame_mask)
+        self.metrics_processor.count_losses(noisy.t, losses.detach(), frame_mask)
+        return losses.sum()
+
+    def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """(B, L, h) of a text encoder beside the model; None where it is inside."""
+        if self.text_encoder is None:
+            return batch.get("text_features")
+        return self.text_encoder(batch["text_ids"], batch["text_mask"], batch["text_rows"])
+
+    def _encode(self, batch: dict[str, Any]) -> Conditions:
+        """Encoded text and speaker of a batch, outside of training."""
+        inputs = [batch[name] for name in _CONDITIONS]
+        features = self._text_features(batch)
+        model: Any = self.model_parts[0]
+        with self.maybe_enable_amp:
+            return model.encode_conditions(*inputs, features, batch["text_rows"])
+
+    def _denoise(self, *inputs: Any) -> torch.Tensor:
+        model: Any = self.model_parts[0]
+        with self.maybe_enable_amp:
+            return model.denoise(*inputs)
 
     def should_continue_training(self) -> bool:
         self.stopped_by = self.stop_signal.agreed()

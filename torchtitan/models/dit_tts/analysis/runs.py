@@ -62,7 +62,7 @@ _EVENTS = "events.out.tfevents."
 _COUNTS = ("tensor_parallel", "gpus", "nodes", "batch", "accumulation")
 _MAX_TEXT = 400
 
-# Tag of upstream's MetricsProcessor -> (figure, factor). Our own tags are those of metrics.jsonl.
+# Tag of upstream's MetricsProcessor -> (figure, factor). Ours are grouped names of metrics.jsonl.
 _UPSTREAM_TAGS = {
     "throughput(tps)": ("tokens_per_second_per_device", 1.0),
     "mfu(%)": ("mfu", 0.01),
@@ -375,7 +375,8 @@ def _tensorboard(folder: Path) -> dict[str, list[Any]]:
     events = EventAccumulator(max(holders), size_guidance={"scalars": 0})  # named by date: the last
     events.Reload()
     return {
-        tag: [each.value for each in events.Scalars(tag)]  # in the order of the steps
+        # in the order of the steps
+        tag.removeprefix("speed/"): [each.value for each in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
     }
 

@@ -12,11 +12,14 @@ from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     CUDA_GRAPH_MODES,
     FLOAT8_CONVERTER,
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
     MAX_BETA2_BFLOAT16,
     MAX_BUCKETS,
     Data,
     JobConfig,
     Training,
+    is_higher_better,
     is_pretrained,
 )
 from torchtitan.models.dit_tts.config.manager import run_folder_path
@@ -37,6 +40,8 @@ _POSITIVE = {
     "data": "max_frames max_speaker_frames max_text_tokens batch_multiple latent_channels "
     "speaker_patch_size frames_per_second duration_token_seconds",
     "sampling": "steps",
+    "validation": "freq samples batch_size",
+    "samples": "count",
     "objective": "logit_std",
     "benchmark": "warmup_steps mean_seconds sigma",
 }
@@ -48,12 +53,13 @@ _NOT_NEGATIVE = {
     "checkpoint": "keep_latest_k",
     "lr_scheduler": "warmup_steps",
     "benchmark": "steps duration_seconds",
+    "validation": "seed",
+    "samples": "freq seed",
     "divergence": "spike_sigmas max_bad_steps max_rollbacks",
 }
 _FRACTIONS = {
     "data": "conditioning_dropout max_corrupt_fraction max_dropped_fraction",
     "objective": "text_dropout speaker_dropout",
-    "ema": "decay",
     "optimizer": "beta1 beta2",
     "lr_scheduler": "min_lr_factor",
     "sampling": "min_t",
@@ -65,7 +71,6 @@ _UNSUPPORTED = {
     "optimizer": "early_step_in_backward",
     "metrics": "save_for_all_ranks",
     "checkpoint": "last_save_in_hf initial_load_in_hf",
-    "validation": "enable",
     "fault_tolerance": "enable",
     # Weights are gathered in mixed_precision_param.
     "quantize.linear.float8": "enable_fsdp_float8_all_gather "
@@ -192,6 +197,7 @@ def validate_config(
     _check_attention(config, accelerator or device_type)
     _check_benchmark(config)
     _check_checkpoint(config, world_size)
+    _check_validation(config)
     _check_compile(config, dp_degree, steps)
     _check_optimizer(config, dp_degree)
     _check_float8(config)
@@ -224,6 +230,11 @@ def _check_ranges(config: JobConfig) -> None:
         require(0 <= value <= 1, f"{name} = {value}, but it must be from 0 to 1")
     for name, value in settings({"data": _LIMITED}):
         require(value <= 10**6, f"{name} = {value}, but it must not be greater than 10^6")
+    decays = config.ema.decays
+    require(
+        len(set(decays)) == len(decays) > 0 and all(0 <= decay <= 1 for decay in decays),
+        f"[ema] decays = {decays}, but it must be one or more different numbers from 0 to 1",
+    )
     bad_steps = config.divergence.max_bad_steps
     require(
         bad_steps < BAD_STEPS_WINDOW,
@@ -322,6 +333,28 @@ def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int
         data.num_workers == 0 or data.prefetch_batches > 0,
         f"[data] prefetch_batches = 0 with num_workers = {data.num_workers}, but workers need at least "
         f"1; raise it or set num_workers = 0",
+    )
+
+
+def _check_validation(config: JobConfig) -> None:
+    validation, samples = config.validation, config.samples
+    require(
+        len(set(validation.times)) == len(validation.times) > 0
+        and all(0 < t <= 1 for t in validation.times),
+        f"[validation] times = {validation.times}, but it must be one or more different times above 0 and "
+        f"at most 1",
+    )
+    figure = validation.keep_best
+    require(
+        not figure or is_higher_better(figure) is not None,
+        f"[validation] keep_best = {figure!r} is no figure that is measured; allowed are "
+        f"{', '.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))}, at one time such as heldout_loss_at_0.9, "
+        f"or an empty string",
+    )
+    require(
+        samples.freq == 0 or (validation.enable and bool(validation.path)),
+        f"[samples] freq = {samples.freq}, but there are no held-out texts to synthesize: set [validation] "
+        f"enable = true and give its path, or set freq = 0",
     )
 
 

@@ -10,8 +10,8 @@ from torchtitan.config.manager import custom_registry
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import TTSConfigManager
 
-_SECTIONS = """job data encoder model attention objective optimizer lr_scheduler training ema sampling
-checkpoint resume divergence parallelism activation_checkpoint compile quantize metrics benchmark profiling comm
+_SECTIONS = """job data encoder model attention objective optimizer lr_scheduler training ema validation samples
+sampling checkpoint resume divergence parallelism activation_checkpoint compile quantize metrics benchmark profiling comm
 debug""".split()
 
 # Beginnings of the keys of upstream that this model family does not use, by section.
@@ -28,6 +28,7 @@ _UNUSED = {
     "activation_checkpoint": ("per_op_sac",),
     "quantize": ("grouped_mm",),
     "linear": ("mx",),
+    "metrics": ("save_tb_folder", "save_for_all_ranks"),
     "debug": ("moe_",),
 }
 

@@ -26,8 +26,21 @@ MAX_BETA2_BFLOAT16 = 0.999
 right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
 
 
+LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "gap", "wer", "cer", "duration_error")
+HIGHER_IS_BETTER = ("text_gain", "speaker_gain", "speaker_similarity", "opinion")
+"""Figures of validation.jsonl that `[validation] keep_best` may name, also of one time or of certain weights:
+heldout_loss_at_0.9, wer_raw"""
+
 BAD_STEPS_WINDOW = 32
 """Steps among which `[divergence] max_bad_steps` counts"""
+
+
+def is_higher_better(figure: str) -> bool | None:
+    """Of a figure of validation.jsonl; None for one that cannot choose a step."""
+    for higher, names in ((False, LOWER_IS_BETTER), (True, HIGHER_IS_BETTER)):
+        if any(figure == name or figure.startswith(f"{name}_") for name in names):
+            return higher
+    return None
 
 
 def is_pretrained(encoder_model: str) -> bool:
@@ -60,6 +73,13 @@ class Metrics(titan.Metrics):
 
     enable_tensorboard: bool = True
     """Writes TensorBoard events to the run's tb/ folder"""
+
+    enable_wandb: bool = False
+    """Logs to Weights & Biases too, with the key in WANDB_API_KEY (from the environment or a file .env);
+    not in a benchmark. Needs the extra wandb"""
+
+    wandb_project: str = ""
+    """Project at Weights & Biases; empty: WANDB_PROJECT, else titan-tts"""
 
     peak_tflops: float = 0.0
     """Dense bf16 peak of one device in TFLOP/s, the denominator of MFU; 0: the datasheet's value of a
@@ -291,10 +311,11 @@ class Objective:
 @dataclass
 class EMA:
     enable: bool = True
-    """Exponential moving average of the weights, sharded like them and checkpointed"""
+    """Exponential moving averages of the weights, sharded like them and checkpointed"""
 
-    decay: float = 0.9999
-    """Decay per step; after n earlier updates it is min(decay, n / (9 + n))"""
+    decays: list[float] = field(default_factory=lambda: [0.9999])
+    """Decay per step of each average; after n earlier updates it is min(decay, n / (9 + n)).
+    [validation] tells which is best; each takes 4 bytes per parameter"""
 
 
 @dataclass
@@ -314,6 +335,61 @@ class Sampling:
     codec: str = "mel_dct"
     """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,
     .safetensors or the folder of one), or a hub name such as facebook/dacvae-watermarked"""
+
+
+@dataclass
+class Validation:
+    enable: bool = True
+    """Measures the loss of held-out samples while training, wherever there are any"""
+
+    path: str | list[str] = ""
+    """Shards of held-out samples, as [data] path; empty: the folder heldout beside a [data] path of one
+    folder, as titan-tts prepare makes it"""
+
+    freq: int = 500
+    """Steps from one validation to the next; the last step is one too"""
+
+    samples: int = 64
+    """Held-out samples, spread evenly over the shards, and as many training samples beside them"""
+
+    times: list[float] = field(default_factory=lambda: [0.99, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2])
+    """Diffusion times at which the loss is measured"""
+
+    batch_size: int = 16
+    """Samples in one forward pass of a rank"""
+
+    seed: int = 0
+    """Seed of the noise, which is the same in every validation"""
+
+    keep_best: str = "best_heldout_loss"
+    """Figure of validation.jsonl whose best step keeps its checkpoint, such as best_heldout_loss (of all
+    averages), heldout_loss_at_0.9, text_gain or wer; empty: none"""
+
+
+@dataclass
+class Samples:
+    freq: int = 0
+    """Steps from one set of speech samples to the next, and after the last step; 0: none"""
+
+    count: int = 8
+    """Prompts to synthesize: held-out texts of as many speakers as there are"""
+
+    raw: bool = False
+    """Also with the trained weights, not their average alone"""
+
+    seed: int = 0
+    """Seed of the noise, which is the same in every set"""
+
+    recognizer: str = ""
+    """What transcribes the samples: whisper:large-v3 (or a folder), faster-whisper:large-v3,
+    words:zero,one,... (offline, for texts of these words only), package.module:factory; empty: nothing"""
+
+    speaker_scorer: str = ""
+    """What compares a sample's voice with its reference: xvector:microsoft/wavlm-base-plus-sv (or a
+    folder), own (the model's own speaker encoder), package.module:factory; empty: nothing"""
+
+    opinion: str = ""
+    """What predicts listeners' opinion: dnsmos, package.module:factory; empty: nothing"""
 
 
 @dataclass
@@ -382,6 +458,8 @@ class JobConfig(TitanJobConfig):
     objective: Objective = field(default_factory=Objective)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
+    validation: Validation = field(default_factory=Validation)  # type: ignore[assignment]
+    samples: Samples = field(default_factory=Samples)
     resume: Resume = field(default_factory=Resume)
     divergence: Divergence = field(default_factory=Divergence)
     benchmark: Benchmark = field(default_factory=Benchmark)

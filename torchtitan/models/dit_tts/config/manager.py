@@ -132,7 +132,7 @@ class TTSConfigManager(ConfigManager):
             if os.path.exists(self._file) and not os.path.isfile(self._file):  # without an end
                 raise OSError(0, "is no regular file")
             with open(self._file, "rb") as toml:
-                return tomllib.load(toml)
+                return _as_written_now(tomllib.load(toml))
         except OSError as error:
             raise InputError(
                 f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
@@ -147,6 +147,14 @@ class TTSConfigManager(ConfigManager):
 
     def _validate_config(self) -> None:
         """Upstream looks for a language model's tokenizer here; this family has none."""
+
+
+def _as_written_now(content: dict[str, Any]) -> dict[str, Any]:
+    """The config of an earlier version's run, whose `[ema]` had one decay."""
+    ema = content.get("ema")
+    if isinstance(ema, dict) and "decay" in ema and "decays" not in ema:
+        ema["decays"] = [ema.pop("decay")]
+    return content
 
 
 def _boolean_flags(args: list[str]) -> list[str]:
@@ -227,20 +235,36 @@ def resolve(
     # The run's config.toml must name the same data, encoder and codec from any folder.
     path = config.data.path
     config.data.path = _absolute(path) if isinstance(path, str) else [_absolute(p) for p in path]
+    config.validation.path = _heldout_path(config)
+    config.validation.enable = config.validation.enable and bool(config.validation.path)
     if is_pretrained(config.encoder.model) and os.path.isdir(local_path(config.encoder.model)):
         config.encoder.model = local_path(config.encoder.model)
     if os.path.exists(os.path.expanduser(config.sampling.codec)):
         config.sampling.codec = local_path(config.sampling.codec)
-    if config.benchmark.enable:  # no data, no checkpoints, no audit
+    if config.benchmark.enable:  # no data, no checkpoints, no audit, no page at W&B
         config.data = dataclasses.replace(
             config.data, path="", weights=[], balance_by="", epochs=0, audit=False
         )
         config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = False
+        config.validation.enable, config.samples.freq = False, 0
+        config.metrics.enable_wandb = False
     if vocab_size is not None:
         config.encoder.vocab_size = vocab_size
     if steps is not None:
         config.training.steps = steps
     return config
+
+
+def _heldout_path(config: JobConfig) -> str | list[str]:
+    """`[validation] path` from any folder, or that of the held-out shards beside a folder of shards."""
+    path, data = config.validation.path, config.data.path
+    if isinstance(path, list):
+        return [_absolute(each) for each in path]
+    if path or not isinstance(data, str) or not data or is_remote(data):
+        return _absolute(path)
+    beside = Path(data).parent / "heldout"
+    found = Path(data).is_dir() and beside != Path(data) and any(beside.glob("*.tar"))
+    return str(beside) if found else ""
 
 
 def _absolute(path: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.doctor.findings import Example, Finding, Limits, all_kinds
 from torchtitan.models.dit_tts.doctor.scan import (
     ALL_ZERO,
@@ -52,6 +54,7 @@ def check_dataset(dataset: Dataset, found: Measurements, limits: Limits) -> list
     check.durations()
     check.references()
     check.duplicates()
+    check.held_out()
     return [finding for finding in check.findings.values() if finding.count]
 
 
@@ -219,11 +222,11 @@ class _Checks:
         )
         self.add_samples(
             "reference_from_target",
-            found.where(rows["reference_source"] != OTHER),
+            found.where((rows["reference_source"] != OTHER) & (lengths > 0)),
             lambda one: (
                 "its reference_key is its own key"
                 if rows["reference_source"][one] == NAMED
-                else "its reference is a part of it"
+                else "its reference has frames of its latents"
             ),
         )
 
@@ -241,6 +244,21 @@ class _Checks:
         self.add_samples(
             "empty_text", found.where(rows["blank_text"]), lambda one: "its text is empty"
         )
+
+    def held_out(self) -> None:
+        """Samples of folders whose name is that of a held-out split, and those of other folders."""
+        dataset = self.dataset
+        folders = [os.path.dirname(os.path.abspath(plain_name(one))) for one in dataset.tar_paths]
+        names = map(os.path.basename, folders)
+        held = np.array([split_of(name) == "heldout" for name in names])[dataset.shard]
+        hashes, training = dataset.latents_hash, np.flatnonzero(~held)
+        shared = np.flatnonzero(held & np.isin(hashes, hashes[training]))
+
+        def detail(one: int) -> str:
+            other = int(training[hashes[training] == hashes[one]][0])
+            return f"the latents of {dataset.sample_id(other)}"
+
+        self.add_samples("heldout_in_training", shared, detail)
 
 
 def _recorded_sizes(folder: str) -> dict[str, int]:

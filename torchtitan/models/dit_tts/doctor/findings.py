@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # Severity -> code (a stable name in the JSON) -> (what is counted, what to do). An error is corrupt
-# data, a warning is valid data that is likely to harm a training, a note is worth knowing.
+# or leaking data, a warning is valid data that is likely to harm a training, a note is worth knowing.
 _KINDS: dict[str, dict[str, tuple[str, str]]] = {
     "error": {
         "corrupt_shard": (
@@ -47,6 +47,14 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
             "References that are all zero or never change",
             "They hold no information about the speaker: encode again or remove the samples.",
         ),
+        "reference_from_target": (
+            "References with frames of their own target",
+            "The model copies what it should say: take another utterance of the speaker, or none.",
+        ),
+        "heldout_in_training": (
+            "Held-out samples with the latents of a training sample",
+            "What is measured on them is memory: remove them from one of the two.",
+        ),
     },
     "warning": {
         "std_outlier": (
@@ -88,10 +96,6 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         "duplicate_latents": (
             "Samples with the latents of an earlier sample",
             "The same recording counts several times: remove the copies.",
-        ),
-        "reference_from_target": (
-            "References that are cut from their own target",
-            "The model can copy what it should say: take another utterance of the speaker.",
         ),
     },
     "note": {

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.leak import is_leak
 
 CHUNK_SAMPLES = 64
 # Messages of samples that could not be read are kept up to this number; all are counted.
@@ -164,7 +165,7 @@ def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) ->
     row["peak"] = max(float(highest.max()), -float(lowest.min()))
     row["latents"] = _constancy(latents)
     row["reference"] = _constancy(reference) if len(reference) else CHANGING
-    if _is_crop(reference, latents):
+    if is_leak(reference, latents):
         row["reference_source"] = CROP
     return ChannelMoments(len(latents), total, squares, lowest, highest)
 
@@ -176,14 +177,6 @@ def _constancy(array: np.ndarray) -> int:
     if not alike or not (array == first).all():
         return CHANGING
     return CONSTANT if array.any() else ALL_ZERO
-
-
-def _is_crop(part: np.ndarray, latents: np.ndarray) -> bool:
-    """Whether `part` (R, C) is a run of frames of `latents` (T, C)."""
-    if not 0 < len(part) <= len(latents):
-        return False
-    starts = np.flatnonzero(latents[: len(latents) - len(part) + 1, 0] == part[0, 0])
-    return any(bool((latents[start : start + len(part)] == part).all()) for start in starts)
 
 
 def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:

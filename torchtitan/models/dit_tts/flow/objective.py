@@ -79,10 +79,7 @@ class FlowMatching:
             return stream_keys(self.seed, global_batch, row, stream)
 
         t = self.sample_times(global_batch, row, global_batch_size)
-        noise = normal(keys(_NOISE), tuple(latents.shape[1:]))
-        t_ = t[:, None, None]
-        noisy = (1.0 - t_) * latents + t_ * noise
-        target = noise - latents if self.prediction == "velocity" else noise
+        noisy, target = self.add_noise_at(latents, t, keys(_NOISE))
         return NoisyBatch(
             latents=noisy,
             t=t,
@@ -90,6 +87,16 @@ class FlowMatching:
             keep_text=uniform(keys(_TEXT_DROPOUT)) >= self.text_dropout,
             keep_speaker=uniform(keys(_SPEAKER_DROPOUT)) >= self.speaker_dropout,
         )
+
+    def add_noise_at(
+        self, latents: torch.Tensor, t: torch.Tensor, keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noisy latents and the network's target (B, T, C) at times t (B,), with the noise of the keys
+        (B,)."""
+        noise = normal(keys, tuple(latents.shape[1:]))
+        t = t[:, None, None]
+        noisy = (1.0 - t) * latents + t * noise
+        return noisy, noise - latents if self.prediction == "velocity" else noise
 
     def velocity(
         self,
@@ -108,16 +115,16 @@ class FlowMatching:
         return (output - latents) / (1.0 - t[:, None, None]).clamp_min(smallest_step)
 
 
-def squared_error_sum(
+def squared_error_sums(
     prediction: torch.Tensor, target: torch.Tensor, frame_mask: torch.Tensor
 ) -> torch.Tensor:
-    """Sum over valid frames of the mean squared error over channels, in float32.
+    """(B,) float32: per row, the sum over valid frames of the mean squared error over channels.
 
-    prediction and target (B, T, C), frame_mask (B, T). Divided by the number of valid frames of the
-    global batch it is the loss, however the batch is split.
+    prediction and target (B, T, C), frame_mask (B, T). Their sum divided by the number of valid frames
+    of the global batch is the loss, however the batch is split.
     """
     error = (prediction.float() - target.float()).square().mean(-1)
-    return torch.where(frame_mask, error, 0.0).sum()
+    return torch.where(frame_mask, error, 0.0).sum(-1)
 
 
 def build_objective(job_config: JobConfig) -> FlowMatching:
@@ -136,4 +143,4 @@ def build_objective(job_config: JobConfig) -> FlowMatching:
 
 def build_flow_loss(job_config: JobConfig, **kwargs: Any) -> Callable[..., torch.Tensor]:
     """Upstream's hook for the loss function."""
-    return squared_error_sum
+    return squared_error_sums

@@ -34,11 +34,11 @@ class SamplingOptions:
     run: tyro.conf.Positional[str]
     """The run's folder, outputs/NAME."""
 
-    step: Integer = None
-    """Checkpoint step; the last by default."""
+    step: Annotated[int | Literal["best"] | None, tyro.conf.arg(metavar="INT|best")] = None
+    """Checkpoint step, or best for the one that [validation] keep_best kept; the last by default."""
 
-    no_ema: bool = False
-    """Take the trained weights instead of their average."""
+    weights: str = ""
+    """raw, ema or ema:DECAY; by default those with the lowest held-out loss, else the slowest average."""
 
     sampling_steps: Integer = None
     """Euler steps."""
@@ -135,7 +135,9 @@ def run(options: Options) -> int:
         loaded.text_encoder,
     )
     write_wav(options.out, codec.decode(latents), codec.sample_rate)
-    print(f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s from step {loaded.step}")
+    print(
+        f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s from step {loaded.step} ({loaded.weights})"
+    )
     return 0
 
 
@@ -187,7 +189,7 @@ def load_for_sampling(
     from torchtitan.models.dit_tts.flow.guidance import Guidance
     from torchtitan.models.dit_tts.inference.load_run import load_run
 
-    loaded = load_run(options.run, options.step, not options.no_ema, options.encoder)
+    loaded = load_run(options.run, options.step, options.weights, options.encoder)
     s = loaded.config.sampling
     codec = build_codec(options.codec or s.codec, str(loaded.device))
     channels = loaded.config.data.latent_channels

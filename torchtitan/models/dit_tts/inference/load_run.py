@@ -19,11 +19,19 @@ from torchtitan.models.dit_tts.infra.checkpoint_storage import (
     read_table,
     verify,
 )
+from torchtitan.models.dit_tts.infra.ema import saved_prefixes
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.validation.history import (
+    BEST,
+    RAW,
+    best_row,
+    read_rows,
+    weights_name,
+)
 from torchtitan.tools.utils import device_type
 
 
@@ -41,6 +49,8 @@ class LoadedRun:
     objective: FlowMatching
     step: int
     device: torch.device
+    weights: str = RAW
+    """which are loaded: "raw", or "ema:0.999" of an average"""
 
 
 def untrained_model(run: LoadedRun) -> DiTTTSModel:
@@ -80,55 +90,88 @@ def _apply(trained_with: dict[str, Any], config: JobConfig) -> None:
 
 
 def load_run(
-    folder: str | Path, step: int | None = None, use_ema: bool = True, encoder: str = ""
+    folder: str | Path, step: int | str | None = None, weights: str = "", encoder: str = ""
 ) -> LoadedRun:
-    """Load a run's model; by default the averaged weights of its last checkpoint.
+    """Load a run's model.
 
     Args:
         folder: the run's.
-        step: of the checkpoint; None: the last.
-        use_ema: the averaged weights, not the trained ones.
+        step: of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
+        weights: "raw" for the trained ones, "ema:0.999" for the average with that decay, "ema" for the
+            slowest average; empty: those with the lowest held-out loss at the last validation up to
+            the step, and without one as "ema".
         encoder: where the frozen text encoder is now; by default where it was.
 
     Raises:
-        InputError: no run, no such checkpoint, no averaged weights in it, or a tokenizer or text
-            encoder that is not the run's.
+        InputError: no run, no such checkpoint or weights in it, or a tokenizer or text encoder that is
+            not the run's.
     """
     folder = Path(folder)
     config = load_run_config(folder)
-    checkpoints = folder / config.checkpoint.folder
-    steps = checkpoint_steps(checkpoints)
-    if not steps:
-        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
-    if step is not None and step not in steps:
-        found = ", ".join(map(str, steps))
-        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
-    step = steps[-1] if step is None else step
-    path = checkpoints / f"step-{step}"
+    step = _find_step(folder, config, step)
+    path = folder / config.checkpoint.folder / f"step-{step}"
     if problem := verify(path):
-        raise InputError(f"{problem}; give another --step, of: {', '.join(map(str, steps))}")
+        steps = ", ".join(map(str, checkpoint_steps(path.parent)))
+        raise InputError(f"{problem}; give another --step, of: {steps}")
     _apply(read_manifest(path)["trained_with"], config)
     device = torch.device(device_type)
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
-    weights = {name: torch.empty_like(p) for name, p in model.named_parameters()}
-    saved = read_table(path).state_dict_metadata
-    if use_ema and not any(name.startswith("ema.") for name in saved):
-        raise InputError(
-            f"{path} holds no averaged weights (the run had [ema] enable = false or saved the model "
-            f"only); load the trained ones with --no-ema"
-        )
+    weights, entry = _find_weights(folder, path, step, weights)
+    values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
+    state = {f"{entry}{name}": value for name, value in values.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_checkpoint({"ema": weights} if use_ema else weights, path, no_dist=True)
+        load_checkpoint(state, path, no_dist=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+            parameter.copy_(values[name])
     text_encoder = None
     if is_pretrained(config.encoder.model) and config.encoder.frozen:
         there = replace(config.encoder, model=encoder or config.encoder.model)
         text_encoder = load_run_encoder(folder, there, device)
+    objective = build_objective(config)
     return LoadedRun(
-        folder, config, model, text_encoder, tokenizer, build_objective(config), step, device
+        folder, config, model, text_encoder, tokenizer, objective, step, device, weights
     )
+
+
+def _find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
+    checkpoints = folder / config.checkpoint.folder
+    steps = checkpoint_steps(checkpoints)
+    if not steps:
+        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
+    if step is None:
+        return steps[-1]
+    if step == BEST:
+        best = best_row(read_rows(folder), config.validation.keep_best)
+        if best is None:
+            raise InputError(
+                f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: "
+                f"{', '.join(map(str, steps))}"
+            )
+        step = best["step"]
+    if step not in steps:
+        found = ", ".join(map(str, steps))
+        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
+    return int(step)
+
+
+def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str, str]:
+    """(name of the weights, what comes before a parameter's name in the checkpoint)."""
+    prefixes = saved_prefixes(read_table(path).state_dict_metadata)
+    found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
+    slowest = next(reversed([name for name in found if name != RAW]), None)
+    if not wanted:
+        known = [row for row in read_rows(folder) if row["step"] <= step and "best_weights" in row]
+        wanted = known[-1]["best_weights"] if known else "ema"
+        if wanted not in found:
+            wanted = "ema"
+    if wanted == "ema" and slowest is not None:
+        wanted = slowest
+    if wanted not in found:
+        raise InputError(
+            f"{path} holds no weights {wanted!r}; give one of these by --weights: {', '.join(found)}"
+        )
+    return wanted, found[wanted]

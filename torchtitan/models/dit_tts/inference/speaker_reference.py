@@ -81,7 +81,7 @@ def encode_reference(
 
 
 def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
-    """(R, C): the longest reference among a speaker's samples.
+    """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample.
 
     Raises:
         InputError: no such speaker.
@@ -94,4 +94,8 @@ def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
         )
     samples = np.flatnonzero(codes == speakers.index(speaker))
     longest = int(samples[np.argmax(dataset.reference_frames[samples])])
-    return torch.from_numpy(dataset.load(longest).reference)
+    if dataset.reference_frames[longest]:
+        return torch.from_numpy(dataset.load(longest).reference)
+    # Training data give a speaker's only recording no reference: it would be a part of its target.
+    longest = int(samples[np.argmax(dataset.frames[samples])])
+    return torch.from_numpy(dataset.load(longest).latents)

@@ -1,5 +1,8 @@
-"""Exponential moving average of the weights, sharded as they are and saved with them."""
+"""Exponential moving averages of the weights, sharded as they are and saved with them."""
 
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,38 +12,98 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.initialization import plain_name
 
+_ENTRY = re.compile(r"ema\.(decay-\d+(?:\.\d+)?(?:e-\d+)?\.)?")
+
+
+def prefix(decay: float) -> str:
+    """Before the names of the weights that are averaged with this decay, in a checkpoint's "ema"."""
+    return f"decay-{decay:.10g}."
+
+
+def saved_prefixes(names: Collection[str]) -> list[str]:
+    """Prefixes of the averages among a checkpoint's entries, the fastest average first; [""] of an
+    earlier version's only average, [] where there is none."""
+    found = {m[1] or "" for m in map(_ENTRY.match, names) if m and m.string != "ema.num_updates"}
+    return sorted(found, key=lambda each: float(each[6:-1] or 0))
+
 
 class EMA(Stateful):
-    """Average of a model's weights with decay min(decay, n / (9 + n)) after n earlier updates.
+    """Averages of a model's weights, one for each decay β: with min(β, n / (9 + n)) after n earlier
+    updates.
 
     The first update copies the weights, and early averages follow them closely. Averages are float32,
     whatever the dtype of the weights, because one update with a decay of 0.9999 changes less than
     bfloat16 resolves. They are sharded like the weights, so a checkpoint reshards them like the model.
     """
 
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
+    def __init__(self, model: nn.Module, decays: Sequence[float]):
         self.num_updates = 0
         self.weights = {plain_name(name): p for name, p in model.named_parameters()}
-        self.shadow = {
-            name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()
+        self.averages = {
+            decay: {
+                name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()
+            }
+            for decay in decays
         }
+        self._read_as = {decay: prefix(decay) for decay in decays}
 
     @torch.no_grad()
     def update(self) -> None:
         """Averages in the weights, after an optimizer step."""
-        decay = min(self.decay, self.num_updates / (9.0 + self.num_updates))
+        weights = [local_tensor(value.detach()).float() for value in self.weights.values()]
+        for decay, average in self.averages.items():
+            decay = min(decay, self.num_updates / (9.0 + self.num_updates))
+            local = [local_tensor(value) for value in average.values()]
+            torch._foreach_lerp_(local, weights, 1.0 - decay)
         self.num_updates += 1
-        torch._foreach_lerp_(
-            [local_tensor(value) for value in self.shadow.values()],
-            [local_tensor(value.detach()).float() for value in self.weights.values()],
-            1.0 - decay,
-        )
+
+    @contextmanager
+    def in_place_of_weights(self, decay: float) -> Iterator[None]:
+        """The model has the averaged weights; then its own again, to the bit."""
+        # Weights in float32 and their average change places; narrower ones would lose what it has.
+        own = [local_tensor(value.detach()) for value in self.weights.values()]
+        average = [local_tensor(value) for value in self.averages[decay].values()]
+        kept = [None if mine.dtype == torch.float32 else mine.clone() for mine in own]
+        _exchange(own, average, kept)
+        try:
+            yield
+        finally:
+            _exchange(own, average, kept, back=True)
+
+    def read_from(self, names: Collection[str]) -> None:
+        """The next load is of a checkpoint with these entries. An average that it lacks is begun with
+        its slowest."""
+        saved = saved_prefixes(names)
+        self._read_as = {
+            decay: prefix(decay) if prefix(decay) in saved else saved[-1] for decay in self.averages
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_updates": self.num_updates, **self.shadow}
+        state: dict[str, Any] = {"num_updates": self.num_updates}
+        for decay, average in self.averages.items():
+            state |= {f"{self._read_as[decay]}{name}": value for name, value in average.items()}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.num_updates = state_dict["num_updates"]
-        for name, value in self.shadow.items():
-            local_tensor(value).copy_(local_tensor(state_dict[name]))
+        for decay, average in self.averages.items():
+            for name, value in average.items():
+                source = state_dict[f"{self._read_as[decay]}{name}"]
+                local_tensor(value).copy_(local_tensor(source))
+        self._read_as = {decay: prefix(decay) for decay in self.averages}
+
+
+@torch.no_grad()
+def _exchange(
+    own: list[torch.Tensor],
+    average: list[torch.Tensor],
+    kept: list[torch.Tensor | None],
+    back: bool = False,
+) -> None:
+    for mine, other, copy in zip(own, average, kept, strict=True):
+        if copy is None:
+            mine_before = mine.clone()
+            mine.copy_(other)
+            other.copy_(mine_before)
+        else:
+            mine.copy_(copy if back else other)

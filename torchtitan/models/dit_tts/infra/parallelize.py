@@ -127,8 +127,6 @@ def apply_fsdp(
     # The backward pass needs the last unit again at once.
     fully_shard([model.norm, model.output], **options, reshard_after_forward=False)
     fully_shard(model, **options)
-    for method in ("encode_conditions", "denoise"):
-        register_fsdp_forward_method(model, method)
 
 
 def parallelize_dit_tts(
@@ -173,6 +171,8 @@ def parallelize_dit_tts(
                 replicate(part, mesh=mesh)
         replicate(model, mesh=mesh)
         logger.info("Applied DDP")
+    for method in ("encode_conditions", "denoise"):  # of their own, as samplers call them
+        register_fsdp_forward_method(model, method)
     _sum_gradients(model)
     model.write_parameter = write_sharded
     return model

@@ -19,7 +19,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.flow.objective import squared_error_sum
+from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
 from torchtitan.models.dit_tts.infra.compile import compiled_stacks
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -211,7 +211,7 @@ def measure(
 
         def forward() -> torch.Tensor:
             with torch.autocast("cpu", compute_dtype, enabled=autocast):
-                return squared_error_sum(model(**batch), target, batch["frame_mask"])
+                return squared_error_sums(model(**batch), target, batch["frame_mask"]).sum()
 
         traced = -1
         # Tracing makes tensors of its own: such a pass is repeated.

@@ -148,7 +148,8 @@ def state_memory(
         encoder, encoder_gathered, encoder_units = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
-    ema = _FLOAT32 * sum(parameter.numel() for parameter in parameters) if config.ema.enable else 0
+    averages = len(config.ema.decays) if config.ema.enable else 0
+    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in parameters)
     training = config.training
     in_turn = 0
     if layout.sharded:

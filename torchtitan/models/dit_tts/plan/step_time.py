@@ -286,7 +286,7 @@ def optimizer_bytes(config: JobConfig, states: StateMemory) -> float:
     moment = _MOMENT_BYTES[config.optimizer.state_dtype] or own
     clipping = 3 * own  # the norm, then each gradient scaled
     update = 3 * own + 2 * 2 * moment  # weight read and written, gradient read, two moments both
-    ema = own + 2 * 4 if config.ema.enable else 0
+    ema = (own + 2 * 4) * len(config.ema.decays) if config.ema.enable else 0
     return parameters * (clipping + update + ema)
 
 

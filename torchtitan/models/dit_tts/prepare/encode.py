@@ -21,6 +21,7 @@ import torch
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
@@ -179,10 +180,9 @@ def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, 
     samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
     for item, outcome, latents in zip(kept, outcomes, _latents(run, outcomes, device), strict=True):
         samples[item.split].append(_triplet(run, item, outcome, latents))
-        if isinstance(outcome, Processed):
-            for name in COUNTED:
-                if value := getattr(outcome, name):
-                    chunk.counts[name] = chunk.counts.get(name, 0) + value
+        for name in COUNTED:
+            if value := getattr(outcome, name, 0):
+                chunk.counts[name] = chunk.counts.get(name, 0) + value
     chunk.samples = {split: len(triplets) for split, triplets in samples.items() if triplets}
     return chunk, samples
 
@@ -194,7 +194,15 @@ def _outcome(
     if isinstance(loaded, Recording):
         return process(loaded.samples, loaded.rate, run.sample_rate, item.text, settings)
     seconds = len(loaded.latents) * run.hop_length / run.sample_rate
-    return length_reason(seconds, item.text, settings) or loaded
+    if reason := length_reason(seconds, item.text, settings):
+        return reason
+    # As they will be stored.
+    stored = [
+        each.astype(np.float16).astype(np.float32) for each in (loaded.reference, loaded.latents)
+    ]
+    if is_leak(*stored):
+        return ReadyLatents(loaded.latents, loaded.reference[:0], replaced_reference=True)
+    return loaded
 
 
 def _triplet(

@@ -26,7 +26,7 @@ def shard_name(split: str, number: int) -> str:
 def speaker_table(chunks: Dataset) -> SpeakerTable:
     """The encoded samples by speaker."""
     train = chunks.source == SPLITS.index("train")
-    return SpeakerTable(chunks.labels("speaker")[0], train, chunks.frames)
+    return SpeakerTable(chunks.labels("speaker")[0], train, chunks.frames, chunks.latents_hash)
 
 
 def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[str, Any]:
@@ -35,7 +35,7 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
     Called by name in processes of every engine; `device` is not used.
 
     Returns:
-        {"name", "bytes", "sha256", "samples", "frames"}; or {"error": sentence}.
+        {"name", "bytes", "sha256", "samples", "frames", "without_reference"}; or {"error": sentence}.
     """
     run = read_run(Path(folder))
     path = Path(folder, shard_name(split, number))
@@ -67,6 +67,7 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
         "sha256": digest,
         "samples": len(samples),
         "frames": int(table.frames[samples].sum(dtype=np.int64)),
+        "without_reference": int((index.columns["reference_frames"] == 0).sum()),
     }
 
 
@@ -100,8 +101,12 @@ def _triplets(
             parts = [
                 chunks.load(span.sample).latents[span.start :][: span.frames] for span in spans
             ]
-            reference = np.concatenate(parts)
-            metadata["reference_key"] = chunks.key(spans[0].sample)
-            if options.references > 1:
-                metadata["reference_keys"] = [chunks.key(span.sample) for span in spans]
+            reference = np.concatenate([loaded.reference, *parts])
+            keys = [chunks.key(span.sample) for span in spans]
+            for name in ("reference_key", "reference_keys"):  # of the source: of another reference
+                metadata.pop(name, None)
+            if keys:
+                metadata["reference_key"] = keys[0]
+            if keys and options.references > 1:
+                metadata["reference_keys"] = keys
         yield Triplet(key, loaded.latents, reference, metadata)

@@ -41,7 +41,7 @@ from torchtitan.models.dit_tts.prepare.executors import (
 )
 from torchtitan.models.dit_tts.prepare.formats import Reader, find_format, open_corpus
 from torchtitan.models.dit_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
-from torchtitan.models.dit_tts.prepare.pack_shards import shard_name, speaker_table
+from torchtitan.models.dit_tts.prepare.pack_shards import shard_name
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.settings import Options, difference
 
@@ -189,7 +189,6 @@ def _build(
             )
         work_folder.keep_shards_of(folder, chunks.fingerprint)
         shards = _shard_stage(folder, total, options, runner)
-    table = speaker_table(chunks)
     seconds = time.monotonic() - began
     record = {
         **state,
@@ -199,7 +198,6 @@ def _build(
             shards,
             run.sample_rate / run.hop_length,
             len(chunks.labels("speaker")[1]),
-            int((table.without_others() & (chunks.reference_frames == 0)).sum()),
             total,
         ),
         "throughput": {

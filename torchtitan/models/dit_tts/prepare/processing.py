@@ -40,8 +40,14 @@ NOISY_DB = 20.0
 ABOVE_NOISE_DB = 6.0
 
 
-COUNTED = ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds")
-"""Fields of `Processed` that are summed over a corpus."""
+COUNTED = (
+    "peak_limited",
+    "mixed_channels",
+    "resampled",
+    "silence_cut_seconds",
+    "replaced_reference",
+)
+"""Fields of `Processed` and `ReadyLatents` that are summed over a corpus."""
 
 
 @dataclass(frozen=True)

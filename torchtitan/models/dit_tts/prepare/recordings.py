@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torchtitan.models.dit_tts.data.splits import HELDOUT_PREFIXES, split_of
 from torchtitan.models.dit_tts.prepare.settings import Options
 
 SPLITS = ("train", "heldout")
@@ -24,7 +26,6 @@ TEXT_NAMES = ("text", "normalized_text", "transcription", "transcript", "sentenc
 SPEAKER_NAMES = ("speaker", "speaker_id", "speaker_name", "client_id")
 LANGUAGE_NAMES = ("language", "lang", "locale")
 KEY_NAMES = ("key", "id", "utt_id", "utterance_id")
-_HELDOUT_PREFIXES = ("held", "dev", "val", "eval", "test")
 
 
 class Unusable(NamedTuple):
@@ -78,7 +79,7 @@ def make_item(
         return Unusable(key, f"has {found}, but a string is needed as {wanted}")
     speaker_name, speaker = _first(metadata, options.speaker_column, SPEAKER_NAMES)
     if speaker is None or speaker == "":
-        speaker = options.speaker or None
+        speaker = speaker_in(key, options.speaker_pattern) or options.speaker or None
     if isinstance(speaker, float) and speaker.is_integer():
         speaker = int(speaker)  # a table whose numbers have gaps has floats
     if isinstance(speaker, int) and not isinstance(speaker, bool):
@@ -86,18 +87,23 @@ def make_item(
     if not isinstance(speaker, str) or not speaker.strip():
         wanted = options.speaker_column or " or ".join(SPEAKER_NAMES)
         found = f'"{speaker_name}" = {speaker!r}' if speaker is not None else "no speaker"
+        if speaker is None and options.speaker_pattern:
+            found += f" and --speaker-pattern = {options.speaker_pattern!r} finds none in its key"
         return Unusable(
-            key, f"has {found}; a name or number is needed as {wanted}, or --speaker NAME for all"
+            key,
+            f"has {found}; a name or number is needed as {wanted}, or --speaker-pattern REGEX to find "
+            "it in the key, or --speaker NAME for all",
         )
     split = split_of(metadata.get("split"))
     if split is None and metadata.get("split") not in (None, ""):
         return Unusable(
             key,
             f'has "split" = {metadata["split"]!r}; allowed are names that begin with train, and with '
-            f"{', '.join(_HELDOUT_PREFIXES)} for held-out ones",
+            f"{', '.join(HELDOUT_PREFIXES)} for held-out ones",
         )
     if split is None:
-        split = "heldout" if drawn(key, options.seed) < options.heldout_fraction else "train"
+        one = speaker if options.heldout_by == "speaker" else key
+        split = "heldout" if drawn(one, options.seed) < options.heldout_fraction else "train"
     language = _first(metadata, "", LANGUAGE_NAMES)[1] or options.language
     metadata |= {"text": text, "speaker": speaker}
     if language:
@@ -118,17 +124,17 @@ def first_value(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-def split_of(value: Any) -> str | None:
-    """The split that a source's name stands for; None for an unknown name."""
-    name = str(value or "").strip().lower()
-    if name.startswith("train"):
-        return "train"
-    return "heldout" if name.startswith(_HELDOUT_PREFIXES) else None
+def speaker_in(key: str, pattern: str) -> str:
+    """What the group "speaker" of a pattern, else its first group, matches in a key; "" if nothing."""
+    match = re.search(pattern, key) if pattern else None
+    if match is None:
+        return ""
+    return (match["speaker"] if "speaker" in match.re.groupindex else match[1]) or ""
 
 
-def drawn(key: str, seed: int) -> float:
-    """A number in [0, 1) that key and seed determine."""
-    digest = hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "backslashreplace")).digest()
+def drawn(name: str, seed: int) -> float:
+    """A number in [0, 1) that name and seed determine."""
+    digest = hashlib.sha256(f"{seed}\0{name}".encode("utf-8", "backslashreplace")).digest()
     return int.from_bytes(digest[:8], "little") / 2**64
 
 

@@ -1,9 +1,10 @@
 """Which utterances a sample's speaker reference is made of, and which part of them.
 
-References are other training utterances of the speaker: never the sample itself, and for a held-out
-sample never a held-out one, so that evaluating needs nothing which training has not seen. If the
-speaker has no other training utterance, the reference is a part of the sample itself, half of it at
-the maximum: all of it would let a model copy its target from the reference.
+A reference never comes from its own target: neither the sample nor a copy of it (equal latents) is
+drawn. Training samples get other training utterances of their speaker. Held-out samples get other
+held-out utterances, which the model has never seen; if there are none, training utterances of the
+speaker: the target is not in them, and no measure of it gets easier by what they say. A sample without
+such an utterance has no reference: a part of the target would let a model copy what it should say.
 """
 
 import hashlib
@@ -22,31 +23,54 @@ class Span:
 
 
 class SpeakerTable:
-    """Samples by speaker.
+    """Samples by speaker and split.
 
     Args:
         speaker: number of each sample's speaker, (n,).
         train: whether it is a training sample, (n,) bool.
         frames: its length, (n,).
+        content: hash of its latents, (n,).
     """
 
-    def __init__(self, speaker: np.ndarray, train: np.ndarray, frames: np.ndarray):
+    def __init__(
+        self, speaker: np.ndarray, train: np.ndarray, frames: np.ndarray, content: np.ndarray
+    ):
         self.speaker, self.train, self.frames = speaker, train, frames
-        # Training samples by speaker, in the order of the list within each.
-        numbers = np.flatnonzero(train)
-        self._by_speaker = numbers[np.argsort(speaker[numbers], kind="stable")]
-        counts = np.bincount(speaker[numbers], minlength=int(speaker.max(initial=-1)) + 1)
+        self._original = _originals(speaker, content)
+        # Samples by speaker and split, in the order of the list within each, copies together.
+        self._split = speaker.astype(np.int64) * 2 + train
+        self._order = np.lexsort((self._original, self._split))
+        self._ordered_originals = self._original[self._order]
+        counts = np.bincount(self._split, minlength=2 * (int(speaker.max(initial=-1)) + 1))
         self._last = np.cumsum(counts)
         self._first = self._last - counts
 
-    def same_speaker(self, sample: int) -> np.ndarray:
-        """Numbers of the training samples of a sample's speaker, in order, itself included."""
-        speaker = int(self.speaker[sample])
-        return self._by_speaker[self._first[speaker] : self._last[speaker]]
+    def candidates(self, sample: int) -> tuple[np.ndarray, int, int]:
+        """What a sample's reference may be drawn from.
 
-    def without_others(self) -> np.ndarray:
-        """(n,) bool: samples whose speaker has no other training sample."""
-        return (self._last - self._first)[self.speaker] == self.train
+        Returns:
+            Numbers of samples of its speaker, and where among them (from, to) the sample and its
+            copies stand, which are not to be drawn; if nothing else is there, no number.
+        """
+        own = int(self._split[sample])
+        for split in (own, own | 1):  # its own split, then the speaker's training part
+            part = slice(self._first[split], self._last[split])
+            originals, original = self._ordered_originals[part], self._original[sample]
+            own_from = int(np.searchsorted(originals, original, "left"))
+            own_to = int(np.searchsorted(originals, original, "right"))
+            if own_to - own_from < len(originals):
+                return self._order[part], own_from, own_to
+        return self._order[:0], 0, 0
+
+
+def _originals(speaker: np.ndarray, content: np.ndarray) -> np.ndarray:
+    """(n,) the first sample of the same speaker with the same content."""
+    order = np.lexsort((content, speaker))
+    same = (np.diff(content[order]) == 0) & (np.diff(speaker[order]) == 0)
+    starts = np.flatnonzero(np.concatenate([[True], ~same])[: len(order)])
+    first = np.empty(len(order), np.int64)
+    first[order] = np.repeat(order[starts], np.diff([*starts, len(order)]))
+    return first
 
 
 def choose_references(
@@ -55,25 +79,21 @@ def choose_references(
     """The parts, to be joined along time, that a sample's reference is made of.
 
     `count` different other utterances, fewer where the speaker has fewer, joined and cropped to
-    `max_frames` from a random frame on. It depends on (seed, key) and on the speaker's training
-    utterances: other speakers' number or order does not change it.
+    `max_frames` from a random frame on; none where the speaker has no other. It depends on (seed, key)
+    and on the speaker's utterances: other speakers' number or order does not change it.
     """
     key_digest = hashlib.sha256(key.encode()).digest()
     random = np.random.default_rng([seed, int.from_bytes(key_digest[:8], "little")])
-    candidates = table.same_speaker(sample)
-    # The sample's own place among them, which the draw passes over.
-    own = int(np.searchsorted(candidates, sample)) if table.train[sample] else len(candidates)
-    others = len(candidates) - bool(table.train[sample])
-    frames = table.frames
+    candidates, own_from, own_to = table.candidates(sample)
+    others = len(candidates) - (own_to - own_from)
     if not others:
-        length = min(max(1, int(frames[sample]) // 2), max_frames)
-        start = int(random.integers(int(frames[sample]) - length + 1))
-        return [Span(sample, start, length)]
+        return []
     if count == 1:
         drawn = [int(random.integers(others))]
     else:
         drawn = random.choice(others, size=min(count, others), replace=False).tolist()
-    chosen = [int(candidates[number + (number >= own)]) for number in drawn]
+    frames = table.frames
+    chosen = [int(candidates[n if n < own_from else n + own_to - own_from]) for n in drawn]
     total = sum(int(frames[other]) for other in chosen)
     length = min(total, max_frames)
     start = int(random.integers(total - length + 1))

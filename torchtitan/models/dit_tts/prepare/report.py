@@ -13,7 +13,6 @@ def summarize(
     shards: dict[str, dict[str, Any]],
     frames_per_second: float,
     speakers: int,
-    own_crops: int,
     total: Chunk,
 ) -> dict[str, Any]:
     """The figures of a preparation; the same whatever workers, kills and engine."""
@@ -26,10 +25,10 @@ def summarize(
             "frames": frames,
             "hours": round(frames / frames_per_second / 3600, 4),
             "shards": len(parts),
+            "without_reference": sum(shard["without_reference"] for shard in parts),
         }
     summary |= {
         "speakers": speakers,
-        "own_crop_references": own_crops,
         "dropped": dict(sorted(total.dropped.items())),
     }
     for name in COUNTED:
@@ -46,10 +45,15 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
             hours = part["hours"]
             length = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
             out.append(f"{split}: samples {part['samples']}, {length}, shards {part['shards']}")
+            if count := part["without_reference"]:
+                out.append(
+                    f"{split} samples without a reference, as their speaker has no other recording: "
+                    f"{count} ({count / part['samples']:.1%})"
+                )
     out.append(f"speakers: {summary['speakers']}")
     samples = sum(summary[split]["samples"] for split in SPLITS)
     for name, words in (
-        ("own_crop_references", "references that are a part of the sample itself"),
+        ("replaced_reference", "samples whose reference in the source was a part of themselves"),
         ("peak_limited", "samples below the wanted loudness, limited by their peak"),
         ("mixed_channels", "samples mixed from more than one channel"),
         ("resampled", "samples resampled to the codec's rate"),

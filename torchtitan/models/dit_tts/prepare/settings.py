@@ -1,6 +1,7 @@
 """Options of `titan-tts prepare`, their ranges, and which of them decide the shards' bytes."""
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -76,13 +77,19 @@ class Options:
     """Seed of the references and of --heldout-fraction."""
 
     heldout_fraction: float = 0.0
-    """Fraction of the recordings without a split to hold out."""
+    """Fraction of the recordings without a split, or of their speakers, to hold out."""
+
+    heldout_by: Literal["utterance", "speaker"] = "utterance"
+    """What --heldout-fraction draws: single recordings, or speakers with all their recordings."""
 
     text_column: str = ""
     """Column of the text, where it is not text or another usual name."""
 
     speaker_column: str = ""
     """Column of the speaker, where it is not speaker or another usual name."""
+
+    speaker_pattern: str = ""
+    """Regular expression whose group finds the speaker in a recording's key, where no column has it."""
 
     speaker: str = ""
     """Speaker of recordings that have none."""
@@ -123,7 +130,7 @@ class Options:
     """Replace an output that was made from other settings or another source."""
 
     def check(self) -> None:
-        """Raises InputError where a number is out of its range."""
+        """Raises InputError where a number is out of its range or a pattern is none."""
         from_one = ("samples_per_shard", "references", "max_reference_frames", "chunk_items")
         for name, value in flat(asdict(self)).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -135,6 +142,26 @@ class Options:
                 limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} = {value}, but it must be {limit} and finite")
+        if self.heldout_by == "speaker" and not self.heldout_fraction:
+            raise InputError(
+                "--heldout-by speaker holds nobody out, as --heldout-fraction is 0; set the fraction of "
+                "the speakers to hold out, such as --heldout-fraction 0.05"
+            )
+        self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        try:
+            groups = re.compile(self.speaker_pattern).groups
+        except re.error as error:
+            raise InputError(
+                f"--speaker-pattern = {self.speaker_pattern!r} is no regular expression ({error}); give "
+                "one such as '^([^_]+)_'"
+            ) from None
+        if self.speaker_pattern and not groups:
+            raise InputError(
+                f"--speaker-pattern = {self.speaker_pattern!r} has no group; put parentheses around the "
+                "part that is the speaker, such as '^([^_]+)_'"
+            )
 
     def of_shards(self) -> dict[str, Any]:
         """The options that decide the shards' bytes, as prepare.json has them."""

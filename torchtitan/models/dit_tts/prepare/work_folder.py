@@ -30,7 +30,7 @@ from torchtitan.models.dit_tts.prepare.settings import difference
 
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
 # Of the record and of what the code makes of a recording: work of another version is not continued.
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 _LOCK_NAME, _REPLACED_NAME, _SHARDS_OF_NAME = "lock", "replaced", "shards_of"
 _SPLIT_NAMES = ("train", "heldout")
 OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _LOCK_NAME, _REPLACED_NAME}

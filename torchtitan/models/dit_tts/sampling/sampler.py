@@ -26,7 +26,7 @@ class SpeechRequest:
 
     text: str
     reference: torch.Tensor
-    """(R, C) latents of the speaker"""
+    """(R, C) latents of the speaker; (0, C) for no particular one"""
 
     frames: int
     """length to generate, in latent frames"""
@@ -80,6 +80,9 @@ def generate_latents(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
     )
     speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
+    if not speaker.shape[1]:  # no request has a reference
+        speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
+        speaker_mask = torch.zeros(len(requests), 1, dtype=torch.bool)
     lengths = torch.tensor([r.frames for r in requests], device=device)
     frames = int(lengths.max())
     frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]

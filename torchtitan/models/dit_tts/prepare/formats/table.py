@@ -17,6 +17,7 @@ import pyarrow.compute
 import pyarrow.parquet
 from pyarrow import types
 
+from torchtitan.models.dit_tts.data.splits import split_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files, has_pattern
 from torchtitan.models.dit_tts.prepare.recordings import (
@@ -27,7 +28,6 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     first_value,
     make_item,
     sample_key,
-    split_of,
 )
 from torchtitan.models.dit_tts.prepare.settings import Options
 

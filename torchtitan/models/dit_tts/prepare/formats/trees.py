@@ -2,16 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from torchtitan.models.dit_tts.data.splits import split_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.recordings import (
     Item,
     Unusable,
     make_item,
     sample_key,
-    split_of,
 )
 from torchtitan.models.dit_tts.prepare.settings import Options
 
@@ -23,13 +24,15 @@ _TREE_DEPTH = 3  # folders between the source and its recordings, at most
 class LJSpeech:
     """metadata.csv with lines `id|text|normalized text`, without quotes; wavs/ID.wav.
 
-    One speaker, "LJSpeech" where --speaker gives no other name.
+    One speaker, "LJSpeech", unless --speaker or --speaker-pattern is given.
     """
 
     self_contained = False
 
     def __init__(self, options: Options):
-        self.root, self.options = os.path.abspath(options.source), options
+        self.root = os.path.abspath(options.source)
+        named = options.speaker or options.speaker_pattern
+        self.options = options if named else replace(options, speaker="LJSpeech")
         if not self.recognizes(self.root):
             raise InputError(
                 f"{self.root}: has no metadata.csv with wavs/ beside it, as LJSpeech does"
@@ -59,11 +62,7 @@ class LJSpeech:
                         "needed",
                     )
                     continue
-                row = {
-                    "text": texts[-1] or texts[0],
-                    "original_text": texts[0],
-                    "speaker": self.options.speaker or "LJSpeech",
-                }
+                row = {"text": texts[-1] or texts[0], "original_text": texts[0]}
                 place = {"file": os.path.join("wavs", self._file_name(name))}
                 yield make_item(row, sample_key(name), place, self.options)
 

@@ -1,0 +1,309 @@
+"""TensorBoard and Weights & Biases: what comes back from them, resumes, keys, and what is missing."""
+
+import io
+import json
+import logging
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import soundfile
+import torch
+import wandb
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from torchtitan.models.dit_tts import errors
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.trackers import Trackers, check_trackers
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def trackers(folder, *arguments: str) -> Trackers:
+    config = load_config(["--metrics.no-enable-tensorboard", "--job.experiment=mine", *arguments])
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text("[training]\nsteps = 20\n")
+    (folder / "env.json").write_text('{"world_size": 1}')
+    made = Trackers(config, folder)
+    made.continue_after(0)
+    return made
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), "red").save(file, "PNG")
+    return file.getvalue()
+
+
+def events(folder) -> EventAccumulator:
+    return EventAccumulator(str(folder / "tb")).Reload()
+
+
+# TensorBoard
+
+
+def test_sound_pictures_and_numbers_come_back_from_tensorboard(tmp_path):
+    made = trackers(tmp_path, "--metrics.enable-tensorboard")
+    wave = torch.linspace(-2, 1, 800, requires_grad=True)
+    made.log_audio("speech/one", wave, 8000, 5)
+    made.log_image("speech/spectrogram", png(), 5)
+    made.log_scalars({"loss": 0.5, "speed/mfu": None}, 5)
+    made.close()
+    found = events(tmp_path)
+    assert found.Tags()["scalars"] == ["loss"] and found.Scalars("loss")[0].value == 0.5
+    (audio,) = found.Audio("speech/one")
+    samples, rate = soundfile.read(io.BytesIO(audio.encoded_audio_string))
+    assert (audio.step, rate) == (5, 8000)
+    assert torch.allclose(torch.tensor(samples).float(), wave.detach().clamp(-1, 1), atol=1e-4)
+    (picture,) = found.Images("speech/spectrogram")
+    assert (picture.step, picture.width, picture.height) == (5, 6, 4)
+    assert picture.encoded_image_string == png()
+
+
+def test_going_back_hides_what_came_after(tmp_path):
+    made = trackers(tmp_path, "--metrics.enable-tensorboard")
+    for step in (1, 2, 3):
+        made.log_scalars({"loss": 1.0}, step)
+        made.log_audio("speech/one", torch.zeros(80), 8000, step)
+    made.continue_after(1)
+    made.log_scalars({"loss": 0.5}, 2)
+    made.close()
+    found = events(tmp_path)
+    assert [(each.step, each.value) for each in found.Scalars("loss")] == [(1, 1.0), (2, 0.5)]
+    assert [each.step for each in found.Audio("speech/one")] == [1]
+
+
+def test_a_run_that_begins_anew_shows_its_first_validation_once(tmp_path):
+    for value in (1.0, 0.5):
+        made = trackers(tmp_path, "--metrics.enable-tensorboard")
+        made.log_scalars({"validation/loss": value}, 0)
+        made.close()
+    assert [each.value for each in events(tmp_path).Scalars("validation/loss")] == [0.5]
+
+
+# Weights & Biases
+
+
+class StandIn:
+    """The part of the package wandb that is used; keeps what it is given."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self):
+        self.started, self.logged, self.exit_codes = [], [], []
+        self.broken: Exception | None = None
+        self.disabled = False
+
+    def init(self, **arguments):
+        if self.broken is not None:
+            raise self.broken
+        self.started.append(arguments)
+        run = {name: arguments[name] or f"new {name}" for name in ("id", "entity", "project")}
+        finish = self.exit_codes.append
+        return SimpleNamespace(
+            **run,
+            disabled=self.disabled,
+            log=self.log,
+            finish=lambda exit_code: finish(exit_code),
+            define_metric=lambda *names, **options: None,
+        )
+
+    def log(self, values):
+        if self.broken is not None:
+            raise self.broken
+        self.logged.append(values)
+
+    Settings = staticmethod(lambda **settings: settings)
+    Audio = staticmethod(lambda samples, sample_rate: (samples.tolist(), sample_rate))
+    Image = staticmethod(lambda picture: picture.size)
+
+
+@pytest.fixture
+def stand_in(monkeypatch) -> StandIn:
+    made = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return made
+
+
+ENABLED = "--metrics.enable-wandb"
+
+
+def test_what_wandb_is_given(tmp_path, stand_in):
+    made = trackers(tmp_path, ENABLED, "--metrics.wandb_project=ours")
+    made.log_scalars({"loss": 0.5, "speed/mfu": None}, 7)
+    made.log_audio("speech/one", torch.tensor([0.5, -3.0]), 8000, 7)
+    made.log_image("speech/spectrogram", png(), 7)
+    made.close()
+    (start,) = stand_in.started
+    assert (start["project"], start["name"], start["dir"]) == ("ours", "mine", str(tmp_path))
+    assert start["config"] == {"training": {"steps": 20}, "environment": {"world_size": 1}}
+    assert stand_in.logged == [
+        {"loss": 0.5, "step": 7},
+        {"speech/one": ([0.5, -1.0], 8000), "step": 7},
+        {"speech/spectrogram": (6, 4), "step": 7},
+    ]
+    assert stand_in.exit_codes == [0]
+
+
+def test_a_resume_continues_the_same_run_at_wandb(tmp_path, stand_in, monkeypatch):
+    """Wherever it is started from: what is recorded wins over the config and the environment."""
+    trackers(tmp_path, ENABLED).close()
+    monkeypatch.setenv("WANDB_PROJECT", "another")
+    trackers(tmp_path, ENABLED, "--metrics.wandb_project=another").close()
+    trackers(tmp_path / "other run", ENABLED).close()
+    first, second, other = stand_in.started
+    assert (first["id"], first["project"]) == (None, "titan-tts")
+    assert all(each["resume"] == "allow" for each in stand_in.started)
+    identity = (second["id"], second["entity"], second["project"])
+    assert identity == ("new id", "new entity", "titan-tts")
+    assert (other["id"], other["project"]) == (None, "another")
+
+
+def test_a_start_without_wandb_in_between_is_not_recorded(tmp_path, stand_in):
+    stand_in.disabled = True  # WANDB_MODE
+    trackers(tmp_path, ENABLED).close()
+    assert not (tmp_path / "wandb.json").exists()
+
+
+def test_a_rollback_opens_no_second_run(tmp_path, stand_in):
+    made = trackers(tmp_path, ENABLED)
+    made.continue_after(3)
+    made.log_scalars({"loss": 0.5}, 4)
+    assert len(stand_in.started) == len(stand_in.logged) == 1
+
+
+def test_a_corrupt_record_is_not_replaced(tmp_path, stand_in):
+    for content in ('{"id": "a"', "[]", '{"id": "a"}'):
+        (tmp_path / "wandb.json").write_text(content)
+        with pytest.raises(
+            InputError, match=r"wandb.json is corrupt; delete it to begin a new run"
+        ):
+            trackers(tmp_path, ENABLED)
+    assert not stand_in.started
+
+
+def test_wandb_cannot_end_a_run(tmp_path, stand_in, caplog):
+    """Its process may be ended before ours, by a signal to all processes of a job."""
+    made = trackers(tmp_path, ENABLED, "--metrics.enable-tensorboard")
+    stand_in.broken = ConnectionResetError("Connection lost")
+    with caplog.at_level(logging.ERROR):
+        for step in (1, 2):
+            made.log_scalars({"loss": 0.5}, step)
+        made.close()
+    assert [each.step for each in events(tmp_path).Scalars("loss")] == [1, 2]
+    assert len(caplog.records) == 1 and "Connection lost" in caplog.text
+
+
+def test_an_error_makes_the_run_a_failed_one(tmp_path, stand_in):
+    with pytest.raises(RuntimeError):
+        made = trackers(tmp_path, ENABLED)
+        try:
+            raise RuntimeError
+        finally:
+            made.close()
+    assert stand_in.exit_codes == [1]
+
+
+def test_a_server_that_is_away_at_the_start_is_one_sentence(tmp_path, stand_in):
+    stand_in.broken = stand_in.Error("Run initialization has timed out\nafter 90 s.")
+    with pytest.raises(
+        InputError, match=r"has timed out after 90 s\); mend that, or set WANDB_MODE"
+    ):
+        trackers(tmp_path, ENABLED)
+
+
+# Before a run starts
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A user without keys in an empty folder."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.setenv(name, "")  # so that what a test sets is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home"))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    wandb.teardown()  # it reads the environment once
+    yield here
+    wandb.teardown()
+
+
+def check(*arguments: str) -> None:
+    check_trackers(load_config(list(arguments)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("package", ["wandb", "dotenv"])
+def test_a_missing_package_ends_the_start_before_it_writes(tmp_path, train, monkeypatch, package):
+    find = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(InputError, match=rf"{package} is not installed.*'titan-tts\[wandb\]'"):
+        check(ENABLED)
+    assert train("mine", ENABLED) == 2 and not (tmp_path / "mine").exists()
+    check()
+
+
+def test_without_a_key_the_sentence_says_what_to_set(alone):
+    with pytest.raises(InputError, match="no key for W&B was found; set WANDB_API_KEY"):
+        check(ENABLED)
+
+
+def test_a_key_of_the_wrong_form_is_refused_and_not_shown(alone, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY[:10])
+    with pytest.raises(
+        InputError, match=r"W&B refuses or cannot be reached \(.*API key"
+    ) as refused:
+        check(ENABLED)
+    assert KEY[:10] not in str(refused.value)
+
+
+def test_variables_of_dotenv(alone, monkeypatch):
+    """Only W&B's, and the environment wins."""
+    (alone / ".env").write_text(
+        "WANDB_MODE=offline\nWANDB_API_KEY=of the file\nNCCL_DEBUG=INFO\nexport WANDB_NOTES='a b'\n"
+    )
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    for name in ("WANDB_NOTES", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    check(ENABLED)
+    assert os.environ["WANDB_MODE"] == "offline" and os.environ["WANDB_API_KEY"] == KEY
+    assert os.environ["WANDB_NOTES"] == "a b" and "NCCL_DEBUG" not in os.environ
+
+
+def test_dotenv_is_not_read_unasked(alone):
+    (alone / ".env").write_text("WANDB_MODE=offline\n")
+    check()
+    assert "WANDB_MODE" not in os.environ
+
+
+@pytest.mark.long
+def test_a_run_with_wandb(tmp_path, alone, train, monkeypatch):
+    """The package itself, offline: a resume is in the same run, and no file has the key."""
+    (alone / ".env").write_text(f"WANDB_MODE=offline\nWANDB_API_KEY={KEY}\n")
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "--data.path=https://me:secret@example.com/a.tar"]
+    )
+    for steps in (2, 4):
+        assert (
+            train("mine", ENABLED, f"--training.steps={steps}", "--resume.allow=training.steps")
+            == 0
+        )
+    run = tmp_path / "mine"
+    known = json.loads((run / "wandb.json").read_text())
+    assert known["project"] == "titan-tts" and known["id"]
+    records = sorted(run.glob(f"wandb/offline-run-*/run-{known['id']}.wandb"))
+    assert len(records) == len(list(run.glob("wandb/offline-run-*"))) == 2
+    assert all(b"train/grad_norm" in each.read_bytes() for each in records)
+    files = [each for each in tmp_path.rglob("*") if each.is_file() and each.name != ".env"]
+    contents = {each: each.read_bytes() for each in files}
+    assert [each for each, content in contents.items() if KEY.encode() in content] == []
+    assert [each for each, content in contents.items() if b"me:secret" in content] == []

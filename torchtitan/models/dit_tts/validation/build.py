@@ -1,0 +1,132 @@
+"""Builds a run's validator from its config, or says why there is none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.codec.record import check_codec
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.sampling.duration import fit_durations
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
+from torchtitan.models.dit_tts.validation.heldout_loss import Denoise, Encode, HeldoutLoss
+from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
+from torchtitan.models.dit_tts.validation.validator import Validator
+from torchtitan.tools.logging import logger
+
+
+def build_validator(
+    config: JobConfig,
+    view: JobConfig,
+    model: Any,
+    ema: EMA | None,
+    dataloader: LatentDataLoader,
+    text_encoder: PretrainedTextEncoder | None,
+    encode: Encode,
+    denoise: Denoise,
+    to_device: Callable[[dict[str, Any]], dict[str, Any]],
+    device: torch.device,
+    parallel_dims: ParallelDims,
+    run_folder: RunFolder,
+    metrics: TTSMetricsProcessor,
+    checkpointer: RunCheckpointer,
+) -> Validator | None:
+    """The validator of a run; None where it is off or there are no held-out samples.
+
+    Args:
+        config: the run's.
+        view: the same as upstream sees it.
+        text_encoder: the frozen one beside the model.
+        encode, denoise, to_device: see `HeldoutLoss`.
+
+    Raises:
+        InputError: the held-out samples, the codec or a scorer cannot be used.
+    """
+    validation = config.validation
+    if not validation.enable:
+        if not config.benchmark.enable:
+            logger.warning(
+                "No validation: [validation] is off, or there are no held-out samples beside [data] path; "
+                "hold some out with titan-tts prepare --heldout-fraction 0.02, or give [validation] path"
+            )
+        return None
+    objective = build_objective(config)
+    tokenizer = cast(ConditionedTokenizer, dataloader.tokenizer)
+    mesh = parallel_dims.get_optional_mesh("batch")
+    rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh is not None else (0, 1)
+    group = mesh.get_group() if mesh is not None else None
+    data = replace(config.data, path=validation.path)
+    heldout = open_training_data(data, (rank, ranks))
+    heldout_features: Features | None = None
+    if dataloader.features is not None:
+        heldout_features = ready_text_features(heldout, cast(SubwordTokenizer, tokenizer), view)
+
+    def fixed(dataset: Dataset, features: Features | None) -> FixedSet:
+        count, size = validation.samples, validation.batch_size
+        return FixedSet(dataset, data, tokenizer, count, size, features)
+
+    sets = fixed(heldout, heldout_features), fixed(dataloader.dataset, dataloader.features)
+    loss = HeldoutLoss(
+        *sets,
+        validation.times,
+        validation.seed,
+        objective,
+        encode,
+        denoise,
+        to_device,
+        device,
+        rank,
+        ranks,
+        group,
+    )
+    logger.info(
+        f"Validation every {validation.freq} steps on {len(sets[0])} held-out samples of "
+        f"{validation.path} and {len(sets[1])} training samples"
+    )
+    samples = None
+    if config.samples.freq:
+        s, device_name = config.sampling, str(device)
+        codec = build_codec(s.codec, device_name)
+        check_codec(codec, config.data.path)
+        durations = fit_durations(dataloader.dataset)
+        samples = SpeechSamples(
+            config,
+            run_folder.path / "samples",
+            choose_prompts(heldout, config.samples.count, durations, config, heldout_features),
+            codec,
+            model,
+            tokenizer,
+            objective,
+            text_encoder,
+            device,
+            rank,
+            ranks,
+            sharded=parallel_dims.fsdp_enabled or parallel_dims.dp_replicate_enabled,
+            writes=run_folder.rank == 0,
+        )
+    return Validator(
+        config,
+        model,
+        ema,
+        loss,
+        samples,
+        run_folder,
+        metrics,
+        checkpointer.keep,
+        checkpointer.maybe_wait_for_staging,
+    )

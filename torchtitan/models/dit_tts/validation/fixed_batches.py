@@ -1,0 +1,197 @@
+"""The samples of every validation: chosen once, in batches that do not depend on the number of ranks."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
+from torchtitan.models.dit_tts.data.buckets import (
+    ALIGNMENT,
+    BatchPolicy,
+    make_batch_policy,
+    select_samples,
+)
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+
+
+@dataclass(frozen=True)
+class FixedBatch:
+    """A batch of B samples, padded to its longest.
+
+    Attributes:
+        rows: (B,) int64, the samples' places in the set.
+        inputs: as the data loader's; `labels` (B, T) beside it.
+        other_text: entries of `inputs` with the text of another row, under the row's own conditions.
+        other_speaker: entries of `inputs` with the reference of another speaker.
+        has_other_text, has_other_speaker: (B,) bool, rows that there is another one for.
+    """
+
+    rows: torch.Tensor
+    inputs: dict[str, Any]
+    labels: torch.Tensor
+    other_text: dict[str, torch.Tensor]
+    other_speaker: dict[str, torch.Tensor]
+    has_other_text: torch.Tensor
+    has_other_speaker: torch.Tensor
+
+
+class _FixedOrder:
+    """The order of a data loader whose global batches are given."""
+
+    seed = 0
+
+    def __init__(self, batches: Sequence[np.ndarray]):
+        self.batches = batches
+        self.batch_sizes = tuple(map(len, batches))
+
+    def samples_fingerprint(self) -> str:
+        return ""
+
+    def batch(self, number: int) -> GlobalBatch:
+        return GlobalBatch(number, 0, number, self.batches[number])
+
+
+class FixedSet:
+    """An even selection of a dataset's samples, in batches of similar lengths.
+
+    Args:
+        data: [data] of the run, whose limits hold.
+        count: maximum number of samples.
+        batch_size: samples per batch.
+        features: of the dataset's texts, for a run that reads them from files.
+
+    Raises:
+        InputError: no sample is within the limits, or a sample is corrupt.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        data: Data,
+        tokenizer: ConditionedTokenizer,
+        count: int,
+        batch_size: int,
+        features: Features | None = None,
+    ):
+        self.dataset, self.data = dataset, data
+        if features is not None:
+            tokens = features.tokens + tokenizer.n_conditions
+        else:
+            tokens = tokenizer.max_tokens(dataset)
+        selection = select_samples(
+            dataset.frames,
+            tokens,
+            max_frames=data.max_frames,
+            max_text_tokens=data.max_text_tokens,
+            on_too_long="crop" if data.on_too_long == "crop" else "drop",
+        )
+        number = len(selection.samples)
+        chosen = np.unique(np.linspace(0, number - 1, min(number, count)).round().astype(np.int64))
+        # Similar lengths share a batch; the sort is stable, so equal ones keep their order.
+        chosen = chosen[np.argsort(selection.frames[chosen], kind="stable")]
+        self.samples, self.frames = selection.samples[chosen], selection.frames[chosen]
+        self.batches = [
+            self.samples[first : first + batch_size] for first in range(0, len(chosen), batch_size)
+        ]
+        self._batch_size = batch_size
+        # Dropout of conditioning tokens is training's.
+        self.tokenizer = copy.copy(tokenizer)
+        self.tokenizer.conditioning_dropout = 0.0
+        self._loader = LatentDataLoader(
+            dataset,
+            cast(GlobalBatchSampler, _FixedOrder(self.batches)),
+            self._policy(tokens),
+            self.tokenizer,
+            CorruptSampleCounter("raise", 0.0),
+            dp_rank=0,
+            dp_world_size=1,
+            accumulation_steps=1,
+            num_workers=0,
+            prefetch_batches=0,
+            pin_memory=False,
+            frames_per_second=data.frames_per_second,
+            features=features,
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def _policy(self, tokens: np.ndarray) -> BatchPolicy:
+        """One bucket per batch, as long as its longest sample."""
+        shapes: list[tuple[int, int, int]] = []
+        for samples in self.batches:
+            frames = np.minimum(self.dataset.frames[samples], self.data.max_frames)
+            one = make_batch_policy(
+                frames,
+                self.dataset.reference_frames[samples],
+                tokens[samples],
+                max_frames=self.data.max_frames,
+                max_speaker_frames=self.data.max_speaker_frames,
+                max_text_tokens=self.data.max_text_tokens,
+                num_buckets=1,
+                bucket_frames=[],
+                global_batch_size=ALIGNMENT,
+                batch_multiple=1,
+                speaker_patch_size=self.data.speaker_patch_size,
+            )
+            shapes += one.shapes
+        sizes = tuple(map(len, self.batches))
+        return BatchPolicy(tuple(T for T, _, _ in shapes), tuple(shapes), sizes, sizes, 1.0)
+
+    def load(self, number: int) -> FixedBatch:
+        """A batch, read from the shards."""
+        inputs, labels = self._loader.micro_batch(number)
+        samples = self.batches[number]
+        metadata = [
+            with_duration(each, frames, self.data.frames_per_second)
+            for each, frames in zip(
+                self.dataset.metadata_of(samples.tolist()), inputs["frames"].tolist(), strict=True
+            )
+        ]
+        count, words = len(samples), [row["text"].split() for row in metadata]
+        text = _partners(count, lambda a, b: words[a] != words[b])
+        spoken = inputs["speaker_mask"].any(1).tolist()
+        speakers = [row.get("speaker") for row in metadata]
+        speaker = _partners(
+            count, lambda a, b: spoken[a] and spoken[b] and speakers[a] != speakers[b]
+        )
+        ids = torch.full_like(inputs["text_ids"], self.tokenizer.pad_id)
+        mask = torch.zeros_like(inputs["text_mask"])
+        for row, partner in enumerate(text):
+            said = metadata[row if partner is None else partner]["text"]
+            length = self.tokenizer.encode_into(ids[row].numpy(), said, metadata[row])
+            mask[row, :length] = True
+        other_text = {"text_ids": ids, "text_mask": mask}
+        if "text_features" in inputs:
+            other_text["text_features"] = inputs["text_features"][_filled(text)]
+        first = number * self._batch_size
+        return FixedBatch(
+            torch.arange(first, first + count),
+            inputs,
+            labels,
+            other_text,
+            {name: inputs[name][_filled(speaker)] for name in ("speaker", "speaker_mask")},
+            torch.tensor([partner is not None for partner in text]),
+            torch.tensor([partner is not None for partner in speaker]),
+        )
+
+
+def _partners(count: int, differs: Callable[[int, int], bool]) -> list[int | None]:
+    """For each row the next one, in a circle, that differs from it; None where none does."""
+    return [
+        next((b for b in ((a + n) % count for n in range(1, count)) if differs(a, b)), None)
+        for a in range(count)
+    ]
+
+
+def _filled(partners: list[int | None]) -> list[int]:
+    """Rows without a partner take their own place."""
+    return [row if partner is None else partner for row, partner in enumerate(partners)]

@@ -1,0 +1,186 @@
+"""The loss of held-out and of training samples at fixed times and with fixed noise.
+
+Between two validations only the weights differ, so the figures fall smoothly and compare between runs. A
+gain is what a condition is worth: the loss with another sample's text (or another speaker's reference)
+minus the loss with the right one, at the same time and noise. It is 0 where the model does not use it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
+from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
+from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
+
+# Apart from training's streams, the sampler's and the conditions'.
+_STREAM = 300
+TEXT, SPEAKER = "text_gain", "speaker_gain"
+
+Encode = Callable[[dict[str, Any]], Conditions]
+"""a batch to its encoded text and speaker"""
+
+Denoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
+"""(noisy latents (B, T, C), t (B,), frame_mask (B, T), conditions) to the network's output (B, T, C)"""
+
+Losses = dict[str, torch.Tensor]
+"""(times,) float64 on the CPU by figure; nan where nothing was measured"""
+
+
+class _SetLoss:
+    """Losses of one set; each rank computes its share of the batches.
+
+    Args:
+        rank, ranks: which of the data-parallel ranks this is. Every rank runs as many forward passes,
+            as sharded weights need: one without a batch of its own repeats the first.
+    """
+
+    def __init__(self, fixed: FixedSet, rank: int, ranks: int):
+        numbers = range(rank, -(-len(fixed.batches) // ranks) * ranks, ranks)
+        self.batches = [
+            (fixed.load(n if n < len(fixed.batches) else 0), n < len(fixed.batches))
+            for n in numbers
+        ]
+        self.count = len(fixed)
+
+
+class HeldoutLoss:
+    """Measures a held-out set and a training set.
+
+    Args:
+        times: diffusion times.
+        seed: of the noise.
+        encode, denoise: the network's two parts, called on every rank at once.
+        to_device: a batch's inputs, as the data loader gives them, as `encode` takes them.
+        device: of the network.
+        rank, ranks: of the data-parallel ranks.
+        group: of these ranks; None for one.
+    """
+
+    def __init__(
+        self,
+        heldout: FixedSet,
+        training: FixedSet,
+        times: Sequence[float],
+        seed: int,
+        objective: FlowMatching,
+        encode: Encode,
+        denoise: Denoise,
+        to_device: Callable[[dict[str, Any]], dict[str, Any]],
+        device: torch.device,
+        rank: int = 0,
+        ranks: int = 1,
+        group: dist.ProcessGroup | None = None,
+    ):
+        self.sets = {
+            "heldout_loss": _SetLoss(heldout, rank, ranks),
+            "training_loss": _SetLoss(training, rank, ranks),
+        }
+        self.times, self.seed, self.objective = times, seed, objective
+        self.encode, self.denoise, self.to_device = encode, denoise, to_device
+        self.device, self.group = device, group
+
+    @torch.no_grad()
+    def measure(self, gains: bool) -> Losses:
+        """The losses of the network's present weights, on every rank. A collective.
+
+        Args:
+            gains: also those of text and speaker, of the held-out set.
+        """
+        found: Losses = {}
+        for number, (name, each) in enumerate(self.sets.items()):
+            kinds = ["", TEXT, SPEAKER] if gains and name == "heldout_loss" else [""]
+            sums = self._sums(each, kinds, number)
+            loss, frames = sums[0, :, 0], sums[0, :, 1]
+            found[name] = loss / frames
+            for kind, (right, valid, wrong) in zip(kinds[1:], self._pairs(sums), strict=True):
+                found[kind] = (wrong - right) / valid
+        return found
+
+    @staticmethod
+    def _pairs(sums: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """(loss with the right condition, frames, loss with another one), of rows that have another."""
+        return [(one[:, 2], one[:, 1], one[:, 0]) for one in sums[1:]]
+
+    def _sums(self, each: _SetLoss, kinds: list[str], set_number: int) -> torch.Tensor:
+        """(kinds, times, 3) sums over the samples: the loss, the frames, and the loss with the right
+        condition of the same samples."""
+        values = torch.zeros(
+            len(kinds), len(self.times), each.count, 3, dtype=torch.float64, device=self.device
+        )
+        for fixed, counts in each.batches:
+            inputs = self.to_device(fixed.inputs)
+            labels = fixed.labels.to(self.device)
+            mask = labels != IGNORE_INDEX
+            frames = mask.sum(1).double()
+            rows = fixed.rows.to(self.device)
+            variants = self._variants(fixed, inputs, kinds)
+            for position, t in enumerate(self.times):
+                keys = stream_keys(
+                    self.seed,
+                    torch.tensor(position, device=self.device),
+                    rows,
+                    _STREAM + set_number,
+                )
+                times = torch.full((len(rows),), t, device=self.device)
+                noisy, target = self.objective.add_noise_at(inputs["latents"], times, keys)
+                right = None
+                for kind, (conditions, measured) in enumerate(variants):
+                    output = self.denoise(noisy, times, mask, conditions)
+                    loss = squared_error_sums(output, target, mask).double()
+                    right = loss if right is None else right
+                    if counts:
+                        row = torch.stack([loss, frames, right], -1) * measured[:, None]
+                        values[kind, position, rows] = row
+        if self.group is not None:
+            dist.all_reduce(values, group=self.group)
+        # Summed here, in one order for any number of ranks.
+        return values.cpu().sum(2)
+
+    def _variants(
+        self, fixed: FixedBatch, inputs: dict[str, Any], kinds: list[str]
+    ) -> list[tuple[Conditions, torch.Tensor]]:
+        """The conditions of each kind, and the rows that count for it."""
+        everything = torch.ones(len(fixed.rows), dtype=torch.bool, device=self.device)
+        other = {
+            TEXT: (fixed.other_text, fixed.has_other_text),
+            SPEAKER: (fixed.other_speaker, fixed.has_other_speaker),
+        }
+        found = [(self.encode(inputs), everything)]
+        for kind in kinds[1:]:
+            entries, measured = other[kind]
+            changed = self.to_device({**fixed.inputs, **entries})
+            found.append((self.encode(changed), measured.to(self.device)))
+        return found
+
+
+def figures(by_weights: dict[str, Losses], times: Sequence[float], plain: str) -> dict[str, Any]:
+    """The figures of a row of validation.jsonl; see `history`.
+
+    Args:
+        by_weights: losses of the trained weights and of each average.
+        plain: the weights whose figures have the plain names.
+    """
+    row: dict[str, Any] = {"weights": plain}
+    for name, losses in by_weights.items():
+        losses = {**losses, "gap": losses["heldout_loss"] - losses["training_loss"]}
+        for figure, values in losses.items():
+            mean = _number(values.mean())
+            if name == plain:
+                row[figure] = mean
+                row |= {
+                    f"{figure}_at_{t:g}": _number(v) for t, v in zip(times, values, strict=True)
+                }
+            if figure not in (TEXT, SPEAKER):
+                row[f"{figure}_{name}"] = mean
+    heldout = {name: row[f"heldout_loss_{name}"] for name in by_weights}
+    best = min(heldout, key=lambda name: (heldout[name] is None, heldout[name] or 0.0))
+    return {**row, "best_heldout_loss": heldout[best], "best_weights": best}
+
+
+def _number(value: torch.Tensor) -> float | None:
+    return float(value) if torch.isfinite(value) else None

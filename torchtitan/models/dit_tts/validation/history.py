@@ -1,0 +1,40 @@
+"""validation.jsonl of a run: one row per validation and per set of samples, and the best of them.
+
+A row of a validation:
+
+    {"step", "time", "seconds", "samples",
+     "weights": "ema:0.9999"          whose figures the plain names have: the slowest average, else "raw"
+     "heldout_loss", "training_loss", "gap",    means over the fixed times; gap = held-out - training
+     "text_gain", "speaker_gain",     loss with another's text (reference) - loss; null where none differs
+     "heldout_loss_at_0.99" ...       each of them at each time
+     "heldout_loss_raw", "gap_ema:0.999" ...    of all weights
+     "best_heldout_loss", "best_weights"}       the lowest of all weights, and which have it
+
+and of a set of samples {"step", "time", "seconds", "wer", "cer", "speaker_similarity", "opinion",
+"duration_error", "real_time_factor", and the same with _raw}.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.config.job_config import is_higher_better
+from torchtitan.models.dit_tts.files import JsonLines
+
+RAW, BEST = "raw", "best"
+
+
+def weights_name(prefix: str) -> str:
+    """Name of an average by its prefix in a checkpoint ("decay-0.999."); "ema" of an earlier version's."""
+    return f"ema:{prefix[6:-1]}" if prefix else "ema"
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run, in order of steps; [] without any."""
+    return sorted(JsonLines(folder / "validation.jsonl").read(), key=lambda row: row["step"])
+
+
+def best_row(rows: list[dict[str, Any]], figure: str) -> dict[str, Any] | None:
+    """The first row with the best value of a figure; None where none has it."""
+    measured = [row for row in rows if row.get(figure) is not None]
+    sign = -1 if is_higher_better(figure) else 1
+    return min(measured, key=lambda row: sign * row[figure], default=None)

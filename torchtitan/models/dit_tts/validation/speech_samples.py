@@ -1,0 +1,289 @@
+"""A fixed set of prompts, synthesized while a run trains: sound, pictures and scores.
+
+samples/step-1000/000-ann-utt17.wav  .png      with the slowest average of the weights
+samples/step-1000/raw/...                     with the trained weights, if they are asked for
+samples/step-1000/scores.json                 what was heard, and the scores of each prompt
+"""
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchtitan.models.dit_tts.codec import Codec
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.dataloader import Features
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
+from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.sampling.sound_files import save_spectrograms, write_wav
+from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
+from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.scoring.plugins import (
+    open_opinion_predictor,
+    open_recognizer,
+    open_speaker_scorer,
+)
+from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score, summarize
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+from torchtitan.models.dit_tts.trackers import Trackers
+from torchtitan.models.dit_tts.validation.history import RAW
+
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One text to say, of a held-out utterance.
+
+    Attributes:
+        name: of its files.
+        recording: (T, C) latents of the utterance.
+        features: (L, h) of its text, for a run that reads them from files.
+    """
+
+    name: str
+    request: SpeechRequest
+    language: str
+    recording: torch.Tensor
+    features: torch.Tensor | None = None
+
+
+def choose_prompts(
+    dataset: Dataset,
+    count: int,
+    durations: LinearDurationModel,
+    config: JobConfig,
+    features: Features | None = None,
+) -> list[Prompt]:
+    """`count` utterances, each speaker's first before any speaker's second."""
+    codes, _ = dataset.labels("speaker")
+    seen: dict[int, int] = {}
+    turns = []
+    for sample, code in enumerate(codes.tolist()):
+        turns.append((seen.get(code, 0), sample))
+        seen[code] = seen.get(code, 0) + 1
+    data, prompts = config.data, []
+    for number, (_, sample) in enumerate(sorted(turns)[:count]):
+        loaded = dataset.load(sample, fetched=dataset.fetch([sample]).get(sample))
+        metadata = loaded.metadata
+        speaker = str(metadata.get("speaker") or "")
+        frames = min(durations.frames(metadata["text"], speaker), data.max_frames)
+        name = re.sub(r"[^\w-]+", "_", f"{number:03d}-{speaker}-{dataset.key(sample)}")[:100]
+        request = SpeechRequest(
+            metadata["text"],
+            torch.from_numpy(loaded.reference[: data.max_speaker_frames]),
+            frames,
+            with_duration(metadata, frames, data.frames_per_second),
+        )
+        recording = torch.from_numpy(loaded.latents)
+        language = str(metadata.get("language") or "")
+        text = None if features is None else _stored_features(features, sample)
+        prompts.append(Prompt(name, request, language, recording, text))
+    return prompts
+
+
+def _stored_features(features: Features, sample: int) -> torch.Tensor:
+    tokens = int(features.tokens[sample])
+    found = torch.empty(tokens, features.width, dtype=features.torch_dtype)
+    bits = torch.int16 if found.dtype.itemsize == 2 else torch.int32
+    features.read(sample, found.view(bits).numpy())
+    return found
+
+
+class SpeechSamples:
+    """Synthesizes and scores the prompts.
+
+    Args:
+        config: of the run; the model of [samples] speaker_scorer = "own" is the run's.
+        durations: lengths of texts.
+        rank, ranks: of the data-parallel ranks, which share the prompts. All of them generate as many
+            batches, as sharded weights need.
+        sharded: the blocks' weights are gathered only while they run.
+        writes: whether this process writes scores.json and logs.
+
+    Raises:
+        InputError: a scorer cannot be opened, or the recognizer cannot know the texts.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        folder: Path,
+        prompts: list[Prompt],
+        codec: Codec,
+        model: DiTTTSModel,
+        tokenizer: ConditionedTokenizer,
+        objective: FlowMatching,
+        text_encoder: PretrainedTextEncoder | None,
+        device: torch.device,
+        rank: int = 0,
+        ranks: int = 1,
+        sharded: bool = False,
+        writes: bool = True,
+    ):
+        self.config, self.folder, self.codec, self.writes = config, folder, codec, writes
+        self.model, self.tokenizer, self.objective = model, tokenizer, objective
+        self.text_encoder, self.device, self.sharded = text_encoder, device, sharded
+        numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
+        self.own = [(prompts[n if n < len(prompts) else 0], n < len(prompts)) for n in numbers]
+        s, place = config.samples, str(device)
+        recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
+        if recognizer is not None:
+            recognizer.check_texts([prompt.request.text for prompt in prompts])
+        # The model's own encoder is asked by all ranks at once; see `_similarities`.
+        named = s.speaker_scorer and s.speaker_scorer != "own"
+        self.scorers = Scorers(
+            recognizer,
+            open_speaker_scorer(s.speaker_scorer, place) if named else None,
+            open_opinion_predictor(s.opinion, place) if s.opinion else None,
+        )
+
+    def make(self, step: int, weights: str, trackers: Trackers | None) -> dict[str, float | None]:
+        """Synthesizes the prompts with the model's present weights, writes and logs them. A collective;
+        every rank returns the same figures."""
+        began = time.perf_counter()
+        latents = [each for batch in self._batches() for each in self._generate(batch)]
+        waveforms = [self.codec.decode(each) for each in latents]
+        seconds = time.perf_counter() - began
+        similarities = self._similarities(latents)
+        folder = self.folder / f"step-{step}" / ("raw" if weights == RAW else "")
+        rows = []
+        for number, (prompt, is_own) in enumerate(self.own):
+            if is_own:
+                row = self._score(prompt, latents[number], waveforms[number], folder)
+                if similarities is not None and len(prompt.request.reference):
+                    similarity = float(similarities[number])
+                    row["score"] = replace(row["score"], speaker_similarity=similarity)
+                rows.append(row)
+        rate = seconds / max(sum(row["seconds"] for row in rows), 1e-9) if rows else None
+        gathered = gather_from_ranks((rows, rate))
+        return self._summary(gathered, step, weights, folder, trackers)
+
+    def _batches(self) -> list[list[Prompt]]:
+        prompts = [prompt for prompt, _ in self.own]
+        return [prompts[first : first + _BATCH] for first in range(0, len(prompts), _BATCH)]
+
+    def _generate(self, prompts: list[Prompt]) -> list[torch.Tensor]:
+        s = self.config.sampling
+        encoder: Any = self.text_encoder
+        if prompts[0].features is not None:
+            encoder = lambda ids, mask: self._features_of(prompts, ids)  # noqa: E731
+        return generate_latents(
+            self.model,
+            self.tokenizer,
+            self.objective,
+            [prompt.request for prompt in prompts],
+            Guidance(s.text_scale, s.speaker_scale, s.min_t),
+            s.steps,
+            self.config.samples.seed,
+            self.device,
+            encoder,
+            cache_key_values=not self.sharded,
+        )
+
+    def _features_of(self, prompts: list[Prompt], ids: torch.Tensor) -> torch.Tensor:
+        """(B, L, h) stored features at the tokens of the texts, behind those of the conditions."""
+        first = self.tokenizer.n_conditions
+        assert prompts[0].features is not None
+        found = prompts[0].features.new_zeros(*ids.shape, prompts[0].features.shape[1])
+        for row, prompt in enumerate(prompts):
+            assert prompt.features is not None
+            found[row, first : first + len(prompt.features)] = prompt.features
+        return found.to(self.device)
+
+    def _similarities(self, latents: list[torch.Tensor]) -> torch.Tensor | None:
+        """(prompts,) cosine of what was made and its reference by the model's own speaker encoder, on all
+        ranks at once; None with another scorer."""
+        if self.config.samples.speaker_scorer != "own":
+            return None
+        references = [prompt.request.reference for prompt, _ in self.own]
+        # A prompt without a reference has no similarity; something must go through all the same.
+        voices = [voice if len(voice) else made for voice, made in zip(references, latents)]
+        found = speaker_embeddings(
+            self.model,
+            self.tokenizer,
+            [*latents, *voices],
+            self.config.data.max_speaker_frames,
+            self.device,
+        )
+        made, wanted = found.chunk(2)
+        return torch.nn.functional.cosine_similarity(made, wanted)
+
+    def _score(
+        self, prompt: Prompt, latents: torch.Tensor, waveform: torch.Tensor, folder: Path
+    ) -> dict[str, Any]:
+        rate, request = self.codec.sample_rate, prompt.request
+        reference = None
+        if len(request.reference):
+            voice = self.codec.decode(request.reference)
+            reference = Sound(voice, rate, request.reference)
+        found = score(
+            Sound(waveform, rate, latents), request.text, self.scorers, reference, prompt.language
+        )
+        write_wav(folder / f"{prompt.name}.wav", waveform, rate)
+        heard = "" if found.heard is None else f', heard as "{found.heard}"'
+        panels = [
+            (f'recording: "{request.text[:80]}"', self.codec.decode(prompt.recording)),
+            (f"generated{heard[:100]}", waveform),
+        ]
+        save_spectrograms(folder / f"{prompt.name}.png", panels, rate)
+        return {
+            "name": prompt.name,
+            "text": request.text,
+            "seconds": len(waveform) / rate,
+            "duration_error": abs(request.frames / len(prompt.recording) - 1),
+            "score": found,
+        }
+
+    def _summary(
+        self,
+        gathered: list[tuple[list[dict[str, Any]], float | None]],
+        step: int,
+        weights: str,
+        folder: Path,
+        trackers: Trackers | None,
+    ) -> dict[str, float | None]:
+        rows = sorted((row for rows, _ in gathered for row in rows), key=lambda row: row["name"])
+        rates = [rate for _, rate in gathered if rate is not None]
+        scores: list[UtteranceScore] = [row["score"] for row in rows]
+        found = {
+            **summarize(scores),
+            "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
+            "real_time_factor": sum(rates) / len(rates),
+        }
+        if not self.writes:
+            return found
+        listed = [{**row, "score": asdict(row["score"])} for row in rows]
+        report = {"step": step, "weights": weights, **found, "prompts": listed}
+        write_atomic(folder / "scores.json", json.dumps(report, indent=1) + "\n")
+        group = "speech_raw" if weights == RAW else "speech"
+        for row in rows if trackers is not None else ():
+            assert trackers is not None
+            self._show(trackers, f"{group}/{row['name']}", folder / row["name"], step)
+        return found
+
+    def _show(self, trackers: Trackers, name: str, path: Path, step: int) -> None:
+        import soundfile
+
+        try:
+            samples, rate = soundfile.read(path.with_suffix(".wav"), dtype="float32")
+            picture = path.with_suffix(".png").read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"{path}.wav was written by another rank and is not here ({error}); put [job] dump_folder "
+                f"on a file system that all machines share"
+            ) from None
+        trackers.log_audio(name, torch.from_numpy(samples), rate, step)
+        trackers.log_image(name, picture, step)

@@ -1,0 +1,184 @@
+"""Validation while a run trains: held-out loss of the weights and of their averages, and speech samples."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.ema import EMA, prefix
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
+from torchtitan.models.dit_tts.validation.history import RAW, best_row, weights_name
+from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples
+from torchtitan.tools.logging import logger
+
+
+class Validator:
+    """What upstream's training loop calls after each step.
+
+    Args:
+        config: of the run.
+        keep: called with the step whose weights are the best so far; saves them and keeps them.
+        ready: called before the weights change places: nothing may be copying them any more.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        model: nn.Module,
+        ema: EMA | None,
+        loss: HeldoutLoss,
+        samples: SpeechSamples | None,
+        run_folder: RunFolder,
+        metrics: TTSMetricsProcessor,
+        keep: Callable[[int], None],
+        ready: Callable[[], None],
+    ):
+        self.config, self.model, self.ema = config, model, ema
+        self.loss, self.samples = loss, samples
+        self.run_folder, self.metrics = run_folder, metrics
+        self.keep, self.ready = keep, ready
+        self.rows: list[dict[str, Any]] = []
+        """of validation.jsonl up to the present step"""
+
+    def _best_step(self) -> int | None:
+        best = best_row(self.rows, self.config.validation.keep_best)
+        return None if best is None else best["step"]
+
+    def due(self, step: int) -> tuple[bool, bool]:
+        """Whether the loss is measured after a step, and whether samples are made."""
+        last = step == self.config.training.steps
+        freq = self.config.samples.freq
+        return last or step % self.config.validation.freq == 0, bool(freq) and (
+            last or step % freq == 0
+        )
+
+    def should_validate(self, step: int) -> bool:
+        # A step may end twice, if the one after it is undone.
+        return any(self.due(step)) and all(row["step"] != step for row in self.rows)
+
+    def validate(self, model_parts: list[nn.Module], step: int) -> None:
+        """A collective. What it measures is the same on every rank."""
+        began = time.perf_counter()
+        self.ready()
+        measure, speak = self.due(step)
+        with _undisturbed(self.model):
+            if measure:
+                self._record(self._measure_loss(), step, began)
+            if speak and self.samples is not None:
+                self._make_samples(self.samples, step)
+        if self._best_step() == step:
+            self.keep(step)
+        self.metrics.leave_out(time.perf_counter() - began)
+
+    @contextmanager
+    def _weights(self, name: str) -> Iterator[None]:
+        """The model has the weights of that name."""
+        if name == RAW:
+            yield
+            return
+        assert self.ema is not None
+        decay = next(d for d in self.ema.averages if weights_name(prefix(d)) == name)
+        with self.ema.in_place_of_weights(decay):
+            _forget_gathered(self.model)
+            yield
+        _forget_gathered(self.model)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the weights: the trained ones, and the averages from the fastest on."""
+        decays = sorted(self.ema.averages) if self.ema is not None else []
+        return [RAW, *(weights_name(prefix(decay)) for decay in decays)]
+
+    def _measure_loss(self) -> dict[str, Any]:
+        measured, plain = {}, self.names[-1]
+        for name in self.names:
+            with self._weights(name):
+                measured[name] = self.loss.measure(gains=name == plain)
+        row = figures(measured, self.config.validation.times, plain)
+        return {**row, "samples": self.config.validation.samples}
+
+    def _make_samples(self, samples: SpeechSamples, step: int) -> None:
+        began = time.perf_counter()
+        row: dict[str, Any] = {}
+        for name in [self.names[-1], *([RAW] if self.config.samples.raw else [])]:
+            with self._weights(name):
+                scores = samples.make(step, name, self.metrics.trackers)
+            suffix = "_raw" if name == RAW != self.names[-1] else ""
+            row |= {f"{figure}{suffix}": value for figure, value in scores.items()}
+        self._record(row, step, began, "speech")
+
+    def _record(
+        self, row: dict[str, Any], step: int, began: float, group: str = "validation"
+    ) -> None:
+        seconds = time.perf_counter() - began
+        row = {"step": step, "time": time.time(), "seconds": seconds, **row}
+        self.rows.append(row)
+        if self.run_folder.rank != 0:
+            return
+        self.run_folder.validation.append(row)
+        if self.metrics.trackers is not None:
+            scalars = {
+                f"{group}{'_by_time' if '_at_' in name else ''}/{name}": value
+                for name, value in row.items()
+                if isinstance(value, float) and name != "time"
+            }
+            self.metrics.trackers.log_scalars(scalars, step)
+        logger.info(_sentence(row) if group == "validation" else samples_sentence(row))
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    def shown(name: str, form: str = ".4f") -> str:
+        return "none" if row.get(name) is None else format(row[name], form)
+
+    return (
+        f"validation at step {row['step']}: held-out loss {shown('heldout_loss')}, training samples "
+        f"{shown('training_loss')} (gap {shown('gap', '+.4f')}), text gain {shown('text_gain')}, speaker "
+        f"gain {shown('speaker_gain')} with weights {row['weights']}; lowest held-out loss "
+        f"{shown('best_heldout_loss')} with {row['best_weights']}; {row['seconds']:.1f} s"
+    )
+
+
+def samples_sentence(row: dict[str, Any]) -> str:
+    """A row of samples in words; what was not measured is left out."""
+    forms = {
+        "wer": ("WER", ".1%"),
+        "cer": ("CER", ".1%"),
+        "speaker_similarity": ("speaker similarity", ".3f"),
+        "opinion": ("opinion", ".2f"),
+        "duration_error": ("duration error", ".1%"),
+        "real_time_factor": ("real-time factor", ".3f"),
+    }
+    shown = [
+        f"{words} {format(row[name], form)}"
+        for name, (words, form) in forms.items()
+        if row.get(name) is not None
+    ]
+    return f"samples at step {row['step']}: {', '.join(shown)}; {row['seconds']:.1f} s"
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and eager blocks: batches of validation have shapes of their own, and each compiled
+    one would count against the limit of graphs."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model.train(training)
+        _forget_gathered(model)
+
+
+def _forget_gathered(model: nn.Module) -> None:
+    """Sharded weights have changed: the gathered copies that FSDP keeps after a forward pass are stale."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
