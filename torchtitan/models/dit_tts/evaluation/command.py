@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     from torchtitan.tools.utils import device_type
 
     began = time.monotonic()
-    places = find_places((options.run, *options.more), options.step)
+    places = find_places((options.run, *options.more), options.step, options.weights)
     config = first_config(options, [place.folder for place in places])
     specs = scorer_specs(options, config)
     device = options.device or device_type
@@ -87,7 +87,7 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
     )
 
     kind = find_kind(options.test, options.test_format)
-    names = ("speaker", "text_column", "speaker_column", "language")
+    names = ("speaker", "speaker_pattern", "text_column", "speaker_column", "language")
     columns = {name: getattr(options, name) for name in names}
     tests = read_prompts(
         options.test,
