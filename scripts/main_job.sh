@@ -36,6 +36,7 @@ PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts
     --samples.freq 1000 --samples.recognizer "words:$words" --samples.speaker_scorer own "$@"
 trained=$SECONDS
 
-.venv/bin/titan-tts evaluate "$run" --heldout "$data/heldout" --recordings "$corpus"
+.venv/bin/titan-tts evaluate "$run" --test "$data/heldout" --recordings "$corpus" --untrained \
+    --recognizer "words:$words" --speaker-scorer own
 echo "set-up and preparation ${prepared} s, training $((trained - prepared)) s ($precision)," \
     "generation and recognition $((SECONDS - trained)) s, together ${SECONDS} s"

@@ -71,8 +71,8 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     """Replaces the run, its codec and the systems' speech; the recognizer knows the utterances."""
 
     def load(options):
-        step = options.step or 7
-        return replace(loaded, step=step), LengthCodec(), Guidance(2.0, 0.0), 4
+        found = replace(loaded, step=options.step, weights=options.weights or "ema")
+        return found, LengthCodec(), Guidance(2.0, 0.0), 4
 
     def speak(self, prompts, seed):
         """Step 5 says the next utterance instead of the first two, with seed 0; so does another model."""
@@ -95,7 +95,7 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     for name, replacement in (
         ("config.manager.load_run_config", lambda folder: loaded.config),
         ("evaluation.systems.load_run_config", lambda folder: loaded.config),
-        ("evaluation.systems.checkpoint_steps", lambda folder: [5, 7]),
+        ("inference.load_run.checkpoint_steps", lambda folder: [5, 7]),
         ("evaluation.evaluate.load_for_sampling", load),
         ("evaluation.evaluate.check_codec", lambda *arguments: None),
         ("evaluation.evaluate.reference_settings", lambda *arguments: AS_IS),

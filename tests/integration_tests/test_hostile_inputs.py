@@ -419,18 +419,24 @@ for _name, _bad, _words in [
 ]:
     row(f"reference: {_name}", {"../r.wav": _bad}, REFER, _words)
 
-EVALUATE = ["evaluate", "{copy}", "--heldout={data}"]
+EVALUATE = ["evaluate", "{copy}", "--test={data}"]
+WORDS = "--recognizer=words:one,two"
 for _name, _given, _args, _words, _status, *_more in [
     ("generate of a file", "x", ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
     ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
     ("generate without checkpoints", {"config.toml": ""}, ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no complete checkpoint", 2),
     ("generate without a voice", {}, ["generate", "{copy}", "--text=a", "--out={d}/x.wav"], "--reference FILE or --speaker", 2),
-    ("evaluate of nothing", None, ["evaluate", "{d}/nowhere", "--heldout={data}"], "no config.toml", 2),
-    ("evaluate on nothing", {}, ["evaluate", "{copy}", "--heldout=/nowhere"], "names no .tar", 2),
-    ("evaluate on other text", {}, EVALUATE, "wide|channels|text|characters", 2),
-    ("evaluate with words of nobody", {}, [*EVALUATE, "--vocabulary=xyzzyq"], "'xyzzyq' is not in", 2),
-    ("evaluate with no words", {}, [*EVALUATE, "--vocabulary="], "vocabulary", 2),
-    ("evaluate with a grammar as words", {}, [*EVALUATE, "--vocabulary=one;two"], "vocabulary word", 2),
+    ("evaluate of nothing", None, ["evaluate", "{d}/nowhere", "--test={data}", WORDS], "no config.toml", 2),
+    ("evaluate on nothing", {}, ["evaluate", "{copy}", "--test=/nowhere", WORDS], "does not exist", 2),
+    ("evaluate on other text", {}, [*EVALUATE, WORDS], "wide|channels|text|characters|cannot hear", 2),
+    ("evaluate with words of nobody", {}, [*EVALUATE, "--recognizer=words:xyzzyq"], "'xyzzyq' is not in", 2),
+    ("evaluate with no words", {}, [*EVALUATE, "--recognizer=words:"], "is no recognizer", 2),
+    ("evaluate with a grammar as words", {}, [*EVALUATE, "--recognizer=words:one;two"], "vocabulary word", 2),
+    ("evaluate without a recognizer", {}, EVALUATE, "--recognizer is not given", 2),
+    ("evaluate of a missing step", {}, ["evaluate", "{copy}@9", "--test={data}", WORDS], "no checkpoint step-9", 2),
+    ("evaluate on a bad list", {"x.lst": "a|b|c|d\na|b"}, ["evaluate", "{copy}", "--test={copy}/x.lst", WORDS], "x.lst line 1: .* does not exist", 2),
+    ("evaluate on a list of nothing", {"x.lst": "a|b"}, ["evaluate", "{copy}", "--test={copy}/x.lst", "--test-format=seed_tts", WORDS], "x.lst line 1: is 'a.b'", 2),
+    ("evaluate on a binary list", {"x.lst": b"\xff\0"}, ["evaluate", "{copy}", "--test={copy}/x.lst", "--test-format=seed_tts", WORDS], "not utf-8", 2),
     ("verify of nothing", None, ["checkpoint", "verify", "{d}/nowhere"], "is no folder", 2),
     ("verify of a file", "x", ["checkpoint", "verify", "{in}"], "is no folder", 2),
     ("verify of an empty folder", {}, ["checkpoint", "verify", "{d}"], "no readable manifest.json", 1),

@@ -47,18 +47,32 @@ def test_generate_names_the_speakers_there_are(trained):
     assert "'awb', 'kal16', 'rms', 'slt'" in done.stderr and "Traceback" not in done.stderr
 
 
+DIGITS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
+
+
 def test_evaluate_reads_recordings_codec_and_untrained(trained):
     folder, run = trained
-    sources = ["--heldout", folder / "data/heldout", "--recordings", CORPUS]
-    done = titan_tts("evaluate", run.folder, *sources, "--sampling-steps=2", "--pictures=1")
+    sources = ["--test", folder / "data/heldout", "--recordings", CORPUS, "--recognizer", DIGITS]
+    more = [
+        "--speaker-scorer=own",
+        "--sampling-steps=2",
+        "--seeds=1",
+        "--untrained",
+        "--max-utterances=16",
+    ]
+    done = titan_tts("evaluate", run.folder, *sources, *more, "--on-page=2")
     assert done.returncode == 0, done.stderr
-    report = json.loads((run.folder / "samples/step-3/evaluation.json").read_text())
-    rates = {name: rate["all"] for name, rate in report["word_error_rate"].items()}
-    assert rates["recordings"] < 0.05 and rates["codec"] < 0.05
+    out = run.folder / "evaluation/step-3-data-heldout"
+    report = json.loads((out / "evaluation.json").read_text())
+    figures = {row["name"]: row["figures"] for row in report["rows"]}
     # Speech after three steps is not intelligible.
-    assert rates.keys() == {"recordings", "codec", "generated", "untrained"}
-    assert len(list((run.folder / "samples/step-3").glob("*.wav"))) == report["utterances"] == 48
-    assert len(list((run.folder / "samples/step-3").glob("*.png"))) == 4
+    assert figures.keys() == {"recordings", "codec", "run@3", "untrained"}
+    assert figures["recordings"]["wer"]["value"] < 0.05 and figures["codec"]["wer"]["value"] < 0.05
+    voices = {name: row["speaker_similarity"]["value"] for name, row in figures.items()}
+    assert -1 <= min(voices.values()) and max(voices.values()) <= 1
+    assert "not independent" in report["scorers"]["speaker"]
+    assert len(list((out / "wavs").rglob("*.wav"))) == 2 * len(report["utterances"]) == 2 * 16
+    assert (out / "evaluation.html").read_text().count("<section>") == 2
 
 
 @pytest.mark.slow

@@ -207,7 +207,8 @@ from torchtitan.models.dit_tts import get_train_spec, trainer
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference import evaluate_command, generate_command
+from torchtitan.models.dit_tts.evaluation import command as evaluate_command
+from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.prepare import command
 

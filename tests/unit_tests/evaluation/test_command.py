@@ -67,7 +67,7 @@ def test_a_recognizer_that_cannot_know_the_words_is_refused(tree, tmp_path, caps
         ("--test-format=x", "--test-format = 'x', but allowed are auto"),
         ("--recordings=/nowhere", "/nowhere"),
         ("run@9", "has no checkpoint step-9; it has steps: 5, 7"),
-        ("run@x", "the step is 'x'"),
+        ("run@x", "has no checkpoint step-x"),
         ("./run", "is given twice"),
         ("--out=/proc/x", "--out"),
     ],
@@ -94,8 +94,9 @@ def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
     rows = json.loads(one.read_text())["rows"]
     assert [row["kind"] for row in rows] == ["recordings", "codec", "system", "untrained"]
     assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
-    assert evaluate("runs/a", "runs/b@5", *arguments) == 0
+    assert evaluate("runs/a@7:raw", "runs/b@5", *arguments) == 0
     several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean/evaluation.json"
     found = json.loads(several.read_text())
-    assert [row["name"] for row in found["rows"][2:]] == ["a@7", "b@5"]
+    assert [row["name"] for row in found["rows"][2:]] == ["a@7:raw", "b@5"]
+    assert [row["weights"] for row in found["rows"][2:]] == ["raw", "ema"]
     assert [row["step"] for row in found["rows"][2:]] == [7, 5]

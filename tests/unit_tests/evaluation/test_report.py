@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.evaluation import report
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.evaluation.report import CODEC, RECORDINGS, SYSTEM, Row
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
 from torchtitan.models.dit_tts.scoring.scores import UtteranceScore
 from torchtitan.models.dit_tts.scoring.word_errors import Errors
 

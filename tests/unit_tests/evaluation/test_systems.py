@@ -9,15 +9,16 @@ from tests.helpers.row_model import CHANNELS, RowModel, moved
 from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation import systems
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.evaluation.systems import (
     Place,
     System,
     find_places,
-    speaker_embedding,
+    own_voice,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
 from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.inference import load_run
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -86,27 +87,29 @@ def test_a_reference_is_cut_to_what_the_run_takes(loaded):
 
 def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
     """Of as many frames as the run takes."""
-    loaded.model.speaker_encoder = lambda rows, mask: (2 * rows[:, ::2], mask)
+    loaded.model.text_encoder = object()
     latents = torch.randn(20, CHANNELS)
-    found = speaker_embedding(loaded)(latents)
-    torch.testing.assert_close(found, 2 * latents[:6:2].mean(0))
+    found = own_voice(loaded)(latents)
+    torch.testing.assert_close(found, latents[:6, :1].mean(0) + 1)
 
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(systems, "load_run_config", lambda folder: loaded.config)
-    monkeypatch.setattr(systems, "checkpoint_steps", lambda folder: [100, 2000])
-    assert find_places(["o/a"]) == [Place("o/a", 2000, "a@2000")]
-    assert find_places(["o/a/"], 100) == [Place("o/a", 100, "a@100")]
-    found = find_places(["o/a@100", "o/a@best", "p/b"])
-    assert [place.name for place in found] == ["a@100", "a@best", "b@2000"]
-    assert [place.step for place in found] == [100, "best", 2000]
+    monkeypatch.setattr(load_run, "checkpoint_steps", lambda folder: [100, 2000])
+    monkeypatch.setattr(load_run, "best_row", lambda *arguments: {"step": 100})
+    assert find_places(["o/a"]) == [Place("o/a", 2000, "", "a@2000")]
+    assert find_places(["o/a/"], 100, "raw") == [Place("o/a", 100, "raw", "a@100")]
+    found = find_places(["o/a", "o/a@best", "p/b"])
+    assert [place.name for place in found] == ["a@2000", "a@100", "b@2000"]
     assert [place.name for place in find_places(["o/a", "p/a"])] == ["o/a@2000", "p/a@2000"]
+    found = find_places(["a@100:raw", "a@100:ema:0.9", "a@100"], weights="ema")
+    assert [place.name for place in found] == ["a@100:raw", "a@100:ema:0.9", "a@100:ema"]
     (tmp_path / "x@7").mkdir()
     assert find_places([str(tmp_path / "x@7")])[0].step == 2000
     for texts, sentence in (
         (["a@3"], "has no checkpoint step-3; it has steps: 100, 2000"),
-        (["a@last"], "the step is 'last'"),
-        (["a", "a@2000"], "a@2000 is given twice"),
+        (["a@last"], "has no checkpoint step-last"),
+        (["a", "a@2000"], "a: step 2000 is given twice"),
     ):
         with pytest.raises(InputError, match=sentence):
             find_places(texts)

@@ -52,7 +52,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
     "evaluate": (
         "evaluation.command",
-        "Measure the word error rate of a run's speech; write its wavs.",
+        "Measure the speech of runs, or compare several: a table, a page to listen, JSON.",
     ),
 }
 

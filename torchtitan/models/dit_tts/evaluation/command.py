@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.files import write_atomic
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.evaluation.test_sets import PromptSet
+    from torchtitan.models.dit_tts.evaluation.prompts import PromptSet
 
 
 def run(options: Options) -> int:
@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     from torchtitan.tools.utils import device_type
 
     began = time.monotonic()
-    places = find_places((options.run, *options.more), options.step)
+    places = find_places((options.run, *options.more), options.step, options.weights)
     config = first_config(options, [place.folder for place in places])
     specs = scorer_specs(options, config)
     device = options.device or device_type
@@ -80,14 +80,14 @@ def run(options: Options) -> int:
 def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
     """The kind of --test, and its prompts."""
     from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.evaluation.test_sets import (
+    from torchtitan.models.dit_tts.evaluation.prompts import (
         add_recordings,
         find_kind,
         read_prompts,
     )
 
     kind = find_kind(options.test, options.test_format)
-    names = ("speaker", "text_column", "speaker_column", "language")
+    names = ("speaker", "speaker_pattern", "text_column", "speaker_column", "language")
     columns = {name: getattr(options, name) for name in names}
     tests = read_prompts(
         options.test,

@@ -13,6 +13,14 @@ from torchtitan.models.dit_tts.codec.record import check_codec
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.evaluation.options import Options
+from torchtitan.models.dit_tts.evaluation.prompts import (
+    Prompt,
+    PromptSet,
+    decoded,
+    encode_prompts,
+    file_name,
+    unique,
+)
 from torchtitan.models.dit_tts.evaluation.report import (
     CODEC,
     RECORDINGS,
@@ -23,16 +31,8 @@ from torchtitan.models.dit_tts.evaluation.report import (
 from torchtitan.models.dit_tts.evaluation.systems import (
     Place,
     System,
-    speaker_embedding,
+    own_voice,
     untrained_tokens,
-)
-from torchtitan.models.dit_tts.evaluation.test_sets import (
-    Prompt,
-    PromptSet,
-    decoded,
-    encode_prompts,
-    file_name,
-    unique,
 )
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling
@@ -76,9 +76,8 @@ class Evaluation:
         systems: list[Row] = []
         after: list[Row] = []
         for place in self.places:
-            # The step is an integer, None or "best".
-            at: Any = {"run": place.folder, "step": place.step}
-            loaded, codec, guidance, steps = load_for_sampling(replace(self.options, **at))
+            chosen = replace(self.options, run=place.folder, step=place.step, weights=place.weights)
+            loaded, codec, guidance, steps = load_for_sampling(chosen)
             if not systems:
                 self._begin(loaded, codec)
                 before = self._rows_beside()
@@ -113,7 +112,7 @@ class Evaluation:
         data = self.options.data or loaded.config.data.path
         encode_prompts(self.tests, codec, reference_settings(data))
         if self.own_voice:
-            scorer = open_speaker_scorer("own", own=speaker_embedding(loaded))
+            scorer = open_speaker_scorer("own", own=own_voice(loaded))
             self.scorers = replace(self.scorers, speaker=scorer)
 
     def _default_folder(self, loaded: LoadedRun) -> Path:
@@ -157,7 +156,7 @@ class Evaluation:
         details = {
             "run": str(run.folder),
             "step": run.step,
-            "weights": getattr(run, "weights", ""),
+            "weights": run.weights,
             "sampling": vars(system.guidance) | {"steps": system.steps},
             "batch_size": system.batch_size,
             "sampling_seconds": system.wall_seconds,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Options(SamplingOptions):
     """Measure how well runs say texts that they were not trained on; compare several runs or steps.
 
-    RUN is a run's folder, or FOLDER@STEP for one of its checkpoints (FOLDER@best: the one with the lowest
-    held-out loss).
+    RUN is a run's folder, FOLDER@STEP for one of its checkpoints (FOLDER@best for that of the lowest held-out
+    loss), or FOLDER@STEP:WEIGHTS.
     """
 
     more: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -35,10 +35,10 @@ class Options(SamplingOptions):
     package.module:factory; [samples] recognizer of the run by default."""
 
     speaker_scorer: str = ""
-    """What compares voices: own, xvector:NAME or package.module:factory; none by default."""
+    """What compares voices: own, xvector:NAME or package.module:factory; that of [samples] by default."""
 
     opinion: str = ""
-    """What predicts opinion scores: dnsmos or package.module:factory; none by default."""
+    """What predicts opinion scores: dnsmos or package.module:factory; that of [samples] by default."""
 
     seeds: int = 2
     """Noise seeds per text, from --seed on."""
@@ -70,6 +70,9 @@ class Options(SamplingOptions):
 
     speaker: str = ""
     """Speaker of a corpus's recordings that have none."""
+
+    speaker_pattern: str = ""
+    """Regular expression whose group finds the speaker in the key of a corpus's recording."""
 
     text_column: str = ""
     """Column of a corpus's text, where it is not text or another usual name."""
@@ -122,9 +125,8 @@ def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
     Raises:
         InputError: no recognizer.
     """
-    samples = getattr(config, "samples", None)
     names = ("recognizer", "speaker_scorer", "opinion")
-    specs = {name: getattr(options, name) or getattr(samples, name, "") for name in names}
+    specs = {name: getattr(options, name) or getattr(config.samples, name) for name in names}
     if not specs["recognizer"]:
         raise InputError(
             "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3 (or "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.audio import decode, to_mono
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt, decoded
 from torchtitan.models.dit_tts.evaluation.report import (
     CODEC,
     FIGURES,
@@ -20,7 +21,6 @@ from torchtitan.models.dit_tts.evaluation.report import (
     shown_figures,
     worst_first,
 )
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt, decoded
 from torchtitan.models.dit_tts.html_page import page_template
 from torchtitan.models.dit_tts.sampling.sound_files import DYNAMIC_RANGE_DB, log_mel_decibels
 from torchtitan.models.dit_tts.scoring.interface import Sound

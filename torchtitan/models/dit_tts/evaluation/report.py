@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.scoring.scores import UtteranceScore
 from torchtitan.models.dit_tts.scoring.statistics import (
     Interval,

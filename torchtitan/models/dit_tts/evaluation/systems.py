@@ -1,7 +1,6 @@
 """The systems that are compared, and what each says: a run's checkpoint synthesizes every prompt."""
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,13 @@ from torch import Tensor
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_sets import Prompt
+from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
-from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_step
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.text.tokenizer import with_duration
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -85,73 +84,62 @@ class System:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a system is: the run's folder, the checkpoint's step or "best", and a short name."""
+    """Where a system is: the run's folder, the checkpoint's step and the weights in it, and a short name."""
 
     folder: str
-    step: "int | str"
+    step: int
+    weights: str
+    """empty: as `load_run` chooses"""
+
     name: str = ""
 
 
-def find_places(texts: Sequence[str], step: "int | str | None" = None) -> list[Place]:
-    """The places of RUN or RUN@STEP.
+def find_places(
+    texts: Sequence[str], step: "int | str | None" = None, weights: str = ""
+) -> list[Place]:
+    """The places of RUN, RUN@STEP or RUN@STEP:WEIGHTS.
 
     Args:
-        step: of a RUN without one; None: its last checkpoint.
+        step, weights: of those that name none; None: the last.
 
     Raises:
         InputError: no run, no such checkpoint, or one is given twice.
     """
-    places = [_find_place(text, step) for text in texts]
-    for place in places:
+    places = [_find_place(text, step, weights) for text in texts]
+    for place, text in zip(places, texts, strict=True):
         if places.count(place) > 1:
-            raise InputError(f"{place.folder}@{place.step} is given twice; give each one once")
+            raise InputError(f"{text}: step {place.step} is given twice; give each system once")
     folders = {Path(place.folder).resolve() for place in places}
     short = len({folder.name for folder in folders}) == len(folders)
-    return [
-        replace(p, name=f"{Path(p.folder).resolve().name if short else p.folder}@{p.step}")
-        for p in places
-    ]
+    # Weights are named where they tell systems apart.
+    several = len({place.weights for place in places}) > 1
+    named = []
+    for place in places:
+        name = Path(place.folder).resolve().name if short else place.folder
+        behind = f":{place.weights}" if several and place.weights else ""
+        named.append(replace(place, name=f"{name}@{place.step}{behind}"))
+    return named
 
 
-def _find_place(text: str, step: "int | str | None") -> Place:
+def _find_place(text: str, step: "int | str | None", weights: str) -> Place:
     folder, at, given = text.rpartition("@")
     if not at or Path(text).is_dir():
         folder = text
-    elif given == "best":
-        step = given
-    elif re.fullmatch(r"[0-9]{1,12}", given):
-        step = int(given)
     else:
-        raise InputError(
-            f"{text}: the step is {given!r}, but allowed are a number and best, as in outputs/NAME@1000"
-        )
+        number, colon, of_place = given.partition(":")
+        step = int(number) if number.isdecimal() else number
+        weights = of_place if colon else weights
     folder = os.path.normpath(folder)
-    config = load_run_config(Path(folder))
-    if step == "best":
-        return Place(folder, step)
-    checkpoints = Path(folder, config.checkpoint.folder)
-    steps = checkpoint_steps(checkpoints)
-    if not steps:
-        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
-    if step is not None and step not in steps:
-        found = ", ".join(map(str, steps))
-        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
-    return Place(folder, steps[-1] if step is None else step)
+    return Place(folder, find_step(Path(folder), load_run_config(Path(folder)), step), weights)
 
 
-def speaker_embedding(run: LoadedRun) -> Callable[[Tensor], Tensor]:
-    """The run's own speaker encoder: latents (T, C) -> embedding (D,), the mean over its outputs."""
-    encoder, limit, device = (
-        run.model.speaker_encoder,
-        run.config.data.max_speaker_frames,
-        run.device,
-    )
+def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:
+    """The run's own speaker encoder: latents (T, C) -> embedding (E,)."""
+    limit = run.config.data.max_speaker_frames
 
     @torch.no_grad()
     def embed(latents: Tensor) -> Tensor:
-        rows = latents[None, :limit].to(device, torch.float32)
-        encoded, _ = encoder(rows, torch.ones(rows.shape[:2], dtype=torch.bool, device=device))
-        return encoded[0].float().mean(0).cpu()
+        return speaker_embeddings(run.model, run.tokenizer, [latents], limit, run.device)[0]
 
     return embed
 

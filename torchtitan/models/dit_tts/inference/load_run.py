@@ -108,7 +108,7 @@ def load_run(
     """
     folder = Path(folder)
     config = load_run_config(folder)
-    step = _find_step(folder, config, step)
+    step = find_step(folder, config, step)
     path = folder / config.checkpoint.folder / f"step-{step}"
     if problem := verify(path):
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
@@ -137,7 +137,12 @@ def load_run(
     )
 
 
-def _find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
+def find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
+    """The step of a run's checkpoint; None: its last, "best": as `load_run`.
+
+    Raises:
+        InputError: there is no such checkpoint.
+    """
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
     if not steps:

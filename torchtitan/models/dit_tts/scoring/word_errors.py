@@ -96,7 +96,7 @@ def _without_symbols(text: str) -> str:
     return "".join(kept)
 
 
-def _guess_language(text: str) -> str:
+def guess_language(text: str) -> str:
     """ "zh" where most letters are of a script without blanks between words, else empty."""
     letters = sum(map(str.isalpha, text))
     return "zh" if 2 * len(_SCRIPTS_WITHOUT_BLANKS.findall(text)) > letters > 0 else ""
@@ -111,7 +111,7 @@ def count_errors(
     """
     import jiwer
 
-    language = language or _guess_language(text)
+    language = language or guess_language(text)
     normalize = normalizer(language, spelling)
     wanted, found = normalize(text), normalize(heard)
     words = len(wanted.split())

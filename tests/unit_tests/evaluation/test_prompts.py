@@ -14,7 +14,7 @@ from tests.helpers.speech_corpora import AS_IS, tone
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_sets import (
+from torchtitan.models.dit_tts.evaluation.prompts import (
     PREPARED,
     Corpus,
     add_recordings,
@@ -58,6 +58,17 @@ def test_a_sample_without_a_reference_has_none(tmp_path):
     (prompt,) = found.prompts
     assert prompt.reference is None and prompt.load_reference is None and prompt.speaker == ""
     assert prompt.language == prompt.metadata["language"] == "en"
+
+
+def test_a_part_of_the_recording_is_no_reference(tmp_path):
+    latents = np.random.default_rng(0).normal(size=(40, CHANNELS)).astype(np.float16)
+    other = np.ones((20, CHANNELS), np.float16)
+    samples = [
+        Triplet(k, latents, r, {"text": "a"}) for k, r in (("a", latents[9:30]), ("b", other))
+    ]
+    write_shard(tmp_path / "a.tar", samples)
+    own, others = read(tmp_path / "a.tar").prompts
+    assert own.reference is None and len(others.reference) == 20
 
 
 def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_lists import (
+from torchtitan.models.dit_tts.evaluation.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
     find_list_format,

@@ -1,7 +1,7 @@
 """What a run is evaluated on: texts to say, each with a voice to say it in and, where there is one, its
 own recording.
 
-The source is a prepared folder, any corpus that `prepare` reads, or a list of `test_lists`. Texts are
+The source is a prepared folder, any corpus that `prepare` reads, or a list of `prompt_lists`. Texts are
 known at once (`read_prompts`), so that a recognizer can refuse them; audio is read and encoded later
 (`encode_prompts`).
 """
@@ -24,10 +24,11 @@ from torchtitan.models.dit_tts.audio import decode, to_mono
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.test_lists import (
+from torchtitan.models.dit_tts.evaluation.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
     Line,
@@ -216,7 +217,8 @@ def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
 def _prompt(
     key: str, metadata: dict[str, Any], latents: np.ndarray, reference: np.ndarray
 ) -> Prompt:
-    """Of a sample that is encoded already; R = 0 stands for no reference."""
+    """Of a sample that is encoded already; R = 0 stands for no reference, as does a part of the latents."""
+    usable = len(reference) > 0 and not is_leak(reference, latents)
     return Prompt(
         key,
         "",
@@ -224,7 +226,7 @@ def _prompt(
         str(metadata.get("speaker", "")),
         metadata,
         latents=torch.from_numpy(latents),
-        reference=torch.from_numpy(reference) if len(reference) else None,
+        reference=torch.from_numpy(reference) if usable else None,
     )
 
 
