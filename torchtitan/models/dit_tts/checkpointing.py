@@ -107,6 +107,8 @@ class RunCheckpointer(CheckpointManager):
         before it."""
         self.best_step = step
         self.save_now(step)
+        if self._writes:
+            self._purge_stale_checkpoints()
 
     def dcp_save(
         self,

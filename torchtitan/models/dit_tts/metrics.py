@@ -198,14 +198,15 @@ class TTSMetricsProcessor(MetricsProcessor):
 
     def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor) -> None:
         """Adds the losses (B,), summed over valid frames, of samples at diffusion times t (B,) to those of
-        their time. The host does not wait for the device.
+        their time; what is not finite is left out. The host does not wait for the device.
 
         Args:
             frame_mask: (B, T), true at valid frames.
         """
         bins = torch.arange(TIME_BINS, device=t.device)
         inside = (t * TIME_BINS).long().clamp(0, TIME_BINS - 1)[:, None] == bins
-        sums = (torch.stack([losses, frame_mask.sum(1)])[:, :, None] * inside).sum(1)
+        counted = torch.stack([losses, frame_mask.sum(1)]).where(losses.isfinite(), 0.0)
+        sums = (counted[:, :, None] * inside).sum(1)
         self._losses = sums if self._losses is None else self._losses + sums
 
     def _losses_by_time(self) -> list[float | None]:
@@ -214,9 +215,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         sums = self._losses
         if sums is None:
             return []
-        mesh = self.parallel_dims.get_optional_mesh("batch")
-        if mesh is not None:
-            torch.distributed.all_reduce(sums, group=mesh.get_group())
+        self._sum_over_ranks(sums)
         self._losses = None
         return [loss / frames if frames else None for loss, frames in sums.T.tolist()]
 
@@ -233,15 +232,19 @@ class TTSMetricsProcessor(MetricsProcessor):
         allocated, reserved = self._max_memory_gib
         return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
+    def _sum_over_ranks(self, sums: torch.Tensor) -> None:
+        """In place."""
+        mesh = self.parallel_dims.get_optional_mesh("batch")
+        if mesh is not None:
+            torch.distributed.all_reduce(sums, group=mesh.get_group())
+
     def _counts_of_all_ranks(self) -> Counts:
         if (gpu := self.gpu.read()) is not None:
             self.counts = replace(self.counts, gpus=1, **asdict(gpu))
         sums = torch.tensor(
             list(asdict(self.counts).values()), dtype=torch.float64, device=device_type
         )
-        mesh = self.parallel_dims.get_optional_mesh("batch")
-        if mesh is not None:
-            torch.distributed.all_reduce(sums, group=mesh.get_group())
+        self._sum_over_ranks(sums)
         return Counts(*sums.tolist())
 
     def log_step(

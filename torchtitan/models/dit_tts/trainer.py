@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import (
     CompileWatch,
     compile_function,
@@ -166,10 +167,15 @@ class DiTTTSTrainer(Trainer):
         self.run_folder.write_ranks(self.ranks)
         self._continue_from_step()
         self.stop_signal.arm(timedelta(seconds=self.config.comm.init_timeout_seconds))
+        # An earlier start may have ended between a step's checkpoint and its validation.
+        if self.validator is not None and self.validator.should_validate(self.step):
+            self.validator.validate(self.model_parts, self.step)
 
     def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
-        rows = [row for row in self.run_folder.validation.read() if row["step"] <= self.step]
+        # Rank 0's, since what is kept depends on them.
+        rows = gather_from_ranks(self.run_folder.validation.read())[0]
+        rows = [row for row in rows if row["step"] <= self.step]
         best = best_row(rows, self.config.validation.keep_best)
         self.checkpointer.best_step = None if best is None else best["step"]
         if self.validator is not None:

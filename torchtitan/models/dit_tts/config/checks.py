@@ -346,16 +346,40 @@ def _check_validation(config: JobConfig) -> None:
     )
     figure = validation.keep_best
     require(
-        not figure or is_higher_better(figure) is not None,
+        not figure
+        or figure in _measured_figures(config)
+        or (not validation.enable and is_higher_better(figure) is not None),
         f"[validation] keep_best = {figure!r} is no figure that is measured; allowed are "
-        f"{', '.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))}, at one time such as heldout_loss_at_0.9, "
-        f"or an empty string",
+        f"{', '.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))}, at one of times such as heldout_loss_at_0.9, "
+        f"of certain weights such as heldout_loss_raw, or an empty string; those of speech need [samples] "
+        f"freq and what measures them",
     )
     require(
         samples.freq == 0 or (validation.enable and bool(validation.path)),
         f"[samples] freq = {samples.freq}, but there are no held-out texts to synthesize: set [validation] "
         f"enable = true and give its path, or set freq = 0",
     )
+
+
+def _measured_figures(config: JobConfig) -> set[str]:
+    """Figures of validation.jsonl that can choose a step."""
+    samples, ema = config.samples, config.ema
+    averages = [f"_ema:{decay:.10g}" for decay in ema.decays] if ema.enable else []
+    times = ["", *(f"_at_{t:g}" for t in config.validation.times)]
+    found = {"best_heldout_loss"}
+    found |= {
+        f"{loss}{end}" for loss in ("heldout_loss", "gap") for end in (*times, "_raw", *averages)
+    }
+    found |= {f"{gain}{end}" for gain in ("text_gain", "speaker_gain") for end in times}
+    speech = {
+        "wer": samples.recognizer,
+        "cer": samples.recognizer,
+        "speaker_similarity": samples.speaker_scorer,
+        "opinion": samples.opinion,
+        "duration_error": "always",
+    }
+    ends = ("", "_raw") if samples.raw and ema.enable else ("",)
+    return found | {f"{n}{end}" for n, by in speech.items() if by and samples.freq for end in ends}
 
 
 def _check_text(config: JobConfig) -> None:

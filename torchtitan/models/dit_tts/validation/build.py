@@ -107,7 +107,9 @@ def build_validator(
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",
-            choose_prompts(heldout, config.samples.count, durations, config, heldout_features),
+            choose_prompts(
+                heldout, sets[0].fitting, config.samples.count, durations, config, heldout_features
+            ),
             codec,
             model,
             tokenizer,

@@ -93,6 +93,9 @@ class FixedSet:
             max_text_tokens=data.max_text_tokens,
             on_too_long="crop" if data.on_too_long == "crop" else "drop",
         )
+        uncropped = dataset.frames[selection.samples] <= data.max_frames
+        self.fitting = selection.samples[uncropped | ~uncropped.any()]
+        """(n,) samples of the dataset that are within all limits; if none is, those that are cropped"""
         number = len(selection.samples)
         chosen = np.unique(np.linspace(0, number - 1, min(number, count)).round().astype(np.int64))
         # Similar lengths share a batch; the sort is stable, so equal ones keep their order.
@@ -161,7 +164,13 @@ class FixedSet:
         spoken = inputs["speaker_mask"].any(1).tolist()
         speakers = [row.get("speaker") for row in metadata]
         speaker = _partners(
-            count, lambda a, b: spoken[a] and spoken[b] and speakers[a] != speakers[b]
+            count,
+            lambda a, b: (
+                spoken[a]
+                and spoken[b]
+                and None not in (speakers[a], speakers[b])
+                and speakers[a] != speakers[b]
+            ),
         )
         ids = torch.full_like(inputs["text_ids"], self.tokenizer.pad_id)
         mask = torch.zeros_like(inputs["text_mask"])

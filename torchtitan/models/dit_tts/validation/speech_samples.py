@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.codec import Codec
@@ -38,7 +39,6 @@ from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, sc
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.trackers import Trackers
-from torchtitan.models.dit_tts.validation.history import RAW
 
 SCORES = ("wer", "cer", "speaker_similarity", "opinion")
 """Figures that depend on the weights"""
@@ -65,16 +65,17 @@ class Prompt:
 
 def choose_prompts(
     dataset: Dataset,
+    samples: np.ndarray,
     count: int,
     durations: LinearDurationModel,
     config: JobConfig,
     features: Features | None = None,
 ) -> list[Prompt]:
-    """`count` utterances, each speaker's first before any speaker's second."""
+    """`count` of these samples (n,), each speaker's first before any speaker's second."""
     codes, _ = dataset.labels("speaker")
     seen: dict[int, int] = {}
     turns = []
-    for sample, code in enumerate(codes.tolist()):
+    for sample, code in zip(samples.tolist(), codes[samples].tolist()):
         turns.append((seen.get(code, 0), sample))
         seen[code] = seen.get(code, 0) + 1
     data, prompts = config.data, []
@@ -83,7 +84,8 @@ def choose_prompts(
         metadata = loaded.metadata
         speaker = str(metadata.get("speaker") or "")
         frames = min(durations.frames(metadata["text"], speaker), data.max_frames)
-        name = re.sub(r"[^\w-]+", "_", f"{number:03d}-{speaker}-{dataset.key(sample)}")[:100]
+        name = re.sub(r"[^\w-]+", "_", f"{number:03d}-{speaker}-{dataset.key(sample)}")
+        name = name.encode()[:100].decode(errors="ignore")  # a file system counts bytes
         request = SpeechRequest(
             metadata["text"],
             torch.from_numpy(loaded.reference[: data.max_speaker_frames]),
@@ -153,15 +155,22 @@ class SpeechSamples:
             open_opinion_predictor(s.opinion, place) if s.opinion else None,
         )
 
-    def make(self, step: int, weights: str, trackers: Trackers | None) -> dict[str, float | None]:
+    def make(
+        self, step: int, weights: str, trackers: Trackers | None, suffix: str = ""
+    ) -> dict[str, float | None]:
         """Synthesizes the prompts with the model's present weights, writes and logs them. A collective;
-        every rank returns the same figures."""
+        every rank returns the same figures.
+
+        Args:
+            weights: their name, for scores.json.
+            suffix: "_raw" for the samples beside those of the average.
+        """
         began = time.perf_counter()
         latents = [each for batch in self._batches() for each in self._generate(batch)]
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
         similarities = self._similarities(latents)
-        folder = self.folder / f"step-{step}" / ("raw" if weights == RAW else "")
+        folder = self.folder / f"step-{step}" / suffix.removeprefix("_")
         rows = []
         for number, (prompt, is_own) in enumerate(self.own):
             if is_own:
@@ -172,7 +181,16 @@ class SpeechSamples:
                 rows.append(row)
         rate = seconds / max(sum(row["seconds"] for row in rows), 1e-9) if rows else None
         gathered = gather_from_ranks((rows, rate))
-        return self._summary(gathered, step, weights, folder, trackers)
+        found, rows = self._summary(gathered)
+        if self.writes:
+            listed = [{**row, "score": asdict(row["score"])} for row in rows]
+            report = {"step": step, "weights": weights, **found, "prompts": listed}
+            write_atomic(folder / "scores.json", json.dumps(report, indent=1) + "\n")
+        if trackers is not None:
+            for row in rows:
+                name = row["name"]
+                self._show(trackers, f"speech{suffix}/{name}", folder / name, step)
+        return found
 
     def _batches(self) -> list[list[Prompt]]:
         prompts = [prompt for prompt, _ in self.own]
@@ -250,14 +268,11 @@ class SpeechSamples:
             "score": found,
         }
 
+    @staticmethod
     def _summary(
-        self,
         gathered: list[tuple[list[dict[str, Any]], float | None]],
-        step: int,
-        weights: str,
-        folder: Path,
-        trackers: Trackers | None,
-    ) -> dict[str, float | None]:
+    ) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
+        """The figures, and the rows of all ranks."""
         rows = sorted((row for rows, _ in gathered for row in rows), key=lambda row: row["name"])
         rates = [rate for _, rate in gathered if rate is not None]
         scores: list[UtteranceScore] = [row["score"] for row in rows]
@@ -266,16 +281,7 @@ class SpeechSamples:
             "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
             "real_time_factor": sum(rates) / len(rates),
         }
-        if not self.writes:
-            return found
-        listed = [{**row, "score": asdict(row["score"])} for row in rows]
-        report = {"step": step, "weights": weights, **found, "prompts": listed}
-        write_atomic(folder / "scores.json", json.dumps(report, indent=1) + "\n")
-        group = "speech_raw" if weights == RAW else "speech"
-        for row in rows if trackers is not None else ():
-            assert trackers is not None
-            self._show(trackers, f"{group}/{row['name']}", folder / row["name"], step)
-        return found
+        return found, rows
 
     def _show(self, trackers: Trackers, name: str, path: Path, step: int) -> None:
         import soundfile

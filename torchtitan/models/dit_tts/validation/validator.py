@@ -52,16 +52,19 @@ class Validator:
         return None if best is None else best["step"]
 
     def due(self, step: int) -> tuple[bool, bool]:
-        """Whether the loss is measured after a step, and whether samples are made."""
-        last = step == self.config.training.steps
-        freq = self.config.samples.freq
-        return last or step % self.config.validation.freq == 0, bool(freq) and (
-            last or step % freq == 0
+        """Whether the loss is still to be measured after a step, and samples to be made."""
+        last, freq = step == self.config.training.steps, self.config.samples.freq
+        # A step may end twice, if the one after it is undone; and a run may end between two rows.
+        measured, spoken = (
+            any(row["step"] == step and figure in row for row in self.rows)
+            for figure in ("heldout_loss", "duration_error")
         )
+        measure = not measured and (last or step % self.config.validation.freq == 0)
+        speak = self.samples is not None and (last or step % freq == 0)
+        return measure, speak and not spoken
 
     def should_validate(self, step: int) -> bool:
-        # A step may end twice, if the one after it is undone.
-        return any(self.due(step)) and all(row["step"] != step for row in self.rows)
+        return step > 0 and any(self.due(step))
 
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
         """A collective. What it measures is the same on every rank."""
@@ -102,19 +105,18 @@ class Validator:
             with self._weights(name):
                 measured[name] = self.loss.measure(gains=name == plain)
         row = figures(measured, self.config.validation.times, plain)
-        return {**row, "samples": self.config.validation.samples}
+        return {**row, "samples": self.loss.sets["heldout_loss"].count}
 
     def _make_samples(self, samples: SpeechSamples, step: int) -> None:
         began = time.perf_counter()
         row: dict[str, Any] = {}
-        names = [self.names[-1], *([RAW] if self.config.samples.raw else [])]
-        for name in dict.fromkeys(names):
+        also_raw = self.config.samples.raw and self.ema is not None
+        for name, suffix in [(self.names[-1], ""), *([(RAW, "_raw")] if also_raw else [])]:
             with self._weights(name):
-                scores = samples.make(step, name, self.metrics.trackers)
-            if not row:
-                row = dict(scores)
-            else:  # lengths and speed are the same
-                row |= {f"{figure}_raw": scores[figure] for figure in SCORES}
+                scores = samples.make(step, name, self.metrics.trackers, suffix)
+            # Lengths and speed are the same with any weights.
+            kept = SCORES if suffix else tuple(scores)
+            row |= {f"{figure}{suffix}": scores[figure] for figure in kept}
         self._record(row, step, began, "speech")
 
     def _record(
