@@ -150,11 +150,16 @@ class TTSConfigManager(ConfigManager):
 
 
 def _as_written_now(content: dict[str, Any]) -> dict[str, Any]:
-    """The config of an earlier version's run, whose `[ema]` had one decay."""
-    ema = content.get("ema")
+    """The config of an earlier version's run: its `[ema]` had one decay, and its `[validation]` was
+    upstream's, which did nothing."""
+    sections = dict(content)
+    ema, validation = content.get("ema"), content.get("validation")
     if isinstance(ema, dict) and "decay" in ema and "decays" not in ema:
-        ema["decays"] = [ema.pop("decay")]
-    return content
+        rest = {name: value for name, value in ema.items() if name != "decay"}
+        sections["ema"] = {**rest, "decays": [ema["decay"]]}
+    if isinstance(validation, dict) and "seq_len" in validation:
+        del sections["validation"]
+    return sections
 
 
 def _boolean_flags(args: list[str]) -> list[str]:
@@ -199,7 +204,7 @@ def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfi
     Raises:
         InputError: an unknown key, a value of the wrong type.
     """
-    return dataclass_from_dict(JobConfig, without_none(content), where)
+    return dataclass_from_dict(JobConfig, _as_written_now(without_none(content)), where)
 
 
 def load_config(args: list[str]) -> JobConfig:
