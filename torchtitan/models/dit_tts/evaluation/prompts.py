@@ -268,16 +268,9 @@ class Corpus:
 
 
 def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
-    """The held-out utterances, where the corpus has any, else all.
-
-    The reference is another of them by the same speaker, drawn by the key; never the utterance itself.
-    """
+    """The held-out utterances, where the corpus has any, else all."""
     items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
-    by_speaker: dict[str, list[Item]] = defaultdict(list)
-    place = {}
-    for item in items:
-        place[item.key] = len(by_speaker[item.speaker])
-        by_speaker[item.speaker].append(item)
+    near, far = _by_speaker(items), _by_speaker(corpus.items)
     prompts = []
     for index in evenly(len(items), max_utterances):
         item = items[index]
@@ -287,13 +280,26 @@ def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
             continue
         prompt = Prompt(item.key, "", item.text, item.speaker, item.metadata)
         prompt.load_recording = partial(corpus.load, item)
-        others = len(by_speaker[item.speaker]) - 1
-        if others:
-            number = int(drawn(item.key, 0) * others)
-            other = by_speaker[item.speaker][number + (number >= place[item.key])]
+        other = _another(near[item.speaker], item) or _another(far[item.speaker], item)
+        if other is not None:
             prompt.load_reference = partial(corpus.load, other)
         prompts.append(prompt)
     return PromptSet(prompts, dict(corpus.left_out))
+
+
+def _by_speaker(items: Sequence[Item]) -> dict[str, list[Item]]:
+    found = defaultdict(list)
+    for item in items:
+        found[item.speaker].append(item)
+    return found
+
+
+def _another(items: Sequence[Item], item: Item) -> Item | None:
+    """One of a speaker's items other than this one, drawn by its key; None where it is the only one."""
+    if len(items) == 1:
+        return None
+    found = items[int(drawn(item.key, 0) * (len(items) - 1))]
+    return items[-1] if found is item else found
 
 
 def _listed(line: Line) -> Prompt:
