@@ -187,5 +187,6 @@ def test_even_selections_and_names_of_files():
     assert evenly(5, 0) == evenly(5, 9) == [0, 1, 2, 3, 4]
     assert evenly(10, 3) == [0, 3, 6] and evenly(1, 1) == [0]
     assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
-    assert unique(["a", "A", "a", "b"]) == ["a", "A-2", "a-3", "b"]
-    assert len(file_name("x" * 999)) == 120
+    assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]
+    assert unique(["a", "A", "a", "b"], str.lower) == ["a", "A-2", "a-3", "b"]
+    assert len(file_name("x" * 999)) == 120 and file_name("語" * 99) == "語" * 40

@@ -159,7 +159,7 @@ class Evaluation:
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """Where a system's speech lies."""
         names = [*(place.name for place in self.places), UNTRAINED]
-        folder = unique([file_name(each) for each in names])[names.index(name)]
+        folder = unique([file_name(each) for each in names], str.lower)[names.index(name)]
         return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:

@@ -175,7 +175,8 @@ def read_prompts(
     if not found.prompts:
         raise InputError(f"--test {source}: has no utterance to evaluate on")
     keys = unique([prompt.key for prompt in found.prompts])
-    names = unique([file_name(key) for key in keys])
+    # Some filesystems do not tell capitals from small letters.
+    names = unique([file_name(key) for key in keys], str.lower)
     for prompt, key, name in zip(found.prompts, keys, names, strict=True):
         prompt.key, prompt.file_name = key, name
         if columns.get("language") and not prompt.language:
@@ -185,19 +186,19 @@ def read_prompts(
 
 def file_name(key: str) -> str:
     """A key, which may have slashes, as the name of a file."""
-    return re.sub(r"[^\w.-]+", "_", key).lstrip(".")[:120] or "_"
+    cleaned = re.sub(r"[^\w.-]+", "_", key).lstrip(".") or "_"
+    return cleaned.encode()[:120].decode(errors="ignore")
 
 
-def unique(names: Sequence[str]) -> list[str]:
-    """The names, the second and later of equal ones with a number behind them."""
+def unique(names: Sequence[str], alike: Callable[[str], str] = str) -> list[str]:
+    """The names, the second and later of those that `alike` makes equal with a number behind them."""
     taken: set[str] = set()
     found = []
     for name in names:
         number, one = 2, name
-        # Some filesystems do not tell capitals from small letters.
-        while one.lower() in taken:
+        while alike(one) in taken:
             number, one = number + 1, f"{name}-{number}"
-        taken.add(one.lower())
+        taken.add(alike(one))
         found.append(one)
     return found
 
