@@ -12,17 +12,20 @@ from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     CUDA_GRAPH_MODES,
     FLOAT8_CONVERTER,
-    HIGHER_IS_BETTER,
-    LOWER_IS_BETTER,
     MAX_BETA2_BFLOAT16,
     MAX_BUCKETS,
     Data,
     JobConfig,
     Training,
-    is_higher_better,
     is_pretrained,
 )
 from torchtitan.models.dit_tts.config.manager import run_folder_path
+from torchtitan.models.dit_tts.config.validation_figures import (
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
+    is_higher_better,
+    measured_figures,
+)
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.tools.utils import device_type
 
@@ -347,7 +350,7 @@ def _check_validation(config: JobConfig) -> None:
     figure = validation.keep_best
     require(
         not figure
-        or figure in _measured_figures(config)
+        or figure in measured_figures(config)
         or (not validation.enable and is_higher_better(figure) is not None),
         f"[validation] keep_best = {figure!r} is no figure that is measured; allowed are "
         f"{', '.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))}, at one of times such as heldout_loss_at_0.9, "
@@ -359,27 +362,6 @@ def _check_validation(config: JobConfig) -> None:
         f"[samples] freq = {samples.freq}, but there are no held-out texts to synthesize: set [validation] "
         f"enable = true and give its path, or set freq = 0",
     )
-
-
-def _measured_figures(config: JobConfig) -> set[str]:
-    """Figures of validation.jsonl that can choose a step."""
-    samples, ema = config.samples, config.ema
-    averages = [f"_ema:{decay:.10g}" for decay in ema.decays] if ema.enable else []
-    times = ["", *(f"_at_{t:g}" for t in config.validation.times)]
-    found = {"best_heldout_loss"}
-    found |= {
-        f"{loss}{end}" for loss in ("heldout_loss", "gap") for end in (*times, "_raw", *averages)
-    }
-    found |= {f"{gain}{end}" for gain in ("text_gain", "speaker_gain") for end in times}
-    speech = {
-        "wer": samples.recognizer,
-        "cer": samples.recognizer,
-        "speaker_similarity": samples.speaker_scorer,
-        "opinion": samples.opinion,
-        "duration_error": "always",
-    }
-    ends = ("", "_raw") if samples.raw and ema.enable else ("",)
-    return found | {f"{n}{end}" for n, by in speech.items() if by and samples.freq for end in ends}
 
 
 def _check_text(config: JobConfig) -> None:

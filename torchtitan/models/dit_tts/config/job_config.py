@@ -26,21 +26,8 @@ MAX_BETA2_BFLOAT16 = 0.999
 right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
 
 
-LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "gap", "wer", "cer", "duration_error")
-HIGHER_IS_BETTER = ("text_gain", "speaker_gain", "speaker_similarity", "opinion")
-"""Figures of validation.jsonl that `[validation] keep_best` may name, also of one time or of certain weights:
-heldout_loss_at_0.9, wer_raw"""
-
 BAD_STEPS_WINDOW = 32
 """Steps among which `[divergence] max_bad_steps` counts"""
-
-
-def is_higher_better(figure: str) -> bool | None:
-    """Of a figure of validation.jsonl; None for one that cannot choose a step."""
-    for higher, names in ((False, LOWER_IS_BETTER), (True, HIGHER_IS_BETTER)):
-        if any(figure == name or figure.startswith(f"{name}_") for name in names):
-            return higher
-    return None
 
 
 def is_pretrained(encoder_model: str) -> bool:

@@ -17,7 +17,7 @@ and of a set of samples {"step", "time", "seconds", "wer", "cer", "speaker_simil
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.config.job_config import is_higher_better
+from torchtitan.models.dit_tts.config.validation_figures import is_higher_better
 from torchtitan.models.dit_tts.files import JsonLines
 
 RAW, BEST = "raw", "best"

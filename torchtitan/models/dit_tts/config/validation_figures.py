@@ -1,0 +1,34 @@
+"""The figures of validation.jsonl that `[validation] keep_best` may name."""
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+
+LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "gap", "wer", "cer")
+HIGHER_IS_BETTER = ("text_gain", "speaker_gain", "speaker_similarity", "opinion")
+"""Beginnings of their names: also of one time or of certain weights, heldout_loss_at_0.9 or wer_raw"""
+
+
+def is_higher_better(figure: str) -> bool | None:
+    """None for a name that is none of these figures."""
+    for higher, names in ((False, LOWER_IS_BETTER), (True, HIGHER_IS_BETTER)):
+        if any(figure == name or figure.startswith(f"{name}_") for name in names):
+            return higher
+    return None
+
+
+def measured_figures(config: JobConfig) -> set[str]:
+    """Those that a run with this config measures."""
+    samples, ema = config.samples, config.ema
+    averages = [f"_ema:{decay:.10g}" for decay in ema.decays] if ema.enable else []
+    times = [f"_at_{t:g}" for t in config.validation.times]
+    found = {"best_heldout_loss"}
+    for name in ("heldout_loss", "gap"):
+        found |= {f"{name}{end}" for end in ("", *times, "_raw", *averages)}
+    for name in ("text_gain", "speaker_gain"):
+        found |= {f"{name}{end}" for end in ("", *times)}
+    if samples.freq:
+        speech = ["wer", "cer"] if samples.recognizer else []
+        speech += ["speaker_similarity"] if samples.speaker_scorer else []
+        speech += ["opinion"] if samples.opinion else []
+        ends = ("", "_raw") if samples.raw and ema.enable else ("",)
+        found |= {f"{name}{end}" for name in speech for end in ends}
+    return found
