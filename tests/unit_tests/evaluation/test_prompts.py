@@ -95,6 +95,19 @@ def test_only_the_held_out_part_of_a_corpus_is_taken(tmp_path):
     (tree / "train-clean").mkdir()
     (tree / "moved").rename(tree / "train-clean/9")
     assert {p.speaker for p in read(tree).prompts} == {"84"}
+    # A speaker's other held-out utterances come before those of training.
+    lone = next((tree / "train-clean/9").rglob("*3_000000.wav"))
+    (tree / "test-clean/9/7").mkdir(parents=True)
+    for path in (lone, lone.with_suffix(".normalized.txt")):
+        path.rename(tree / "test-clean/9/7" / path.name)
+    references = [p.load_reference().seconds for p in read(tree).prompts]
+    assert round(25 * references[3]) == frames_of(4)
+    assert {round(25 * seconds) for seconds in references[:3]} <= set(map(frames_of, range(3)))
+    (tree / "test-clean/9").rename(tree / "moved")
+    for path in (tree / "moved/7").iterdir():
+        path.rename(tree / "train-clean/9/7" / path.name)
+    (tree / "moved/7").rmdir()
+    (tree / "moved").rmdir()
     (tree / "test-clean").rename(tree / "gone")
     (tree / "gone").rename(tmp_path.parent / f"{tmp_path.name}-gone")
     assert {p.speaker for p in read(tree).prompts} == {"9"}  # it holds nothing out
@@ -174,5 +187,6 @@ def test_even_selections_and_names_of_files():
     assert evenly(5, 0) == evenly(5, 9) == [0, 1, 2, 3, 4]
     assert evenly(10, 3) == [0, 3, 6] and evenly(1, 1) == [0]
     assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
-    assert unique(["a", "A", "a", "b"]) == ["a", "A-2", "a-3", "b"]
-    assert len(file_name("x" * 999)) == 120
+    assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]
+    assert unique(["a", "A", "a", "b"], str.lower) == ["a", "A-2", "a-3", "b"]
+    assert len(file_name("x" * 999)) == 120 and file_name("語" * 99) == "語" * 40

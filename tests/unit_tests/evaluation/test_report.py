@@ -93,8 +93,8 @@ def test_a_recognizer_that_errs_in_real_speech_is_named():
     def table(**wer):
         return [{"name": n, "kind": n, "figures": {"wer": {"value": v}}} for n, v in wer.items()]
 
-    assert "98.8% of the words of the codec" in report.unfit(table(codec=0.988))
-    assert "of the recordings" in report.unfit(table(recordings=0.3, codec=0.4))
+    assert "98.8 % on the codec" in report.unfit(table(codec=0.988))
+    assert "30.0 % on the recordings" in report.unfit(table(recordings=0.3, codec=0.4))
     assert (
         report.unfit(table(recordings=0.01, codec=0.9)) == ""
     )  # the codec is bad, not the recognizer

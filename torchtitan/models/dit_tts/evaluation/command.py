@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.evaluation.options import (
     first_config,
     scorer_specs,
 )
-from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -25,7 +25,7 @@ def run(options: Options) -> int:
     check_options(options)
     require_modules("soundfile", "soxr", "matplotlib")
     from torchtitan.models.dit_tts.evaluation import page, report
-    from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
+    from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation, output_folder
     from torchtitan.models.dit_tts.evaluation.systems import find_places
     from torchtitan.models.dit_tts.scoring.plugins import (
         open_opinion_predictor,
@@ -37,20 +37,21 @@ def run(options: Options) -> int:
 
     began = time.monotonic()
     places = find_places((options.run, *options.more), options.step, options.weights)
+    folder = output_folder(options, places)
+    check_writable(folder / "evaluation.json", "--out")
     config = first_config(options, [place.folder for place in places])
     specs = scorer_specs(options, config)
-    device = options.device or device_type
-    recognizer = open_recognizer(specs["recognizer"], device)
+    recognizer = open_recognizer(specs["recognizer"], device_type)
     own_voice = specs["speaker_scorer"] == "own"
     speaker = opinion = None
     if specs["speaker_scorer"] and not own_voice:
-        speaker = open_speaker_scorer(specs["speaker_scorer"], device)
+        speaker = open_speaker_scorer(specs["speaker_scorer"], device_type)
     if specs["opinion"]:
-        opinion = open_opinion_predictor(specs["opinion"], device)
+        opinion = open_opinion_predictor(specs["opinion"], device_type)
     kind, tests = read_tests(options, config)
     recognizer.check_texts([prompt.text for prompt in tests.prompts])
     evaluation = Evaluation(
-        options, places, tests, Scorers(recognizer, speaker, opinion), own_voice
+        options, folder, places, tests, Scorers(recognizer, speaker, opinion), own_voice
     )
     rows = evaluation.rows()
     about = {
@@ -69,7 +70,6 @@ def run(options: Options) -> int:
         "seconds": time.monotonic() - began,
     }
     found = report.build(rows, tests.prompts, evaluation.codec.frames_per_second, about)
-    folder = evaluation.folder
     write_atomic(folder / "evaluation.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     html = page.render(found, page.shown_utterances(found, evaluation, options.on_page))
     write_atomic(folder / "evaluation.html", html)

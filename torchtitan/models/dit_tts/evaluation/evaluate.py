@@ -34,7 +34,6 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     own_voice,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, untrained_model
 from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
@@ -51,14 +50,14 @@ class Evaluation:
     """One evaluation as it runs: `rows` does the work."""
 
     options: Options
+    folder: Path
+    """that it is written to"""
+
     places: list[Place]
     tests: PromptSet
     scorers: Scorers
     own_voice: bool
     """compare voices by the first run's own speaker encoder"""
-
-    folder: Path = field(init=False)
-    """that the evaluation is written to"""
 
     codec: Codec = field(init=False)
     """of all the systems"""
@@ -104,22 +103,15 @@ class Evaluation:
         return self.scored
 
     def _begin(self, loaded: LoadedRun, codec: Codec) -> None:
-        """Where to write, the prompts' latents, and the scorer of voices: they need the first run."""
+        """The prompts' latents and the scorer of voices: they need the first run."""
         self.codec = codec
-        self.folder = Path(self.options.out or self._default_folder(loaded))
-        check_writable(self.folder / "evaluation.json", "--out")
         check_codec(codec, self.options.test)
         data = self.options.data or loaded.config.data.path
         encode_prompts(self.tests, codec, reference_settings(data))
         if self.own_voice:
             scorer = open_speaker_scorer("own", own=own_voice(loaded))
+            scorer.name = f"the own speaker encoder of {self.places[0].name}, not independent"
             self.scorers = replace(self.scorers, speaker=scorer)
-
-    def _default_folder(self, loaded: LoadedRun) -> Path:
-        name = file_name("-".join(Path(self.options.test).absolute().parts[-2:]))
-        if len(self.places) > 1:
-            return Path(self.places[0].folder).absolute().parent / f"evaluation-{name}"
-        return Path(self.places[0].folder) / "evaluation" / f"step-{loaded.step}-{name}"
 
     def _rows_beside(self) -> list[Row]:
         """Of the recordings and of the codec, as far as every prompt has one."""
@@ -167,7 +159,7 @@ class Evaluation:
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """Where a system's speech lies."""
         names = [*(place.name for place in self.places), UNTRAINED]
-        folder = unique([file_name(each) for each in names])[names.index(name)]
+        folder = unique([file_name(each) for each in names], str.lower)[names.index(name)]
         return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
@@ -181,6 +173,17 @@ class Evaluation:
                 reference = replace(prompt.load_reference(), latents=prompt.reference)
             found[place] = score(sound, prompt.text, self.scorers, reference, prompt.language)
         return [found[place] for place in range(len(prompts))]
+
+
+def output_folder(options: Options, places: list[Place]) -> Path:
+    """--out, or RUN/evaluation/step-N-TEST; of several systems evaluation-TEST beside the first run."""
+    if options.out:
+        return Path(options.out)
+    test, first = "-".join(Path(options.test).absolute().parts[-2:]), places[0]
+    if len(places) > 1:
+        return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}")
+    parts = [f"step-{first.step}", *([first.weights] if first.weights else []), test]
+    return Path(first.folder, "evaluation", file_name("-".join(parts)))
 
 
 def training_durations(data: Any, path: str | list[str]) -> LinearDurationModel:

@@ -83,14 +83,12 @@ class Options(SamplingOptions):
     untrained: bool = False
     """Add a row of the first run's model before its training."""
 
-    device: str = ""
-    """Where recognizer and scorers run; the models' device by default."""
-
 
 def check_options(options: Options) -> None:
     """Raises InputError for what can be seen without loading anything."""
     for name, low, high in (
         ("seeds", 1, 100),
+        ("seed", 0, 2**62),
         ("batch_size", 1, 4096),
         ("max_utterances", 0, 10**9),
         ("on_page", 0, 500),

@@ -8,7 +8,6 @@ librispeech_pc    six fields between tabs: utterance, seconds and text of the re
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from torchtitan.models.dit_tts.errors import InputError
@@ -37,10 +36,12 @@ def find_list_format(path: str) -> str | None:
     """seed_tts or librispeech_pc, by the list's first line; None for any other file or a folder."""
     if not Path(path).is_file():
         return None
-    try:
-        _, first = next(islice(_lines(path), 1), (0, ""))
-    except InputError:  # audio or a table
+    with open(path, "rb") as file:
+        start = file.read(1 << 16)
+    if b"\0" in start:  # audio, a table or a tar
         return None
+    lines = start.decode("utf-8-sig", "replace").splitlines()
+    first = next((line for line in lines if line.strip()), "")
     if len(_fields(first, "\t")) == 6 and _utterance(first.split("\t")[0]):
         return LIBRISPEECH_PC
     return SEED_TTS if len(first.split("|")) in (4, 5) else None

@@ -175,7 +175,8 @@ def read_prompts(
     if not found.prompts:
         raise InputError(f"--test {source}: has no utterance to evaluate on")
     keys = unique([prompt.key for prompt in found.prompts])
-    names = unique([file_name(key) for key in keys])
+    # Some filesystems do not tell capitals from small letters.
+    names = unique([file_name(key) for key in keys], str.lower)
     for prompt, key, name in zip(found.prompts, keys, names, strict=True):
         prompt.key, prompt.file_name = key, name
         if columns.get("language") and not prompt.language:
@@ -185,19 +186,19 @@ def read_prompts(
 
 def file_name(key: str) -> str:
     """A key, which may have slashes, as the name of a file."""
-    return re.sub(r"[^\w.-]+", "_", key).lstrip(".")[:120] or "_"
+    cleaned = re.sub(r"[^\w.-]+", "_", key).lstrip(".") or "_"
+    return cleaned.encode()[:120].decode(errors="ignore")
 
 
-def unique(names: Sequence[str]) -> list[str]:
-    """The names, the second and later of equal ones with a number behind them."""
+def unique(names: Sequence[str], alike: Callable[[str], str] = str) -> list[str]:
+    """The names, the second and later of those that `alike` makes equal with a number behind them."""
     taken: set[str] = set()
     found = []
     for name in names:
         number, one = 2, name
-        # Some filesystems do not tell capitals from small letters.
-        while one.lower() in taken:
+        while alike(one) in taken:
             number, one = number + 1, f"{name}-{number}"
-        taken.add(one.lower())
+        taken.add(alike(one))
         found.append(one)
     return found
 
@@ -268,16 +269,9 @@ class Corpus:
 
 
 def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
-    """The held-out utterances, where the corpus has any, else all.
-
-    The reference is another of them by the same speaker, drawn by the key; never the utterance itself.
-    """
+    """The held-out utterances, where the corpus has any, else all."""
     items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
-    by_speaker: dict[str, list[Item]] = defaultdict(list)
-    place = {}
-    for item in items:
-        place[item.key] = len(by_speaker[item.speaker])
-        by_speaker[item.speaker].append(item)
+    near, far = _by_speaker(items), _by_speaker(corpus.items)
     prompts = []
     for index in evenly(len(items), max_utterances):
         item = items[index]
@@ -287,13 +281,26 @@ def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
             continue
         prompt = Prompt(item.key, "", item.text, item.speaker, item.metadata)
         prompt.load_recording = partial(corpus.load, item)
-        others = len(by_speaker[item.speaker]) - 1
-        if others:
-            number = int(drawn(item.key, 0) * others)
-            other = by_speaker[item.speaker][number + (number >= place[item.key])]
+        other = _another(near[item.speaker], item) or _another(far[item.speaker], item)
+        if other is not None:
             prompt.load_reference = partial(corpus.load, other)
         prompts.append(prompt)
     return PromptSet(prompts, dict(corpus.left_out))
+
+
+def _by_speaker(items: Sequence[Item]) -> dict[str, list[Item]]:
+    found = defaultdict(list)
+    for item in items:
+        found[item.speaker].append(item)
+    return found
+
+
+def _another(items: Sequence[Item], item: Item) -> Item | None:
+    """One of a speaker's items other than this one, drawn by its key; None where it is the only one."""
+    if len(items) == 1:
+        return None
+    found = items[int(drawn(item.key, 0) * (len(items) - 1))]
+    return items[-1] if found is item else found
 
 
 def _listed(line: Line) -> Prompt:

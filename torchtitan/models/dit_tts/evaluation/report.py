@@ -174,9 +174,9 @@ def unfit(rows: Sequence[dict[str, Any]]) -> str:
         rate = (wer and wer["value"]) or 0.0
         if row["kind"] in (RECORDINGS, CODEC) and rate > MAX_WER_OF_RECORDINGS:
             return (
-                f"the recognizer errs in {rate:.1%} of the words of the {row['name']}, so word "
-                "errors of the systems say little: it does not know this language or speech, or the "
-                "texts are not those of the audio"
+                f"the recognizer's WER is {100 * rate:.1f} % on the {row['name']}, so word errors of the "
+                "systems say little: it does not know this language or speech, or the texts are not those "
+                "of the audio"
             )
         if row["kind"] == RECORDINGS:  # these are enough; the codec may be bad
             break
