@@ -18,8 +18,9 @@ from torchtitan.models.dit_tts.data.buckets import (
 )
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
+from torchtitan.tools.logging import logger
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class FixedSet:
         features: of the dataset's texts, for a run that reads them from files.
 
     Raises:
-        InputError: no sample is within the limits, or a sample is corrupt.
+        InputError: no sample is within the limits, or one is corrupt and [data] on_error is "raise".
     """
 
     def __init__(
@@ -98,6 +99,8 @@ class FixedSet:
         """(n,) samples of the dataset that are within all limits; if none is, those that are cropped"""
         number = len(selection.samples)
         chosen = np.unique(np.linspace(0, number - 1, min(number, count)).round().astype(np.int64))
+        if data.on_error == "skip":
+            chosen = chosen[[self._is_valid(sample) for sample in selection.samples[chosen]]]
         # Similar lengths share a batch; the sort is stable, so equal ones keep their order.
         chosen = chosen[np.argsort(selection.frames[chosen], kind="stable")]
         self.samples, self.frames = selection.samples[chosen], selection.frames[chosen]
@@ -126,6 +129,14 @@ class FixedSet:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def _is_valid(self, sample: int) -> bool:
+        try:
+            self.dataset.load(sample, fetched=self.dataset.fetch([sample]).get(sample))
+        except CorruptSampleError as error:
+            logger.warning(f"{error}; validation is without it")
+            return False
+        return True
 
     def _policy(self, tokens: np.ndarray) -> BatchPolicy:
         """One bucket per batch, as long as its longest sample."""

@@ -18,7 +18,7 @@ import torch
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataloader import Features
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.guidance import Guidance
@@ -79,8 +79,15 @@ def choose_prompts(
         turns.append((seen.get(code, 0), sample))
         seen[code] = seen.get(code, 0) + 1
     data, prompts = config.data, []
-    for number, (_, sample) in enumerate(sorted(turns)[:count]):
-        loaded = dataset.load(sample, fetched=dataset.fetch([sample]).get(sample))
+    for _, sample in sorted(turns):
+        if (number := len(prompts)) == count:
+            break
+        try:
+            loaded = dataset.load(sample, fetched=dataset.fetch([sample]).get(sample))
+        except CorruptSampleError:
+            if data.on_error != "skip":
+                raise
+            continue
         metadata = loaded.metadata
         speaker = str(metadata.get("speaker") or "")
         frames = min(durations.frames(metadata["text"], speaker), data.max_frames)

@@ -1,0 +1,173 @@
+"""The samples of every validation: which they are, and what stands in the place of text and reference."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_rows
+from tools.harness.synthetic import flip_bits
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, with_duration
+
+ROWS = [
+    ("one", "ann", 20, 6),
+    ("two three", "bob", 9, 7),
+    ("four", "ann", 12, 0),
+    ("five", "eve", 20, 16),
+    ("six", "bob", 31, 3),
+    ("one", "ann", 7, 5),
+]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "heldout", ROWS)
+
+
+def test_every_sample_in_batches_of_similar_lengths(rows):
+    fixed = fixed_set(rows, batch_size=4)
+    assert fixed.samples.tolist() == [5, 1, 2, 0, 3, 4]  # by frames; equal ones in their order
+    assert [batch.tolist() for batch in fixed.batches] == [[5, 1, 2, 0], [3, 4]]
+    first, second = fixed.load(0), fixed.load(1)
+    assert first.rows.tolist() == [0, 1, 2, 3] and second.rows.tolist() == [4, 5]
+    assert first.inputs["frames"].tolist() == [7, 9, 12, 20]
+    assert first.inputs["sample_id"] == [f"000000:utt{number}" for number in (5, 1, 2, 0)]
+    # No longer than a model's multiple above its longest.
+    assert first.labels.shape[1] < 32 and second.labels.shape[1] == 32
+    assert ((first.labels != IGNORE_INDEX).sum(1)).tolist() == [7, 9, 12, 20]
+    dataset = fixed.dataset
+    for row, sample in enumerate((5, 1, 2, 0)):
+        loaded = dataset.load(sample)
+        latents, length = first.inputs["latents"][row], len(loaded.latents)
+        assert np.array_equal(latents[:length].numpy(), loaded.latents)
+        assert not latents[length:].any()
+
+
+def test_an_even_selection(tmp_path):
+    folder = write_rows(tmp_path / "many", [(f"n {n}", "ann", 10, 4) for n in range(101)])
+    assert fixed_set(folder, count=5).samples.tolist() == [0, 25, 50, 75, 100]
+    assert len(fixed_set(folder, count=101)) == len(fixed_set(folder, count=500)) == 101
+    chosen = fixed_set(folder, count=64).samples
+    assert len(chosen) == 64 and set(np.diff(chosen)) == {1, 2}
+
+
+def test_another_rows_text_under_its_own_conditions(rows):
+    tokenizer = Tokenizer(CONDITIONS, conditioning_dropout=0.9)  # which is training's alone
+    fixed = fixed_set(rows, batch_size=4, tokenizer=tokenizer, frames_per_second=25.0)
+    assert tokenizer.conditioning_dropout == 0.9
+    batch = fixed.load(0)
+    plain = Tokenizer(CONDITIONS)
+    # Row 0 says "one" as row 3 does: the next that differs is taken, in a circle.
+    for row, partner in enumerate((1, 2, 3, 1)):
+        sample, other = fixed.samples[row], fixed.samples[partner]
+        metadata = fixed.dataset.metadata_of([sample])[0]
+        own = with_duration(metadata, int(batch.inputs["frames"][row]), 25.0)
+        other_text = fixed.dataset.metadata_of([other])[0]["text"]
+        assert other_text.split() != metadata["text"].split()
+        for entries, text in ((batch.inputs, metadata["text"]), (batch.other_text, other_text)):
+            ids = plain.encode(text, own)
+            assert entries["text_ids"][row, : len(ids)].tolist() == ids
+            assert entries["text_mask"][row].sum() == len(ids)
+            assert not entries["text_mask"][row, len(ids) :].any()
+            assert not entries["text_ids"][row, len(ids) :].any()
+    assert batch.has_other_text.all()
+    durations = {int(ids[2]) for ids in batch.other_text["text_ids"]}
+    assert len(durations) > 1  # not one for all
+
+
+def test_the_reference_of_another_speaker(rows):
+    fixed = fixed_set(rows, batch_size=4)
+    batch = fixed.load(0)  # ann, bob, ann without a reference, ann
+    assert batch.has_other_speaker.tolist() == [True, True, False, True]
+    inputs, other = batch.inputs, batch.other_speaker
+    for row, partner in enumerate((1, 3, 2, 1)):
+        for name in ("speaker", "speaker_mask"):
+            assert torch.equal(other[name][row], inputs[name][partner])
+    assert set(other) == {"speaker", "speaker_mask"}
+    assert set(batch.other_text) == {"text_ids", "text_mask"}
+
+
+@pytest.mark.parametrize(
+    "rows, text, speaker",
+    [
+        ([("a", "ann", 5, 4), ("b", "ann", 6, 4)], True, False),  # one speaker
+        ([("a b", "ann", 5, 4), ("a  b", "bob", 6, 4)], False, True),  # one text
+        ([("a", None, 5, 4), ("b", None, 6, 4)], True, False),
+        ([("a", None, 5, 4), ("b", "ann", 6, 4)], True, False),  # it may be she
+        ([("a", "ann", 5, 0), ("b", "bob", 6, 4)], True, False),
+        ([("a", "ann", 5, 0), ("b", "bob", 6, 0)], True, False),
+        ([("a", "ann", 5, 4)], False, False),
+    ],
+)
+def test_rows_without_another(tmp_path, rows, text, speaker):
+    batch = fixed_set(write_rows(tmp_path / "rows", rows)).load(0)
+    assert batch.has_other_text.tolist() == [text] * len(rows)
+    assert batch.has_other_speaker.tolist() == [speaker] * len(rows)
+    if not text:  # something must go through the network all the same
+        assert torch.equal(batch.other_text["text_ids"], batch.inputs["text_ids"])
+    if not speaker:
+        assert torch.equal(batch.other_speaker["speaker"], batch.inputs["speaker"])
+
+
+def test_long_samples_are_cropped_or_left_out_as_in_training(rows):
+    kept = fixed_set(rows, max_frames=16)
+    assert kept.samples.tolist() == [5, 1, 2] and kept.fitting.tolist() == [1, 2, 5]
+    cropped = fixed_set(rows, batch_size=6, max_frames=16, on_too_long="crop")
+    assert len(cropped) == 6 and cropped.fitting.tolist() == [1, 2, 5]
+    batch = cropped.load(0)
+    assert batch.labels.shape == (6, 16)
+    assert batch.inputs["frames"].tolist() == [7, 9, 12, 16, 16, 16]
+    seconds = 16 / data_section(rows).frames_per_second
+    ids = Tokenizer(CONDITIONS).encode("five", {"speaker": "eve", "target_duration": seconds})
+    row = cropped.samples.tolist().index(3)
+    assert batch.inputs["text_ids"][row, : len(ids)].tolist() == ids
+    everything = fixed_set(rows, max_frames=4, on_too_long="crop")
+    assert len(everything.fitting) == 6  # where all are too long, prompts are of these
+    short = fixed_set(rows, max_text_tokens=8)
+    assert 1 not in short.samples and len(short) == 5
+    with pytest.raises(InputError, match="none of the 6 samples fits"):
+        fixed_set(rows, max_frames=4)
+
+
+def test_a_corrupt_sample_ends_the_run_or_is_left_out(rows, caplog):
+    open_training_data(data_section(rows))  # indexed while it is valid
+    flip_bits(rows / "000000.tar", [3 * 3])
+    with pytest.raises(InputError, match="utt3"):
+        fixed_set(rows, batch_size=6).load(0)
+    fixed = fixed_set(rows, batch_size=6, on_error="skip", max_corrupt_fraction=0.5)
+    assert fixed.samples.tolist() == [5, 1, 2, 0, 4]
+    assert fixed.load(0).has_other_text.all()
+    assert caplog.text.count("validation is without it") == 1
+
+
+def test_stored_features_change_places_with_their_texts(rows):
+    width = 3
+    lengths = np.array([len(row[0]) + 2 for row in ROWS], np.int32)
+
+    def read(sample: int, out: np.ndarray) -> int:
+        values = torch.full((int(lengths[sample]), width), float(sample + 1))
+        out[: len(values)] = values.view(torch.int32).numpy()
+        return int(lengths[sample])
+
+    features = SimpleNamespace(
+        width=width,
+        torch_dtype=torch.float32,
+        tokens=lengths,
+        encoder_fingerprint="x",
+        read=read,
+    )
+    batch = fixed_set(rows, batch_size=4, features=features).load(0)
+    found, other = batch.inputs["text_features"], batch.other_text["text_features"]
+    conditions = 2
+    for row, partner in enumerate((1, 2, 3, 1)):
+        assert torch.equal(other[row], found[partner])
+        sample = (5, 1, 2, 0)[partner]
+        # At exactly the tokens of the text, behind those of the conditions.
+        there = other[row].any(-1).nonzero().squeeze(1).tolist()
+        assert there == list(range(conditions, conditions + int(lengths[sample])))
+        assert (other[row][there] == sample + 1).all()
+        assert batch.other_text["text_mask"][row].sum() == conditions + lengths[sample]

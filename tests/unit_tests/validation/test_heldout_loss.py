@@ -1,0 +1,232 @@
+"""The figures of a validation against their definition, with networks of one line."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.helpers.fixed_sets import CHANNELS, fixed_set, write_rows
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
+
+TIMES = [1.0, 0.9, 0.25]
+HELDOUT = [
+    ("one", "ann", 20, 6),
+    ("two three", "bob", 9, 7),
+    ("four", "ann", 12, 0),
+    ("five", "eve", 20, 16),
+    ("six", "bob", 31, 3),
+]
+CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
+TRAINING = [("seven", "ann", 5, 4), ("eight", "bob", 17, 3)]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return write_rows(tmp_path / "heldout", HELDOUT), write_rows(tmp_path / "train", TRAINING)
+
+
+def encode(batch) -> Conditions:
+    """Of each text the mean of its ids, of each reference its mean."""
+    ids = (batch["text_ids"] * batch["text_mask"]).sum(1) / batch["text_mask"].sum(1)
+    count = batch["speaker_mask"].sum(1, keepdim=True).clamp_min(1)
+    voice = (batch["speaker"] * batch["speaker_mask"][..., None]).sum(1) / count
+    return Conditions(ids, batch["text_mask"], voice, batch["speaker_mask"])
+
+
+def denoise(noisy, t, mask, conditions) -> torch.Tensor:
+    shift = 0.01 * conditions.text[:, None, None] + conditions.speaker[:, None]
+    return 0.5 * noisy - shift * t[:, None, None]
+
+
+def deaf(noisy, t, mask, conditions) -> torch.Tensor:
+    return 0.5 * noisy + conditions.speaker[:, None]
+
+
+def measurer(
+    folders, network: Callable = denoise, batch_size: int = 2, objective=None, seed=3, **ranks: int
+) -> HeldoutLoss:
+    sets = [fixed_set(folder, batch_size=batch_size) for folder in folders]
+    objective = objective or FlowMatching()
+    device = torch.device("cpu")
+    return HeldoutLoss(
+        *sets, TIMES, seed, objective, encode, network, lambda batch: batch, device, **ranks
+    )
+
+
+def by_hand(folder, network, prediction: str, stream: int, kind: str = "") -> list[float]:
+    """Row by row, without padding."""
+    fixed, found = fixed_set(folder, batch_size=2), []
+    for position, t in enumerate(TIMES):
+        total = frames = 0.0
+        for number in range(len(fixed.batches)):
+            batch = fixed.load(number)
+            for row, place in enumerate(batch.rows.tolist()):
+                length = int((batch.labels[row] != IGNORE_INDEX).sum())
+                clean = batch.inputs["latents"][row, :length]
+                keys = stream_keys(3, torch.tensor(position), torch.tensor([place]), stream)
+                noise = normal(keys, (length, CHANNELS))[0]
+                noisy = (1 - t) * clean + t * noise
+                target = noise - clean if prediction == "velocity" else noise
+                losses = []
+                for entries in ({}, getattr(batch, f"other_{kind}") if kind else {}):
+                    inputs = {**batch.inputs, **entries}
+                    conditions = encode({n: inputs[n][row : row + 1] for n in CONDITIONS})
+                    output = network(noisy[None], torch.tensor([t]), None, conditions)[0]
+                    losses.append(float((output - target).double().square().mean(-1).sum()))
+                if kind and not bool(getattr(batch, f"has_other_{kind}")[row]):
+                    continue
+                total += losses[1] - losses[0] if kind else losses[0]
+                frames += length
+        found.append(total / frames)
+    return found
+
+
+@pytest.mark.parametrize("prediction", ["velocity", "noise"])
+def test_against_its_definition(folders, prediction):
+    objective = FlowMatching(prediction=prediction)
+    found = measurer(folders, objective=objective).measure(gains=True)
+    heldout, training = folders
+    expected = {
+        "heldout_loss": by_hand(heldout, denoise, prediction, 300),
+        "training_loss": by_hand(training, denoise, prediction, 301),
+        "text_gain": by_hand(heldout, denoise, prediction, 300, "text"),
+        "speaker_gain": by_hand(heldout, denoise, prediction, 300, "speaker"),
+    }
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].dtype == torch.float64
+        assert found[name].tolist() == pytest.approx(values, abs=1e-5), name
+    assert len({round(v, 4) for values in expected.values() for v in values}) == 12
+    assert measurer(folders, objective=objective).measure(gains=False).keys() == {
+        "heldout_loss",
+        "training_loss",
+    }
+
+
+def test_a_network_without_ears_for_the_text_gains_exactly_nothing(folders):
+    found = measurer(folders, deaf).measure(gains=True)
+    assert found["text_gain"].tolist() == [0.0] * 3
+    assert found["speaker_gain"].abs().min() > 0.001
+    mute = measurer(folders, lambda noisy, t, mask, c: 0 * noisy).measure(gains=True)
+    assert mute["text_gain"].tolist() == mute["speaker_gain"].tolist() == [0.0] * 3
+
+
+def test_a_network_that_hears_both_gains(folders):
+    """The better one of two: another's condition costs."""
+    oracle_text = encode(fixed_set(folders[0], batch_size=5).load(0).inputs).text
+
+    def knows(noisy, t, mask, conditions):
+        # Right at the texts that belong to the rows, off by one at others.
+        right = torch.isclose(conditions.text, oracle_text)
+        return noisy + (~right)[:, None, None].float() * 10
+
+    found = measurer(folders[:1] * 2, knows, batch_size=5).measure(gains=True)
+    assert (found["text_gain"] > 50).all()  # loss with another's text - loss, not the other way
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_same_on_any_number_of_ranks(folders, ranks, monkeypatch):
+    alone = measurer(folders).measure(gains=True)
+    passes = []
+    seen: list[torch.Tensor] = []
+
+    def counted(*inputs):
+        passes[-1] += 1
+        return denoise(*inputs)
+
+    # Rank by rank: the sums that the ranks would exchange.
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda values, group: seen.append(values.clone())
+    )
+    for rank in range(ranks):
+        passes.append(0)
+        measurer(folders, counted, rank=rank, ranks=ranks, group=object()).measure(gains=True)
+    assert len(set(passes)) == 1  # sharded weights are gathered by all ranks at once
+    heldout, training = (sum(seen[kind::2]) for kind in (0, 1))
+    found = heldout.sum(2)
+    assert (found[0, :, 0] / found[0, :, 1]).tolist() == alone["heldout_loss"].tolist()
+    assert ((found[1, :, 0] - found[1, :, 2]) / found[1, :, 1]).tolist() == alone[
+        "text_gain"
+    ].tolist()
+    found = training.sum(2)
+    assert (found[0, :, 0] / found[0, :, 1]).tolist() == alone["training_loss"].tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_the_same_loss_at_any_batch_size(folders, batch_size):
+    expected = measurer(folders).measure(gains=False)
+    found = measurer(folders, batch_size=batch_size).measure(gains=True)
+    for name, values in expected.items():
+        assert found[name].tolist() == pytest.approx(values.tolist(), abs=1e-6)
+    assert found["text_gain"].isnan().all() == (batch_size == 1)  # alone in its batch
+
+
+def test_the_noise_is_fixed_and_of_its_own_seed(folders):
+    one, other = measurer(folders), measurer(folders, seed=4)
+    first, second = one.measure(gains=True), one.measure(gains=True)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.isclose(first["heldout_loss"], other.measure(False)["heldout_loss"]).any()
+    # A set of its own has noise of its own, or a training sample's would be a held-out one's.
+    same = measurer((folders[0], folders[0])).measure(gains=False)
+    assert not torch.isclose(same["heldout_loss"], same["training_loss"], atol=1e-6).any()
+
+
+def test_figures_of_a_row():
+    def losses(heldout, training, **more):
+        values = {"heldout_loss": heldout, "training_loss": training, **more}
+        return {name: torch.tensor(each, dtype=torch.float64) for name, each in values.items()}
+
+    nan = float("nan")
+    by_weights = {
+        "raw": losses([1.0, 2.0], [1.0, 1.0]),
+        "ema:0.9": losses([0.5, 1.5], [0.25, 1.0]),
+        "ema:0.99": losses([2.0, 3.0], [1.0, 1.0], text_gain=[0.5, 0.25], speaker_gain=[nan, nan]),
+    }
+    row = figures(by_weights, [0.9, 0.25], "ema:0.99")
+    assert row == {
+        "weights": "ema:0.99",
+        "heldout_loss": 2.5,
+        "heldout_loss_at_0.9": 2.0,
+        "heldout_loss_at_0.25": 3.0,
+        "training_loss": 1.0,
+        "training_loss_at_0.9": 1.0,
+        "training_loss_at_0.25": 1.0,
+        "gap": 1.5,
+        "gap_at_0.9": 1.0,
+        "gap_at_0.25": 2.0,
+        "text_gain": 0.375,
+        "text_gain_at_0.9": 0.5,
+        "text_gain_at_0.25": 0.25,
+        "speaker_gain": None,
+        "speaker_gain_at_0.9": None,
+        "speaker_gain_at_0.25": None,
+        "heldout_loss_raw": 1.5,
+        "training_loss_raw": 1.0,
+        "gap_raw": 0.5,
+        "heldout_loss_ema:0.9": 1.0,
+        "training_loss_ema:0.9": 0.625,
+        "gap_ema:0.9": 0.375,
+        "heldout_loss_ema:0.99": 2.5,
+        "training_loss_ema:0.99": 1.0,
+        "gap_ema:0.99": 1.5,
+        "best_heldout_loss": 1.0,
+        "best_weights": "ema:0.9",
+    }
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_null_and_never_the_best(bad, folders):
+    broken = measurer(folders, lambda noisy, t, mask, c: noisy * bad).measure(gains=True)
+    fine = measurer(folders).measure(gains=False)
+    row = figures({"raw": fine, "ema:0.9": broken}, TIMES, "ema:0.9")
+    assert row["heldout_loss"] is row["gap"] is row["text_gain"] is None
+    assert row["heldout_loss_at_0.25"] is None
+    assert row["best_weights"] == "raw"
+    assert row["best_heldout_loss"] == row["heldout_loss_raw"] is not None
+    row = figures({"raw": broken, "ema:0.9": fine}, TIMES, "ema:0.9")
+    assert row["best_weights"] == "ema:0.9" and row["heldout_loss_raw"] is None
+    assert figures({"raw": broken}, TIMES, "raw")["best_heldout_loss"] is None

@@ -1,0 +1,66 @@
+"""Which row of validation.jsonl is the best."""
+
+import pytest
+
+from torchtitan.models.dit_tts.config.job_config import is_higher_better
+from torchtitan.models.dit_tts.validation.history import best_row, read_rows, weights_name
+
+
+def rows(**figures: list) -> list[dict]:
+    names, count = list(figures), len(next(iter(figures.values())))
+    return [
+        {"step": 10 * (n + 1), **{name: figures[name][n] for name in names}} for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    "figure, values, step",
+    [
+        ("best_heldout_loss", [0.5, 0.3, 0.4], 20),
+        ("heldout_loss_at_0.9", [0.5, 0.6, 0.4], 30),
+        ("heldout_loss_ema:0.9", [0.5, 0.6, 0.4], 30),
+        ("gap", [0.5, -0.6, 0.4], 20),
+        ("gap_raw", [0.0, 0.1, 0.1], 10),
+        ("wer", [0.0, 0.1, 0.1], 10),  # 0 is a figure
+        ("text_gain", [0.5, 0.6, 0.4], 20),
+        ("speaker_gain_at_0.99", [-0.5, -0.1, -0.4], 20),
+        ("speaker_similarity", [0.5, 0.6, 0.4], 20),
+        ("opinion_raw", [1.0, 4.0, 3.0], 20),
+        ("best_heldout_loss", [0.4, 0.3, 0.3], 20),  # the first of equal ones
+        ("text_gain", [0.4, 0.5, 0.5], 20),
+        ("text_gain", [None, None, -0.5], 30),
+        ("best_heldout_loss", [None, 9.0, None], 20),
+    ],
+)
+def test_best(figure, values, step):
+    best = best_row(rows(**{figure: values}), figure)
+    assert best is not None and best["step"] == step
+
+
+def test_none_is_best_where_nothing_is_measured():
+    assert best_row([], "best_heldout_loss") is None
+    assert best_row(rows(heldout_loss=[0.1, 0.2]), "wer") is None
+    assert best_row(rows(wer=[None, None]), "wer") is None
+    assert best_row(rows(heldout_loss=[0.1]), "") is None
+    # Rows of samples and of losses lie in one file.
+    mixed = [{"step": 1, "wer": 0.3}, {"step": 1, "heldout_loss": 1.0}, {"step": 2, "wer": 0.1}]
+    best = best_row(mixed, "wer")
+    assert best is not None and best["step"] == 2
+
+
+@pytest.mark.parametrize("figure", ["training_loss", "loss", "seconds", "best", "", "werewolf"])
+def test_figures_that_choose_nothing(figure):
+    assert is_higher_better(figure) is None
+
+
+def test_rows_in_order_of_their_steps(tmp_path):
+    assert read_rows(tmp_path) == []
+    lines = ['{"step": 20, "wer": 1}', '{"step": 10, "wer": 2}', "{torn"]
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines))
+    assert [row["step"] for row in read_rows(tmp_path)] == [10, 20]
+
+
+def test_names_of_weights():
+    assert weights_name("decay-0.999.") == "ema:0.999"
+    assert weights_name("decay-1e-05.") == "ema:1e-05"
+    assert weights_name("") == "ema"

@@ -1,0 +1,323 @@
+"""Validation within runs: its rows, whatever ends them, the checkpoint it keeps, and that it disturbs
+nothing."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.tiny_runs import Folder
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
+from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
+from torchtitan.models.dit_tts.validation.validator import Validator
+
+pytestmark = pytest.mark.long
+MEASURED = {"step", "weights", "samples", "best_weights"}
+
+
+@pytest.fixture(scope="session")
+def heldout(tmp_path_factory) -> Path:
+    from tools.harness.synthetic import make_shards
+
+    folder = tmp_path_factory.mktemp("heldout") / "heldout"
+    make_shards(folder, 11, 5, channels=8, frames=lambda generator: int(generator.integers(8, 33)))
+    return folder
+
+
+@pytest.fixture
+def options(heldout) -> list[str]:
+    return [
+        f"--validation.path={heldout}",
+        "--validation.freq=3",
+        "--validation.samples=9",
+        "--validation.batch_size=4",
+        "--validation.times=0.9,0.3",
+    ]
+
+
+def rows(folder: Folder) -> list[dict]:
+    lines = (folder.path / "validation.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def measured(folder: Folder) -> list[dict]:
+    """Without what a clock says."""
+    return [
+        {name: value for name, value in row.items() if name not in ("time", "seconds")}
+        for row in rows(folder)
+    ]
+
+
+def weights(folder: Folder, step: int) -> dict[str, torch.Tensor]:
+    saved = folder.checkpoint(step)
+    return {name: each for name, each in saved.items() if isinstance(each, torch.Tensor)} | {
+        f"ema.{name}": each
+        for name, each in saved.get("ema", {}).items()
+        if isinstance(each, torch.Tensor)
+    }
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys() and len(found) > 20
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def kill(trainer) -> None:
+    raise RuntimeError("killed")
+
+
+def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog):
+    caplog.set_level("INFO")
+    arguments = [*options, "--training.steps=8", "--ema.decays=0.9,0.5", "--metrics.log_freq=5"]
+    assert train("run", *arguments) == 0
+    run = Folder(tmp_path / "run")
+    found = rows(run)
+    assert [row["step"] for row in found] == [3, 6, 8]
+    assert all(row["samples"] == 9 and row["weights"] == "ema:0.9" for row in found)
+    names = ["raw", "ema:0.5", "ema:0.9"]
+    for row in found:
+        by_weights = [row[f"heldout_loss_{name}"] for name in names]
+        assert row["best_heldout_loss"] == min(by_weights)
+        assert row["heldout_loss"] == by_weights[-1] and len(set(by_weights)) == 3
+        assert row["best_weights"] == names[by_weights.index(min(by_weights))]
+        assert math.isfinite(row["text_gain"]) and math.isfinite(row["speaker_gain"])
+        each = [row["heldout_loss_at_0.9"], row["heldout_loss_at_0.3"]]
+        assert row["heldout_loss"] == pytest.approx(sum(each) / 2)
+    assert caplog.text.count("validation at step ") == 3
+    assert "validation at step 8: held-out loss " in caplog.text
+    # What is validated is logged.
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6, 8]  # 2, 4: saved
+
+
+def test_the_number_of_samples_is_of_those_that_there_are(tmp_path, train, options):
+    assert train("run", *options, "--training.steps=2", "--validation.samples=100") == 0
+    (row,) = rows(Folder(tmp_path / "run"))
+    assert row["samples"] == 11
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--checkpoint.async_mode=async", "--ema.decays=0.9,0.5"],
+        ["--compile.enable", "--compile.backend=aot_eager", "--compile.components=model,loss"],
+        ["--training.mixed_precision_param=bfloat16"],
+        ["--ema.no-enable", "--data.conditioning=speaker", "--data.conditioning_dropout=0.5"],
+    ],
+    ids=["plain", "async", "compiled", "bfloat16", "conditions"],
+)
+def test_training_is_the_same_without_it(tmp_path, train, options, more):
+    assert train("with", *options, "--training.steps=5", *more) == 0
+    off = "--validation.no-enable"
+    assert train("without", *options, off, "--training.steps=5", *more) == 0
+    run, expected = Folder(tmp_path / "with"), Folder(tmp_path / "without")
+    assert len(rows(run)) == 2 and not (expected.path / "validation.jsonl").exists()
+    assert run.losses() == expected.losses() and len(run.losses()) == 5
+    assert [row["grad_norm"] for row in run.metrics()] == [
+        row["grad_norm"] for row in expected.metrics()
+    ]
+    for name in ("compiles", "compiled_shapes"):
+        assert run.metrics()[-1][name] == expected.metrics()[-1][name]
+    assert_equal(weights(run, 5), weights(expected, 5))
+
+
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_the_same_rows_after_a_kill(tmp_path, train, options, after_step, at):
+    """Right at a validation, and on both sides of it; checkpoints are of steps 2, 4 ..."""
+    arguments = [*options, "--training.steps=7", "--ema.decays=0.9,0.5"]
+    assert train("unbroken", *arguments) == 0
+    steps = {at: kill}
+    after_step(steps)
+    with pytest.raises(RuntimeError, match="killed"):
+        train("killed", *arguments)
+    steps.clear()
+    assert train("killed", *arguments) == 0
+    run, expected = Folder(tmp_path / "killed"), Folder(tmp_path / "unbroken")
+    assert [row["step"] for row in rows(run)] == [3, 6, 7]
+    assert measured(run) == measured(expected)
+    assert run.checkpoints() == expected.checkpoints()
+    assert_equal(weights(run, 7), weights(expected, 7))
+
+
+@pytest.mark.parametrize("at", [4, 8])
+def test_a_kill_within_a_validation_leaves_no_row_out(tmp_path, train, options, monkeypatch, at):
+    """Its step is saved before it, so the next start begins behind it, or has nothing left to train."""
+    arguments = [*options, "--validation.freq=4", "--training.steps=8"]
+    assert train("unbroken", *arguments) == 0
+    with monkeypatch.context() as patch:
+        measure = HeldoutLoss.measure
+
+        def dies(loss, gains):
+            if len(calls) == at // 2 - 1:  # of two for each validation: the second, of the average
+                raise RuntimeError("killed")
+            calls.append(gains)
+            return measure(loss, gains)
+
+        calls: list[bool] = []
+        patch.setattr(HeldoutLoss, "measure", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            train("killed", *arguments)
+    killed, expected = Folder(tmp_path / "killed"), Folder(tmp_path / "unbroken")
+    assert f"step-{at}" in killed.checkpoints()
+    assert train("killed", *arguments) == 0
+    assert measured(killed) == measured(expected)
+    assert train("killed", *arguments) == 0  # once more, and nothing is due
+    assert measured(killed) == measured(expected)
+    assert_equal(weights(killed, 8), weights(expected, 8))
+
+
+def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, monkeypatch):
+    """The best step of no regular save: its row goes, with the steps that are trained again."""
+    arguments = [*options, "--training.steps=5", "--checkpoint.interval=100"]
+    assert train("unbroken", *arguments) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "torchtitan.models.dit_tts.checkpointing.RunCheckpointer.keep", lambda *_: kill(None)
+        )
+        with pytest.raises(RuntimeError, match="killed"):
+            train("killed", *arguments)
+    run = Folder(tmp_path / "killed")
+    assert [row["step"] for row in rows(run)] == [3] and not (run.path / "checkpoint").exists()
+    assert train("killed", *arguments) == 0
+    assert measured(run) == measured(Folder(tmp_path / "unbroken"))
+
+
+def test_undone_steps_are_validated_once(tmp_path, train, options, monkeypatch):
+    """Bad steps right after a validation, and at one."""
+    loss_sum, init = DiTTTSTrainer._loss_sum, LatentDataLoader.__init__
+    bad = {3: math.nan, 6: math.nan}
+
+    def planted(trainer, batch, labels):
+        return loss_sum(trainer, batch, labels) * bad.get(int(batch["global_batch"]), 1.0)
+
+    monkeypatch.setattr(DiTTTSTrainer, "_loss_sum", planted)
+    arguments = [*options, "--training.steps=6", "--metrics.log_freq=100"]
+    assert train("run", *arguments) == 0
+    bad.clear()
+
+    def skipping(loader, *positional, **named):
+        init(loader, *positional, **named)
+        if loader.order.samples_fingerprint():  # not the loader of fixed batches
+            loader.skipped = {3, 6}
+
+    monkeypatch.setattr(LatentDataLoader, "__init__", skipping)
+    assert train("expected", *arguments) == 0
+    run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    assert [row["step"] for row in rows(run)] == [3, 6]
+    assert measured(run) == measured(expected)
+
+
+def test_rows_after_a_rollback_are_measured_anew(tmp_path, train, options, after_step):
+    @torch.no_grad()
+    def break_once(trainer):
+        trainer.model_parts[0].output.bias.fill_(torch.nan)
+        steps.clear()
+
+    steps = {6: break_once}  # its row is measured with broken weights, hence null
+    after_step(steps)
+    arguments = [*options, "--training.steps=9", "--checkpoint.interval=5"]
+    assert train("run", *arguments) == 0
+    run = Folder(tmp_path / "run")
+    assert [row["step"] for row in rows(run)] == [3, 6, 9]
+    assert all(math.isfinite(row["heldout_loss_raw"]) for row in rows(run))
+    text = (run.path / "validation.jsonl").read_text() + (run.path / "metrics.jsonl").read_text()
+    assert "NaN" not in text
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Sets what validations measure, by step, in the place of the best held-out loss."""
+    record, values = Validator._record, {}
+
+    def planted(validator, row, step, *rest):
+        record(validator, row | {"best_heldout_loss": values[step]}, step, *rest)
+
+    monkeypatch.setattr(Validator, "_record", planted)
+    return values
+
+
+KEEP = ["--checkpoint.interval=4", "--checkpoint.keep_latest_k=2", "--validation.freq=1"]
+
+
+def test_the_best_steps_checkpoint_outlives_the_others(tmp_path, train, options, planned):
+    """Whether it was a regular save or not; the best before it goes at once."""
+    run = Folder(tmp_path / "run")
+    planned.update({1: 9.0, 2: 5.0, 3: 6.0, 4: 6.0, 5: 7.0, 6: 7.0, 7: 7.0, 8: 5.0})
+    assert train("run", *options, *KEEP, "--training.steps=8") == 0
+    assert run.checkpoints() == {"step-2", "step-4", "step-8"}
+    # A resume knows it: later saves leave it, until a better one comes, which is no regular save.
+    planned.update(dict.fromkeys(range(9, 19), 6.0))
+    assert train("run", *options, *KEEP, "--training.steps=17") == 0
+    assert run.checkpoints() == {"step-2", "step-12", "step-16", "step-17"}
+    planned[18] = 1.0
+    assert train("run", *options, *KEEP, "--training.steps=18") == 0
+    assert run.checkpoints() == {"step-17", "step-18"}
+
+
+def test_the_best_step_is_a_regular_save(tmp_path, train, options, planned):
+    run = Folder(tmp_path / "run")
+    planned.update({step: 9.0 - step if step in (2, 12) else 9.0 for step in range(1, 21)})
+    assert train("run", *options, *KEEP, "--training.steps=13") == 0
+    assert run.checkpoints() == {"step-8", "step-12", "step-13"}
+    assert train("run", *options, *KEEP, "--training.steps=20") == 0
+    assert {"step-12", "step-16"} < run.checkpoints() and "step-2" not in run.checkpoints()
+
+
+def test_nothing_is_kept_where_nobody_asks(tmp_path, train, options, planned):
+    planned.update({step: float(step) for step in range(1, 14)})
+    arguments = [*options, *KEEP, "--training.steps=13", "--validation.keep_best="]
+    assert train("run", *arguments) == 0
+    assert Folder(tmp_path / "run").checkpoints() == {"step-8", "step-12", "step-13"}
+
+
+def test_without_checkpoints_there_is_nothing_to_keep(tmp_path, train, options):
+    assert train("run", *options, "--training.steps=4", "--checkpoint.no-enable") == 0
+    run = Folder(tmp_path / "run")
+    assert [row["step"] for row in rows(run)] == [3, 4]
+    assert not (run.path / "checkpoint").exists()
+
+
+def test_throughput_leaves_it_out(tmp_path, train, options, monkeypatch):
+    """A measurement that takes a minute by the clock, which stands still otherwise."""
+
+    class Clock:
+        now, time, sleep = 1000.0, time.time, time.sleep
+
+        def perf_counter(self) -> float:
+            self.now += 0.001
+            return self.now
+
+    clock, measure = Clock(), HeldoutLoss.measure
+
+    def slow(loss, gains):
+        clock.now += 60.0
+        return measure(loss, gains)
+
+    monkeypatch.setattr(HeldoutLoss, "measure", slow)
+    for module in ("metrics", "validation.validator"):
+        monkeypatch.setattr(f"torchtitan.models.dit_tts.{module}.time", clock)
+    assert train("run", *options, "--training.steps=7") == 0
+    run = Folder(tmp_path / "run")
+    assert all(row["seconds"] > 120 for row in rows(run)) and len(rows(run)) == 3
+    assert max(row["seconds_per_step"] for row in run.metrics()) < 1.0
+
+
+def test_a_run_without_held_out_samples_says_so(tmp_path, train, caplog):
+    assert train("run", "--training.steps=1") == 0
+    run = Folder(tmp_path / "run")
+    assert not (run.path / "validation.jsonl").exists()
+    warnings = [m for m in caplog.messages if m.startswith("No validation: ")]
+    assert len(warnings) == 1 and "titan-tts prepare --heldout-fraction" in warnings[0]
+
+
+def test_a_bad_heldout_folder_leaves_no_run_behind(tmp_path, train, options, capsys):
+    (tmp_path / "empty").mkdir()
+    wrong = f"--validation.path={tmp_path / 'empty'}"
+    assert train("run", *options, wrong, "--training.steps=2") == 2
+    assert str(tmp_path / "empty") in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
