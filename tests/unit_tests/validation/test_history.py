@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchtitan.models.dit_tts.config.job_config import is_higher_better
+from torchtitan.models.dit_tts.config.validation_figures import is_higher_better
 from torchtitan.models.dit_tts.validation.history import best_row, read_rows, weights_name
 
 

@@ -78,7 +78,8 @@ def choose_prompts(
     for sample, code in zip(samples.tolist(), codes[samples].tolist()):
         turns.append((seen.get(code, 0), sample))
         seen[code] = seen.get(code, 0) + 1
-    data, prompts = config.data, []
+    data = config.data
+    prompts: list[Prompt] = []
     for _, sample in sorted(turns):
         if (number := len(prompts)) == count:
             break
