@@ -18,7 +18,9 @@ def make_speaking_shards(
     utterance, to which the speaker adds one vector, and noise of its own comes on top. `shuffled` gives
     each the text of another."""
     fixed = np.random.default_rng(7)
-    sounds = dict(zip(_LETTERS, fixed.standard_normal((len(_LETTERS), FRAMES_PER_LETTER, CHANNELS))))
+    sounds = dict(
+        zip(_LETTERS, fixed.standard_normal((len(_LETTERS), FRAMES_PER_LETTER, CHANNELS)))
+    )
     voices = 0.7 * fixed.standard_normal((_SPEAKERS, CHANNELS))
     generator = np.random.default_rng(seed)
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_rows
 from tools.harness.synthetic import flip_bits
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, with_duration

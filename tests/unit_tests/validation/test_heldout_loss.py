@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.fixed_sets import CHANNELS, fixed_set, write_rows
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.model.model import Conditions

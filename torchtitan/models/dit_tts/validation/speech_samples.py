@@ -75,7 +75,7 @@ def choose_prompts(
     for sample, code in zip(samples.tolist(), codes[samples].tolist()):
         turns.append((seen.get(code, 0), sample))
         seen[code] = seen.get(code, 0) + 1
-    data, prompts = config.data, []
+    data, prompts = config.data, list[Prompt]()
     for _, sample in sorted(turns):
         if (number := len(prompts)) == count:
             break
