@@ -278,8 +278,10 @@ def test_help_on_the_config_shows_what_is_used_ours_first(capsys):
         each.name for each in fields(TitanJobConfig)
     }
     assert "divergence" in ours and ours <= set(shown)
-    assert set(shown) < set(known) and "validation" in set(known) - set(shown)
+    assert set(shown) < set(known) and {"validation", "samples"} <= set(shown)
     for key in ("--data.path", "--training.global-batch-size", "--quantize.linear.float8."):
+        assert key in used
+    for key in ("--validation.keep-best", "--validation.times", "--samples.recognizer"):
         assert key in used
     for key in ("c4_test", "--debug.moe", "--parallelism.expert", "--quantize.linear.mx"):
         assert key not in used and key in every

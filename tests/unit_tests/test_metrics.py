@@ -250,10 +250,66 @@ def test_pages_of_the_trackers_are_grouped_with_the_loss_first(tmp_path, one_pro
     metrics.log_step(1, 0.5, 1.0, 0.1)
     (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
     flat = {name.rpartition("/")[2]: value for name, value in logged.items()}
+    assert row.pop("loss_by_time") == []
     assert flat == {name: value for name, value in row.items() if name not in ("step", "time")}
     assert {name.partition("/")[0] for name in logged} == {"loss", "train", "speed"}
     assert min(logged, key=str.lower) == "loss" < "speech"  # TensorBoard's order
     assert {"train/grad_norm", "train/lr", "speed/mfu", "speed/gpu_power_watts"} <= logged.keys()
+
+
+def masked(lengths: list[int]) -> torch.Tensor:
+    return torch.arange(10) < torch.tensor(lengths)[:, None]
+
+
+def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
+    """Weighted by frames over the micro-batches since the last logged step; the ends are in the outer
+    tenths, and what is not finite is left out."""
+    metrics = started(tmp_path)
+    logged: list[dict] = []
+    metrics.trackers = SimpleNamespace(log_scalars=lambda values, step: logged.append(values))
+    first = torch.tensor([0.0, 0.05, 0.55, 1.0]), torch.tensor([6.0, 1.0, 9.0, 5.0])
+    metrics.count_losses(*first, masked([4, 10, 3, 10]))
+    bad = [0.5, float("nan"), float("inf")]
+    metrics.count_losses(torch.tensor([0.59, 0.0, 0.95]), torch.tensor(bad), masked([2, 9, 9]))
+    metrics.count(ONE)
+    metrics.log_step(1, 0.5, 1.0)
+    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), masked([8]))
+    metrics.count(ONE)
+    metrics.log_step(2, 0.5, 1.0)
+    found = [row["loss_by_time"] for row in JsonLines(tmp_path / "metrics.jsonl").read()]
+    assert found[0] == [7 / 14, *[None] * 4, pytest.approx(9.5 / 5), *[None] * 3, 0.5]
+    assert found[1] == [None, 0.5, *[None] * 8]
+    by_time = {name: value for name, value in logged[0].items() if "loss_at" in name}
+    assert list(by_time) == [f"train/loss_at_{n / 10:.1f}-{(n + 1) / 10:.1f}" for n in range(10)]
+    assert list(by_time.values()) == found[0]
+    assert not [name for name in logged[0] if "by_time" in name]
+
+
+def test_seconds_that_are_left_out(tmp_path, one_process_group, clock):
+    metrics = started(tmp_path)
+    metrics.count(ONE)
+    clock.now += 50.0
+    metrics.leave_out(40.0)
+    metrics.log_step(4, 0.5, 1.0)
+    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
+    assert row["seconds_per_step"] == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, logged",
+    [
+        (["--validation.path=/h", "--validation.freq=7"], [1, 7, 12, 14, 20]),
+        (
+            ["--validation.path=/h", "--validation.freq=7", "--samples.freq=5"],
+            [1, 5, 7, 10, 12, 14, 15, 20],
+        ),
+        (["--validation.freq=7", "--samples.freq=5"], [1, 12, 20]),  # nothing is held out
+        (["--validation.path=/h", "--validation.freq=7", "--validation.no-enable"], [1, 12, 20]),
+    ],
+)
+def test_steps_that_are_validated_are_logged(arguments, logged):
+    metrics = processor("--metrics.log_freq=12", *arguments)
+    assert [step for step in range(1, 21) if metrics.should_log(step)] == logged
 
 
 def test_only_rank_0_has_trackers(tmp_path, one_process_group, monkeypatch):

@@ -72,7 +72,24 @@ REFUSED = """
 1 | checkpoint.initial_load_path = 'no/where' | initial_load_path | 'no/where' | not a folder
 2 | checkpoint = {enable = true, create_seed_checkpoint = true} | 2 processes | needs 1
 1 | checkpoint = {enable = false, create_seed_checkpoint = true} | enable = false | enable = true
-1 | validation.enable = true | [validation] enable = true | false
+1 | validation.times = [] | [validation] times = [] | one or more
+1 | validation.times = [0.5, 0.5] | times = [0.5, 0.5] | different
+1 | validation.times = [0.5, 0.0] | times = [0.5, 0.0] | above 0
+1 | validation.times = [1.01] | times = [1.01] | at most 1
+1 | validation.freq = 0 | [validation] freq = 0
+1 | validation.samples = 0 | [validation] samples = 0
+1 | validation.batch_size = 0 | [validation] batch_size = 0
+1 | samples.count = 0 | [samples] count = 0
+1 | samples.freq = -1 | [samples] freq = -1
+1 | validation.keep_best = 'loss' | keep_best = 'loss' | heldout_loss, gap | an empty string
+1 | validation.keep_best = 'training_loss' | keep_best = 'training_loss' | allowed are
+1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.85' | 'heldout_loss_at_0.85' | one of times
+1 | HELD_OUT; validation.keep_best = 'heldout_loss_ema:0.5' | 'heldout_loss_ema:0.5' | certain weights
+1 | HELD_OUT; validation.keep_best = 'wer' | keep_best = 'wer' | need [samples] freq
+1 | HELD_OUT; SPEECH; validation.keep_best = 'cer' | keep_best = 'cer' | what measures them
+1 | HELD_OUT; SPEECH; validation.keep_best = 'duration_error_raw' | keep_best = 'duration_error_raw'
+1 | SPEECH | [samples] freq = 9 | no held-out texts | give its path
+1 | SPEECH; validation = {enable = false, path = '/heldout'} | [samples] freq = 9 | enable = true
 1 | quantize.linear.float8.enable_fsdp_float8_all_gather = true | float8] enable_fsdp | false
 1 | activation_checkpoint.mode = 'memory_budget' | 'memory_budget' | [compile] enable = true
 1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow; set it to 'default'
@@ -95,12 +112,24 @@ ALLOWED = """
 1 | data = {num_workers = 0, prefetch_batches = 0}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
+1 | HELD_OUT; validation.times = [1.0, 1e-3]
+1 | HELD_OUT; validation.keep_best = ''
+1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
+1 | HELD_OUT; validation.keep_best = 'gap_raw'
+1 | HELD_OUT; ema.decays = [0.5, 0.9999]; validation.keep_best = 'heldout_loss_ema:0.9999'
+1 | HELD_OUT; validation.times = [0.25]; validation.keep_best = 'text_gain_at_0.25'
+1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'wer'
+1 | HELD_OUT; SPEECH; samples.raw = true; validation.keep_best = 'duration_error_raw'
+1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity'
+1 | validation.keep_best = 'wer'
 1 | encoder.model = '/was/here/when/the/run/began'
 """
 SHORT = {
     "GRAPHS": "compile.enable = true; compile.mode = 'reduce-overhead'",
     "EDGES": "data.bucket_frames = [64, 768]",
     "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
+    "HELD_OUT": "validation.enable = true; validation.path = '/heldout'",
+    "SPEECH": "samples.freq = 9",
     "REPLICAS": "parallelism.data_parallel_replicate_degree = 2",
 }
 

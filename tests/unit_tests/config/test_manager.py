@@ -251,3 +251,71 @@ def test_mistakes_on_the_command_line(arguments, words, capfd):
     said = capfd.readouterr().err
     for word in words:
         assert word.lower() in said.lower(), said
+
+
+# Held-out samples
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch) -> Path:
+    """What titan-tts prepare writes; and the working directory is beside it."""
+    for name in ("train", "heldout"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "000000.tar").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("path", ["data/train", "data/train/", "./data/../data/train", "file://"])
+def test_held_out_shards_beside_the_data_are_found(prepared, path):
+    path = path if path != "file://" else f"file://{prepared}/train"
+    config = load_config([f"--data.path={path}"])
+    assert config.validation.path == str(prepared / "heldout") and config.validation.enable
+    assert resolve(config) == config  # also once more, as from its config.toml
+    off = load_config([f"--data.path={path}", "--validation.no-enable"])
+    assert not off.validation.enable
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "data/train,data/train",  # whose held-out samples are those of which?
+        "data/train/000000.tar",
+        "data/train/*.tar",
+        "data/heldout",
+        "s3://bucket/train",
+        "https://host/data/train",
+        "data/nothing",
+        "",
+    ],
+)
+def test_without_a_folder_beside_it_nothing_is_held_out(prepared, path):
+    config = load_config([f"--data.path={path}"])
+    assert config.validation.path == "" and not config.validation.enable
+
+
+def test_a_folder_without_shards_holds_nothing_out(prepared):
+    (prepared / "heldout/000000.tar").unlink()
+    (prepared / "heldout/notes.txt").touch()
+    assert not load_config(["--data.path=data/train"]).validation.enable
+
+
+def test_a_given_path_of_held_out_samples_wins(prepared):
+    def path(given: str) -> str | list[str]:
+        arguments = ["--data.path=data/train", f"--validation.path={given}"]
+        config = load_config(arguments)
+        assert config.validation.enable
+        return config.validation.path
+
+    assert path("other/dev") == str(prepared.parent / "other/dev")
+    assert path("s3://bucket/dev") == "s3://bucket/dev"
+    assert path("a,https://host/b") == [str(prepared.parent / "a"), "https://host/b"]
+    several = load_config(["--data.path=data/train,x", "--validation.path=data/heldout"])
+    assert several.validation.path == str(prepared / "heldout") and several.validation.enable
+
+
+def test_a_benchmark_holds_nothing_out(prepared):
+    config = load_config(
+        ["--data.path=data/train", "--benchmark.enable", "--benchmark.steps=2", "--samples.freq=2"]
+    )
+    assert not config.validation.enable and config.samples.freq == 0

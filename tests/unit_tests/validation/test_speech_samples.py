@@ -1,0 +1,376 @@
+"""The prompts of a run: which they are, what is written of them, and what is said before it starts."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from tests.helpers.fixed_sets import data_section, fixed_set, write_rows
+from tests.helpers.tiny_runs import Folder
+from tools.harness.synthetic import flip_bits, make_shards
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
+from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
+from torchtitan.models.dit_tts.validation.validator import samples_sentence
+
+ROWS = [
+    ("one", "ann", 20, 6),
+    ("two", "ann", 9, 16),
+    ("three", "bob", 12, 0),
+    ("four", None, 20, 4),
+    ("five", "bob", 31, 3),
+    ("six", "ann", 7, 5),
+]
+
+
+def prompts_of(folder: Path, count: int, bytes_per_frame: float = 1.0, **changes):
+    config = load_config(["--training.steps=1"])
+    config.data = data_section(folder, **changes)
+    fixed = fixed_set(folder, **changes)
+    weights = np.append(np.full(256, bytes_per_frame), 1.0)
+    durations = LinearDurationModel(weights, {"bob": 2.0})
+    return choose_prompts(fixed.dataset, fixed.fitting, count, durations, config)
+
+
+def test_each_speakers_first_before_any_second(tmp_path):
+    folder = write_rows(tmp_path / "heldout", ROWS, language="en")
+    texts = [prompt.request.text for prompt in prompts_of(folder, 5)]
+    assert texts == ["one", "three", "four", "two", "five"]
+    assert [p.request.text for p in prompts_of(folder, 2)] == texts[:2]
+    everything = prompts_of(folder, 100)
+    assert len(everything) == 6
+    names = [prompt.name for prompt in everything]
+    assert names[:3] == ["000-ann-utt0", "001-bob-utt2", "002--utt3"]
+    assert all(prompt.language == "en" for prompt in everything)
+    assert prompts_of(write_rows(tmp_path / "none", ROWS), 1)[0].language == ""
+
+
+def test_what_is_asked_for(tmp_path):
+    folder = write_rows(tmp_path / "heldout", ROWS)
+    data = data_section(folder, max_frames=32, max_speaker_frames=5)
+    prompts = prompts_of(folder, 3, max_speaker_frames=5)
+    dataset = open_training_data(data)
+    for prompt, sample in zip(prompts, (0, 2, 3)):
+        loaded = dataset.load(sample)
+        assert np.array_equal(prompt.recording.numpy(), loaded.latents)
+        assert np.array_equal(prompt.request.reference.numpy(), loaded.reference[:5])
+    # A frame for each byte and one more; bob speaks at half the rate.
+    assert [prompt.request.frames for prompt in prompts] == [4, 12, 5]
+    seconds = [prompt.request.metadata["target_duration"] for prompt in prompts]
+    assert seconds == pytest.approx([frames / data.frames_per_second for frames in (4, 12, 5)])
+    assert prompts[0].request.metadata["speaker"] == "ann"
+    # Never longer than what is trained on.
+    long = prompts_of(folder, 3, bytes_per_frame=100.0)
+    assert [prompt.request.frames for prompt in long] == [32, 32, 32]
+
+
+def test_texts_within_the_limits_of_training(tmp_path):
+    """Of others the model knows nothing: they would be said too fast."""
+    folder = write_rows(tmp_path / "heldout", [("a long text", "ann", 9, 4), *ROWS])
+    texts = [p.request.text for p in prompts_of(folder, 9, max_text_tokens=9, max_frames=16)]
+    assert texts == ["two", "three", "six"]
+
+
+HOSTILE = ["../../up", "/etc/x", "a" * 300, "日本語" * 60, "a b\tc", "x:y*?", "", "ann", "ANN"]
+
+
+def test_names_that_any_file_system_takes(tmp_path):
+    arrays = [np.ones((4, 4), np.float16)] * 2
+    samples = [
+        Triplet(f"dir/{'k' * 90}{n}", *arrays, {"text": "a", "speaker": speaker})
+        for n, speaker in enumerate(HOSTILE)
+    ]
+    (tmp_path / "heldout").mkdir()
+    write_shard(tmp_path / "heldout/000000.tar", samples)
+    names = [prompt.name for prompt in prompts_of(tmp_path / "heldout", 100)]
+    assert len({name.lower() for name in names}) == len(HOSTILE)
+    for number, name in enumerate(names):
+        assert name.startswith(f"{number:03d}-") and len(f"{name}.png".encode()) < 128
+        assert not set(name) & set("/\\.: \t*?\0")
+        path = tmp_path / f"{name}.wav"
+        path.write_bytes(b"")
+        assert path.parent == tmp_path and path.exists()
+
+
+def test_a_corrupt_prompt_ends_the_run_or_the_next_is_taken(tmp_path):
+    folder = write_rows(tmp_path / "heldout", ROWS)
+    open_training_data(data_section(folder))
+    flip_bits(folder / "000000.tar", [0])
+    with pytest.raises(InputError, match="utt0"):
+        prompts_of(folder, 2)
+    found = prompts_of(folder, 2, on_error="skip", max_corrupt_fraction=0.5)
+    assert [prompt.request.text for prompt in found] == ["three", "four"]
+    assert [prompt.name[:3] for prompt in found] == ["000", "001"]
+
+
+# Within runs
+
+
+@pytest.fixture(scope="session")
+def speech_data(tmp_path_factory) -> Path:
+    """Of the embedded codec's 128 channels; held-out samples, two of them without a reference."""
+    folder = tmp_path_factory.mktemp("speech")
+    frames = lambda generator: int(generator.integers(8, 20))  # noqa: E731
+    make_shards(folder / "train", 24, channels=128, frames=frames)
+    generator = np.random.default_rng(4)
+    samples = []
+    for n in range(4):
+        latents = (0.5 * generator.standard_normal((10 + n, 128))).astype(np.float16)
+        reference = latents[: 0 if n > 1 else 6]
+        samples.append(
+            Triplet(f"u{n}", latents, reference, {"text": "one six", "speaker": f"s{n}"})
+        )
+    (folder / "heldout").mkdir()
+    write_shard(folder / "heldout/000000.tar", samples)
+    return folder
+
+
+@pytest.fixture
+def options(speech_data) -> list[str]:
+    return [
+        f"--data.path={speech_data / 'train'}",
+        "--data.latent_channels=128",
+        "--validation.times=0.5",
+        "--samples.freq=2",
+        "--samples.count=4",
+        "--sampling.steps=2",
+        "--sampling.codec=mel_dct",
+        "--training.steps=3",
+    ]
+
+
+class Seen:
+    """A stand-in for the trackers."""
+
+    def __init__(self, *_):
+        self.scalars, self.audio, self.images = [], [], []
+
+    def continue_after(self, step):
+        pass
+
+    def log_scalars(self, values, step):
+        self.scalars.append((step, dict(values)))
+
+    def log_audio(self, name, waveform, rate, step):
+        self.audio.append((step, name, len(waveform), rate))
+
+    def log_image(self, name, png, step):
+        assert png.startswith(b"\x89PNG")
+        self.images.append((step, name))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    trackers = Seen()
+    monkeypatch.setattr("torchtitan.models.dit_tts.metrics.Trackers", lambda *_: trackers)
+    return trackers
+
+
+def speech_rows(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
+    return [row for row in rows if "duration_error" in row]
+
+
+@pytest.mark.long
+def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
+    caplog.set_level("INFO")
+    options += ["--samples.raw", "--samples.speaker_scorer=own", "--ema.decays=0.9,0.1"]
+    assert train("run", *options) == 0
+    run = tmp_path / "run"
+    assert {path.name for path in (run / "samples").iterdir()} == {"step-2", "step-3"}
+    names = [f"00{n}-s{n}-u{n}" for n in range(4)]
+    rows = speech_rows(run)
+    assert [row["step"] for row in rows] == [2, 3]
+    for folder, weights, suffix in (("step-3", "ema:0.9", ""), ("step-3/raw", "raw", "_raw")):
+        place = run / "samples" / folder
+        files = {f"{name}.{end}" for name in names for end in ("wav", "png")} | {"scores.json"}
+        assert {path.name for path in place.iterdir()} - {"raw"} == files
+        report = json.loads((place / "scores.json").read_text())
+        assert (report["step"], report["weights"]) == (3, weights)
+        prompts = report["prompts"]
+        assert [prompt["name"] for prompt in prompts] == names
+        similarities = [prompt["score"]["speaker_similarity"] for prompt in prompts]
+        assert similarities[2:] == [None, None]  # without a reference
+        assert all(-1 <= value <= 1 for value in similarities[:2])
+        figures = ["wer", "cer", "speaker_similarity", "opinion", "duration_error"]
+        for figure in [*figures, "real_time_factor"]:
+            assert rows[1][f"{figure}{suffix}"] == report[figure]
+        assert report["wer"] is report["opinion"] is None
+        assert report["speaker_similarity"] == pytest.approx(sum(similarities[:2]) / 2)
+        assert report["real_time_factor"] > 0
+        for prompt, frames in zip(prompts, range(10, 14)):
+            samples, rate = soundfile.read(place / f"{prompt['name']}.wav")
+            made = len(samples) / rate * 25
+            assert prompt["seconds"] == pytest.approx(len(samples) / rate)
+            assert prompt["duration_error"] == pytest.approx(abs(made / frames - 1), abs=1e-6)
+            assert prompt["text"] == "one six" and prompt["score"]["heard"] is None
+    read = [
+        soundfile.read(run / "samples" / f / f"{names[0]}.wav")[0] for f in ("step-3", "step-3/raw")
+    ]
+    assert np.abs(read[0] - read[1]).max() > 1e-3
+
+    for kind in (seen.audio, seen.images):
+        shown = [(each[0], each[1]) for each in kind]
+        groups = ("speech", "speech_raw")
+        assert shown == [(s, f"{group}/{n}") for s in (2, 3) for group in groups for n in names]
+    assert all(rate == 16000 and length > 5000 for _, _, length, rate in seen.audio)
+    logged = [
+        values for step, values in seen.scalars if step == 3 and "speech/duration_error" in values
+    ]
+    assert len(logged) == 1 and "speech/duration_error_raw" in logged[0]
+    assert not any("step" in name.split("/")[1:] or name.endswith("time") for name in logged[0])
+    assert "samples at step 3: speaker similarity" in caplog.text
+
+
+@pytest.mark.long
+def test_without_an_average_the_weights_themselves_speak(tmp_path, train, options, seen):
+    assert train("run", *options, "--ema.no-enable", "--samples.raw") == 0
+    folder = tmp_path / "run/samples/step-3"
+    assert not (folder / "raw").exists() and len(list(folder.glob("*.wav"))) == 4
+    assert json.loads((folder / "scores.json").read_text())["weights"] == "raw"
+    assert {name.partition("/")[0] for _, name, *_ in seen.audio} == {"speech"}
+    (row, *_) = speech_rows(tmp_path / "run")
+    assert "duration_error" in row and not any(name.endswith("_raw") for name in row)
+
+
+@pytest.mark.long
+def test_raw_weights_only_where_they_are_asked_for(tmp_path, train, options):
+    without = [each for each in options if "freq" not in each]
+    assert train("run", *options) == 0
+    assert not list((tmp_path / "run").glob("samples/*/raw"))
+    assert train("silent", *without) == 0
+    assert not any((tmp_path / "silent/samples").iterdir())
+    # They leave no trace in the training.
+    runs = [Folder(tmp_path / name) for name in ("run", "silent")]
+    assert runs[0].losses() == runs[1].losses()
+    found, expected = (run.checkpoint(3) for run in runs)
+    tensors = [name for name, each in expected.items() if isinstance(each, torch.Tensor)]
+    assert all(torch.equal(found[name], expected[name]) for name in tensors)
+
+
+@pytest.mark.long
+def test_the_same_prompts_sound_the_same_after_a_resume(tmp_path, train, options, after_step):
+    """Also where the kill came before any of a step's rows was written."""
+    options += ["--samples.count=2"]
+    assert train("unbroken", *options) == 0
+    steps = {3: lambda trainer: 1 / 0}
+    after_step(steps)
+    with pytest.raises(ZeroDivisionError):
+        train("killed", *options)
+    steps.clear()
+    (tmp_path / "killed/validation.jsonl").unlink()
+    assert train("killed", *options) == 0
+    for name in ("step-2/000-s0-u0.wav", "step-3/001-s1-u1.wav"):
+        found, expected = (tmp_path / run / "samples" / name for run in ("killed", "unbroken"))
+        assert found.read_bytes() == expected.read_bytes()
+    rows = [speech_rows(tmp_path / run) for run in ("killed", "unbroken")]
+    assert [row["step"] for row in rows[0]] == [2, 3]
+    assert [row["duration_error"] for row in rows[0]] == [row["duration_error"] for row in rows[1]]
+
+
+@pytest.mark.parametrize(
+    "option, words",
+    [
+        ("--samples.recognizer=words:one,two", ["'six'", "whisper"]),
+        ("--samples.recognizer=whispr:large", ["whispr:large"]),
+        ("--samples.speaker_scorer=nobody", ["nobody"]),
+        ("--samples.opinion=mine:all", ["mine:all"]),
+        ("--sampling.codec=no_codec", ["no_codec"]),
+    ],
+)
+@pytest.mark.long
+def test_what_cannot_be_asked_is_refused_before_the_run(
+    tmp_path, train, options, capsys, option, words
+):
+    if "words:" in option:
+        pytest.importorskip("pocketsphinx")
+    assert train("run", *options, option) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words), error
+    assert not (tmp_path / "run").exists()
+
+
+def recognizer(device: str):
+    """A user's own, which hears the same in everything."""
+
+    def check_texts(texts):
+        assert list(texts) == ["one six"] * 4
+
+    heard = lambda sound, language="": "one sick"  # noqa: E731
+    return SimpleNamespace(name="deaf", check_texts=check_texts, transcribe=heard)
+
+
+def opinion(device: str):
+    return SimpleNamespace(name="mild", score=lambda sound: 3.0 + (sound.sample_rate == 16000))
+
+
+@pytest.mark.long
+def test_scores_of_plug_ins(tmp_path, train, options, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setitem(sys.modules, "own_plug_ins", sys.modules[__name__])
+    panels = []
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.validation.speech_samples.save_spectrograms",
+        lambda path, shown, rate: panels.append(shown),
+    )
+    options += [
+        "--samples.recognizer=own_plug_ins:recognizer",
+        "--samples.opinion=own_plug_ins:opinion",
+    ]
+    assert train("run", *options, "--validation.keep_best=wer") == 0
+    report = json.loads((tmp_path / "run/samples/step-3/scores.json").read_text())
+    assert report["wer"] == 0.5 and report["opinion"] == 4.0
+    assert [prompt["score"]["heard"] for prompt in report["prompts"]] == ["one sick"] * 4
+    assert "samples at step 3: WER 50.0%, CER " in caplog.text
+    for number, shown in enumerate(
+        panels[-4:]
+    ):  # the utterance as it is, above what was made of it
+        (above, recording), (below, made) = shown
+        assert above == 'recording: "one six"' and below == 'generated, heard as "one sick"'
+        assert len(recording) == (10 + number) * 640 and len(made) > 0
+    # The first of equal ones.
+    assert "step-2" in Folder(tmp_path / "run").checkpoints()
+
+
+def test_every_rank_has_its_part_of_the_prompts(monkeypatch):
+    """And goes through the network as often as the others."""
+    prompts = [SimpleNamespace(request=SimpleNamespace(text=f"t{n}")) for n in range(5)]
+    config = load_config(["--training.steps=1"])
+    for ranks in (1, 2, 4, 8):
+        shares = []
+        for rank in range(ranks):
+            names = (
+                "folder",
+                "prompts",
+                "codec",
+                "model",
+                "tokenizer",
+                "objective",
+                "text_encoder",
+            )
+            parts = dict.fromkeys(names) | {"prompts": prompts, "folder": Path(".")}
+            device = torch.device("cpu")
+            arguments = list(parts.values())
+            one = SpeechSamples(config, *arguments, device, rank, ranks, False, rank == 0)
+            shares.append(one.own)
+        assert len({len(each) for each in shares}) == 1
+        own = sorted(prompt.request.text for each in shares for prompt, counts in each if counts)
+        assert own == [f"t{n}" for n in range(5)]
+
+
+def test_a_sentence_leaves_out_what_was_not_measured():
+    row = {"step": 5, "seconds": 2.0, "wer": None, "duration_error": 0.0, "real_time_factor": 0.5}
+    assert samples_sentence(row) == (
+        "samples at step 5: duration error 0.0%, real-time factor 0.500; 2.0 s"
+    )
