@@ -78,12 +78,8 @@ def choose_prompts(
     for sample, code in zip(samples.tolist(), codes[samples].tolist()):
         turns.append((seen.get(code, 0), sample))
         seen[code] = seen.get(code, 0) + 1
-<<<<<<< HEAD
     data = config.data
     prompts: list[Prompt] = []
-=======
-    data, prompts = config.data, list[Prompt]()
->>>>>>> part-E
     for _, sample in sorted(turns):
         if (number := len(prompts)) == count:
             break
