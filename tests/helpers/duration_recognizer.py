@@ -12,7 +12,7 @@ spoken: dict[int, str] = {}
 class DurationRecognizer:
     name = "a recognizer of <b>lengths</b>"
 
-    def check_texts(self, texts):
+    def check_texts(self, texts, languages=()):
         pass
 
     def transcribe(self, sound, language=""):

@@ -18,7 +18,7 @@ class Both:
     name = "mine"
     def __init__(self, device): self.device = device
     def transcribe(self, sound, language=""): return "yes"
-    def check_texts(self, texts): pass
+    def check_texts(self, texts, languages=()): pass
     def similarity(self, sound, reference): return 0.5
     def score(self, sound): return 2.0
 class Half:

@@ -103,12 +103,22 @@ class RunCheckpointer(CheckpointManager):
         self._purge_stale_checkpoints()
 
     def keep(self, step: int) -> None:
-        """Saves this step, if it is not saved yet, and keeps its checkpoint in the place of the best one
-        before it."""
-        self.best_step = step
+        """Saves this step, if it is not saved yet, and keeps its checkpoint. The best one before it, if it
+        was saved for that alone, is removed."""
+        before, self.best_step = self.best_step, step
         self.save_now(step)
-        if self._writes:
-            self._purge_stale_checkpoints()
+        if not self._writes:
+            return
+        if (
+            before is not None
+            and before != step
+            and before % self.interval
+            and dist.get_rank() == 0
+        ):
+            path = Path(self.folder) / f"step-{before}"
+            if path.exists():
+                storage.remove_checkpoint(path)
+        self._purge_stale_checkpoints()
 
     def dcp_save(
         self,
@@ -186,9 +196,8 @@ class RunCheckpointer(CheckpointManager):
         if self.keep_latest_k <= 0 or dist.get_rank() != 0:
             return
         folder = Path(self.folder)
-        for step in storage.checkpoint_steps(folder)[: -self.keep_latest_k]:
-            if step == self.best_step:
-                continue
+        steps = [step for step in storage.checkpoint_steps(folder) if step != self.best_step]
+        for step in steps[: -self.keep_latest_k]:
             path = folder / f"step-{step}"
             leaving = path.with_name(f"{path.name}.deleting")
             os.rename(path, leaving)
@@ -346,6 +355,8 @@ class RunCheckpointer(CheckpointManager):
         if isinstance(self.states[MODEL], _WithoutTextEncoder):
             self.states[MODEL] = self.states[MODEL].model
         if "ema" in absent:
+            assert self.ema is not None
+            self.ema.restart()
             logger.warning(f"{path} holds no averaged weights: the average starts at its weights")
         if resumes:
             self.saved_step = self.run_folder.saved_step = int(path.name.removeprefix("step-"))

@@ -145,7 +145,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         Raises:
             InputError: W&B cannot be used.
         """
-        self.counts = Counts()
+        self.counts, self._losses = Counts(), None
         self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step

@@ -10,7 +10,7 @@ import os
 import struct
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,21 +122,24 @@ class _WandB:
         """Nothing is hidden: after a resume W&B has the repeated steps twice."""
 
     def log_scalars(self, values: Mapping[str, float | int], step: int) -> None:
-        self._log(values, step)
+        self._log(lambda: values, step)
 
     def log_audio(self, name: str, waveform: Tensor, sample_rate: int, step: int) -> None:
-        self._log({name: self._wandb.Audio(waveform.numpy(), sample_rate=sample_rate)}, step)
+        self._log(
+            lambda: {name: self._wandb.Audio(waveform.numpy(), sample_rate=sample_rate)}, step
+        )
 
     def log_image(self, name: str, png: bytes, step: int) -> None:
         from PIL import Image
 
-        self._log({name: self._wandb.Image(Image.open(io.BytesIO(png)))}, step)
+        self._log(lambda: {name: self._wandb.Image(Image.open(io.BytesIO(png)))}, step)
 
-    def _log(self, values: Mapping[str, Any], step: int) -> None:
+    def _log(self, values: Callable[[], Mapping[str, Any]], step: int) -> None:
+        """values: makes them; sounds and pictures write files of W&B's."""
         if self._run is None:
             return
         try:
-            self._run.log({**values, "step": step})
+            self._run.log({**values(), "step": step})
         except Exception as error:  # its process was ended, say, by a signal to all of a job's
             self._give_up(error)
 

@@ -133,6 +133,7 @@ class DiTTTSTrainer(Trainer):
             run_folder,
             self.metrics_processor,
             self.checkpointer,
+            self.maybe_enable_amp,
         )
         self.step_ids: list[str] = []
         self.settled_ids: list[str] = []
@@ -174,7 +175,8 @@ class DiTTTSTrainer(Trainer):
     def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
         # Rank 0's, since what is kept depends on them.
-        rows = gather_from_ranks(self.run_folder.validation.read())[0]
+        rank = self.run_folder.rank
+        rows = gather_from_ranks(self.run_folder.validation.read() if rank == 0 else [])[0]
         rows = [row for row in rows if row["step"] <= self.step]
         best = best_row(rows, self.config.validation.keep_best)
         self.checkpointer.best_step = None if best is None else best["step"]

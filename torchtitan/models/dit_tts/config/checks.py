@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.config.validation_figures import (
     is_higher_better,
     measured_figures,
 )
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.tools.utils import device_type
 
 _MIN_CUDA_GRAPH_WARMUP = 3
@@ -217,6 +217,9 @@ def validate_machine(config: JobConfig) -> None:
         "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "
         "it to 'async' or 'disabled'",
     )
+    if config.samples.freq:
+        require_modules("soundfile", "matplotlib")
+        require_modules(*(("jiwer", "transformers") if config.samples.recognizer else ()))
 
 
 def _check_ranges(config: JobConfig) -> None:
@@ -346,6 +349,11 @@ def _check_validation(config: JobConfig) -> None:
         and all(0 < t <= 1 for t in validation.times),
         f"[validation] times = {validation.times}, but it must be one or more different times above 0 and "
         f"at most 1",
+    )
+    require(
+        validation.batch_size > 1,
+        "[validation] batch_size = 1, but at least 2 are needed: a sample's gain is measured with the text "
+        "of another one in its batch",
     )
     figure = validation.keep_best
     require(

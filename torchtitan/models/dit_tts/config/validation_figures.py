@@ -2,7 +2,7 @@
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 
-LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "gap", "wer", "cer")
+LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "wer", "cer")
 HIGHER_IS_BETTER = ("text_gain", "speaker_gain", "speaker_similarity", "opinion")
 """Beginnings of their names: also of one time or of certain weights, heldout_loss_at_0.9 or wer_raw"""
 
@@ -21,8 +21,7 @@ def measured_figures(config: JobConfig) -> set[str]:
     averages = [f"_ema:{decay:.10g}" for decay in ema.decays] if ema.enable else []
     times = [f"_at_{t:g}" for t in config.validation.times]
     found = {"best_heldout_loss"}
-    for name in ("heldout_loss", "gap"):
-        found |= {f"{name}{end}" for end in ("", *times, "_raw", *averages)}
+    found |= {f"heldout_loss{end}" for end in ("", *times, "_raw", *averages)}
     for name in ("text_gain", "speaker_gain"):
         found |= {f"{name}{end}" for end in ("", *times)}
     if samples.freq:

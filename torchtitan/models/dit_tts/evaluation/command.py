@@ -49,7 +49,9 @@ def run(options: Options) -> int:
     if specs["opinion"]:
         opinion = open_opinion_predictor(specs["opinion"], device_type)
     kind, tests = read_tests(options, config)
-    recognizer.check_texts([prompt.text for prompt in tests.prompts])
+    recognizer.check_texts(
+        [prompt.text for prompt in tests.prompts], [prompt.language for prompt in tests.prompts]
+    )
     evaluation = Evaluation(
         options, folder, places, tests, Scorers(recognizer, speaker, opinion), own_voice
     )

@@ -31,6 +31,7 @@ from torchtitan.models.dit_tts.validation.history import (
     best_row,
     read_rows,
     weights_name,
+    weights_of,
 )
 from torchtitan.tools.utils import device_type
 
@@ -98,8 +99,8 @@ def load_run(
         folder: the run's.
         step: of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
         weights: "raw" for the trained ones, "ema:0.999" for the average with that decay, "ema" for the
-            slowest average; empty: those with the lowest held-out loss at the last validation up to
-            the step, and without one as "ema".
+            slowest average; empty: those that "best" was measured with, else those with the lowest
+            held-out loss at the last validation up to the step, and without one as "ema".
         encoder: where the frozen text encoder is now; by default where it was.
 
     Raises:
@@ -108,6 +109,7 @@ def load_run(
     """
     folder = Path(folder)
     config = load_run_config(folder)
+    figure = config.validation.keep_best if step == BEST else ""
     step = find_step(folder, config, step)
     path = folder / config.checkpoint.folder / f"step-{step}"
     if problem := verify(path):
@@ -118,7 +120,7 @@ def load_run(
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
-    weights, entry = _find_weights(folder, path, step, weights)
+    weights, entry = _find_weights(folder, path, step, weights, figure)
     values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     state = {f"{entry}{name}": value for name, value in values.items()}
     with warnings.catch_warnings():
@@ -150,7 +152,9 @@ def find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
     if step is None:
         return steps[-1]
     if step == BEST:
-        best = best_row(read_rows(folder), config.validation.keep_best)
+        # A kill may have left the row of a step without its checkpoint.
+        rows = [row for row in read_rows(folder) if row["step"] in steps]
+        best = best_row(rows, config.validation.keep_best)
         if best is None:
             raise InputError(
                 f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: "
@@ -163,14 +167,19 @@ def find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
     return int(step)
 
 
-def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str, str]:
-    """(name of the weights, what comes before a parameter's name in the checkpoint)."""
+def _find_weights(folder: Path, path: Path, step: int, wanted: str, figure: str) -> tuple[str, str]:
+    """(name of the weights, what comes before a parameter's name in the checkpoint).
+
+    Args:
+        figure: that chose the step; its weights are taken where none are wanted.
+    """
     prefixes = saved_prefixes(read_table(path).state_dict_metadata)
     found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
     slowest = next(reversed([name for name in found if name != RAW]), None)
     if not wanted:
-        known = [row for row in read_rows(folder) if row["step"] <= step and "best_weights" in row]
-        wanted = known[-1]["best_weights"] if known else "ema"
+        rows = [row for row in read_rows(folder) if row["step"] <= step]
+        known = [row for row in rows if row.get(figure or "best_weights") is not None]
+        wanted = weights_of(known[-1], figure or "best_heldout_loss") if known else "ema"
         if wanted not in found:
             wanted = "ema"
     if wanted == "ema" and slowest is not None:

@@ -57,6 +57,14 @@ class EMA(Stateful):
             torch._foreach_lerp_(local, weights, 1.0 - decay)
         self.num_updates += 1
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Every average is the present weights, as before the first update."""
+        self.num_updates = 0
+        for average in self.averages.values():
+            for name, value in average.items():
+                local_tensor(value).copy_(local_tensor(self.weights[name].detach()))
+
     @contextmanager
     def in_place_of_weights(self, decay: float) -> Iterator[None]:
         """The model has the averaged weights; then its own again, to the bit."""

@@ -63,7 +63,7 @@ def save_spectrograms(path: str | Path, panels: list[tuple[str, Tensor]], sample
             extent=(0, len(spectrogram) / 100, 0, MEL_BANDS),
         )
         axis.set_facecolor("black")
-        axis.set_title(title, fontsize=9, loc="left")
+        axis.set_title(title, fontsize=9, loc="left", parse_math=False)
         axis.set_ylabel("mel band")
         axis.set_xlim(0, longest)
     axes[-1].set_xlabel("time (seconds)")

@@ -39,8 +39,9 @@ class Recognizer(Protocol):
 
     name: str
 
-    def check_texts(self, texts: Sequence[str]) -> None:
-        """Raises InputError where it cannot know a word of these texts, whatever is said."""
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
+        """Raises InputError where it cannot know a word of these texts, whatever is said, or one of the
+        languages that they are in."""
         ...
 
     def transcribe(self, sound: Sound, language: str = "") -> str:

@@ -55,7 +55,7 @@ class KeywordRecognizer:
         # Its running estimate of the channel, put back before every call.
         self.channel_mean = self.decoder.get_cmn()
 
-    def check_texts(self, texts: Sequence[str]) -> None:
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
         """Raises InputError unless every word of the texts, whatever its case, is in the vocabulary.
 
         A digit is its word; 86 is not, for it is said as "eighty six".

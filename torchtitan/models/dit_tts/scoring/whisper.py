@@ -57,10 +57,13 @@ class WhisperRecognizer:
         self.languages = {token.strip("<|>") for token in getattr(generation, "lang_to_id", {})}
         self.spelling: dict[str, str] | None = tokenizer.english_spelling_normalizer
 
-    def check_texts(self, texts: Sequence[str]) -> None:
-        """Raises InputError for other than Latin letters if it was trained on English alone."""
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
+        """Raises InputError for other than Latin letters, and other languages, if it was trained on
+        English alone."""
         if not self.languages:
             _check_latin(texts, self.name)
+            for language in languages:
+                _check_english(language_code(language), self.name)
 
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """The words heard, as Whisper writes them; over 30 s in windows that follow its timestamps.
@@ -124,10 +127,13 @@ class FasterWhisperRecognizer:
         self.model = from_folder_or_hub(load, model, f"faster-whisper:{model}")
         self.name = f"faster-whisper {os.path.basename(os.path.normpath(model))}"
 
-    def check_texts(self, texts: Sequence[str]) -> None:
-        """Raises InputError for other than Latin letters if it was trained on English alone."""
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
+        """Raises InputError for other than Latin letters, and other languages, if it was trained on
+        English alone."""
         if self.model.supported_languages == ["en"]:
             _check_latin(texts, self.name)
+            for language in languages:
+                _check_english(language_code(language), self.name)
 
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """See `WhisperRecognizer.transcribe`."""

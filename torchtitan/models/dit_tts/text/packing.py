@@ -83,8 +83,9 @@ def pack_rows(valid: np.ndarray, packed: bool = True) -> TextRows:
     if packed:
         layouts = [_fewest_padded(order, lengths)]
     else:
-        parts = np.array_split(order, min(SORTED_GROUPS, batch))
-        layouts = [[[int(text)] for text in part] for part in parts]
+        # As many groups for any batch: one without a text has an empty row.
+        parts = np.array_split(order, SORTED_GROUPS)
+        layouts = [[[int(text)] for text in part] or [[]] for part in parts]
     origin = np.full(batch * padded, -1, np.int64)
     groups, first = [], 0
     for rows in layouts:

@@ -9,12 +9,13 @@ import torch
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.record import check_codec
+from torchtitan.models.dit_tts.codec.record import check_codec, check_same_codec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -45,6 +46,7 @@ def build_validator(
     run_folder: RunFolder,
     metrics: TTSMetricsProcessor,
     checkpointer: RunCheckpointer,
+    amp: Any,
 ) -> Validator | None:
     """The validator of a run; None where it is off or there are no held-out samples.
 
@@ -53,11 +55,13 @@ def build_validator(
         view: the same as upstream sees it.
         text_encoder: the frozen one beside the model.
         encode, denoise, to_device: see `HeldoutLoss`.
+        amp: context of the network's precision.
 
     Raises:
         InputError: the held-out samples, the codec or a scorer cannot be used.
     """
     validation = config.validation
+    assert_equal_across_ranks({"validation": validation.enable})
     if not validation.enable:
         if not config.benchmark.enable:
             logger.warning(
@@ -71,7 +75,9 @@ def build_validator(
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh is not None else (0, 1)
     group = mesh.get_group() if mesh is not None else None
     data = replace(config.data, path=validation.path)
+    check_same_codec(validation.path, config.data.path)
     heldout = open_training_data(data, (rank, ranks))
+    assert_equal_across_ranks({"held-out data": heldout.fingerprint})
     heldout_features: Features | None = None
     if dataloader.features is not None:
         heldout_features = ready_text_features(heldout, cast(SubwordTokenizer, tokenizer), view)
@@ -120,6 +126,7 @@ def build_validator(
             ranks,
             sharded=parallel_dims.fsdp_enabled or parallel_dims.dp_replicate_enabled,
             writes=run_folder.rank == 0,
+            amp=amp,
         )
     return Validator(
         config,

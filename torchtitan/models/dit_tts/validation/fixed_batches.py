@@ -103,11 +103,11 @@ class FixedSet:
             chosen = chosen[[self._is_valid(sample) for sample in selection.samples[chosen]]]
         # Similar lengths share a batch; the sort is stable, so equal ones keep their order.
         chosen = chosen[np.argsort(selection.frames[chosen], kind="stable")]
-        self.samples, self.frames = selection.samples[chosen], selection.frames[chosen]
-        self.batches = [
-            self.samples[first : first + batch_size] for first in range(0, len(chosen), batch_size)
-        ]
-        self._batch_size = batch_size
+        self.samples = selection.samples[chosen]
+        # Of about one size: partners are found within a batch, and one of one row would have none.
+        count = -(-len(chosen) // batch_size)
+        self.batches = np.array_split(self.samples, count)
+        self._first = np.cumsum([0, *map(len, self.batches)])
         # Dropout of conditioning tokens is training's.
         self.tokenizer = copy.copy(tokenizer)
         self.tokenizer.conditioning_dropout = 0.0
@@ -172,13 +172,13 @@ class FixedSet:
         ]
         count, words = len(samples), [row["text"].split() for row in metadata]
         text = _partners(count, lambda a, b: words[a] != words[b])
-        spoken = inputs["speaker_mask"].any(1).tolist()
+        has_reference = inputs["speaker_mask"].any(1).tolist()
         speakers = [row.get("speaker") for row in metadata]
         speaker = _partners(
             count,
             lambda a, b: (
-                spoken[a]
-                and spoken[b]
+                has_reference[a]
+                and has_reference[b]
                 and None not in (speakers[a], speakers[b])
                 and speakers[a] != speakers[b]
             ),
@@ -192,7 +192,7 @@ class FixedSet:
         other_text = {"text_ids": ids, "text_mask": mask}
         if "text_features" in inputs:
             other_text["text_features"] = inputs["text_features"][_filled(text)]
-        first = number * self._batch_size
+        first = int(self._first[number])
         return FixedBatch(
             torch.arange(first, first + count),
             inputs,

@@ -10,8 +10,8 @@ A row of a validation:
      "heldout_loss_raw", "gap_ema:0.999" ...    of all weights
      "best_heldout_loss", "best_weights"}       the lowest of all weights, and which have it
 
-and of a set of samples {"step", "time", "seconds", "wer", "cer", "speaker_similarity", "opinion",
-"duration_error", "real_time_factor", and the same with _raw}.
+and of a set of samples {"step", "time", "seconds", "weights", "wer", "cer", "speaker_similarity", "opinion",
+"duration_error", "real_time_factor", and the scores with _raw}.
 """
 
 from pathlib import Path
@@ -38,3 +38,13 @@ def best_row(rows: list[dict[str, Any]], figure: str) -> dict[str, Any] | None:
     measured = [row for row in rows if row.get(figure) is not None]
     sign = -1 if is_higher_better(figure) else 1
     return min(measured, key=lambda row: sign * row[figure], default=None)
+
+
+def weights_of(row: dict[str, Any], figure: str) -> str:
+    """The weights that a row's figure is of: those in its name, else the row's."""
+    if figure == "best_heldout_loss":
+        return row["best_weights"]
+    at = figure.rfind("_ema:")
+    if at >= 0:
+        return figure[at + 1 :]
+    return RAW if figure.endswith("_raw") else row["weights"]

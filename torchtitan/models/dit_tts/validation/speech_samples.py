@@ -8,6 +8,7 @@ samples/step-1000/scores.json                 what was heard, and the scores of 
 import json
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,7 @@ class SpeechSamples:
             batches, as sharded weights need.
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
+        amp: context of the network's precision; None: that of its weights.
 
     Raises:
         InputError: a scorer cannot be opened, or the recognizer cannot know the texts.
@@ -145,16 +147,20 @@ class SpeechSamples:
         ranks: int = 1,
         sharded: bool = False,
         writes: bool = True,
+        amp: Any = None,
     ):
         self.config, self.folder, self.codec, self.writes = config, folder, codec, writes
         self.model, self.tokenizer, self.objective = model, tokenizer, objective
         self.text_encoder, self.device, self.sharded = text_encoder, device, sharded
+        self.amp = amp
+        self._sounds: dict[int, torch.Tensor] = {}
         numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
         self.own = [(prompts[n if n < len(prompts) else 0], n < len(prompts)) for n in numbers]
         s, place = config.samples, str(device)
         recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
         if recognizer is not None:
-            recognizer.check_texts([prompt.request.text for prompt in prompts])
+            texts = [prompt.request.text for prompt in prompts]
+            recognizer.check_texts(texts, [prompt.language for prompt in prompts])
         # The model's own encoder is asked by all ranks at once; see `_similarities`.
         named = s.speaker_scorer and s.speaker_scorer != "own"
         self.scorers = Scorers(
@@ -174,7 +180,8 @@ class SpeechSamples:
             suffix: "_raw" for the samples beside those of the average.
         """
         began = time.perf_counter()
-        latents = [each for batch in self._batches() for each in self._generate(batch)]
+        with self.amp or nullcontext():
+            latents = [each for batch in self._batches() for each in self._generate(batch)]
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
         similarities = self._similarities(latents)
@@ -187,8 +194,8 @@ class SpeechSamples:
                     similarity = float(similarities[number])
                     row["score"] = replace(row["score"], speaker_similarity=similarity)
                 rows.append(row)
-        rate = seconds / max(sum(row["seconds"] for row in rows), 1e-9) if rows else None
-        gathered = gather_from_ranks((rows, rate))
+        made = sum(map(len, waveforms)) / self.codec.sample_rate
+        gathered = gather_from_ranks((rows, seconds, made))
         found, rows = self._summary(gathered)
         if self.writes:
             listed = [{**row, "score": asdict(row["score"])} for row in rows]
@@ -255,16 +262,15 @@ class SpeechSamples:
     ) -> dict[str, Any]:
         rate, request = self.codec.sample_rate, prompt.request
         reference = None
-        if len(request.reference):
-            voice = self.codec.decode(request.reference)
-            reference = Sound(voice, rate, request.reference)
+        if self.scorers.speaker is not None and len(request.reference):
+            reference = Sound(self._decoded(request.reference), rate, request.reference)
         found = score(
             Sound(waveform, rate, latents), request.text, self.scorers, reference, prompt.language
         )
         write_wav(folder / f"{prompt.name}.wav", waveform, rate)
         heard = "" if found.heard is None else f', heard as "{found.heard}"'
         panels = [
-            (f'recording: "{request.text[:80]}"', self.codec.decode(prompt.recording)),
+            (f'recording: "{request.text[:80]}"', self._decoded(prompt.recording)),
             (f"generated{heard[:100]}", waveform),
         ]
         save_spectrograms(folder / f"{prompt.name}.png", panels, rate)
@@ -276,18 +282,28 @@ class SpeechSamples:
             "score": found,
         }
 
+    def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
+        """The sound of a recording or reference, which is the same in every set."""
+        if id(latents) not in self._sounds:
+            self._sounds[id(latents)] = self.codec.decode(latents)
+        return self._sounds[id(latents)]
+
     @staticmethod
     def _summary(
-        gathered: list[tuple[list[dict[str, Any]], float | None]],
+        gathered: list[tuple[list[dict[str, Any]], float, float]],
     ) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
-        """The figures, and the rows of all ranks."""
-        rows = sorted((row for rows, _ in gathered for row in rows), key=lambda row: row["name"])
-        rates = [rate for _, rate in gathered if rate is not None]
+        """The figures, and the rows of all ranks.
+
+        Args:
+            gathered: of each rank its rows, the seconds of sampling and decoding, and those it made.
+        """
+        of_ranks, spent, made = zip(*gathered, strict=True)
+        rows = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["name"])
         scores: list[UtteranceScore] = [row["score"] for row in rows]
         found = {
             **summarize(scores),
             "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
-            "real_time_factor": sum(rates) / len(rates),
+            "real_time_factor": sum(spent) / sum(made),
         }
         return found, rows
 

@@ -1,5 +1,6 @@
 """Validation while a run trains: held-out loss of the weights and of their averages, and speech samples."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,9 +77,9 @@ class Validator:
                 self._record(self._measure_loss(), step, began)
             if speak and self.samples is not None:
                 self._make_samples(self.samples, step)
+        self.metrics.leave_out(time.perf_counter() - began)
         if self._best_step() == step:
             self.keep(step)
-        self.metrics.leave_out(time.perf_counter() - began)
 
     @contextmanager
     def _weights(self, name: str) -> Iterator[None]:
@@ -109,7 +110,7 @@ class Validator:
 
     def _make_samples(self, samples: SpeechSamples, step: int) -> None:
         began = time.perf_counter()
-        row: dict[str, Any] = {}
+        row: dict[str, Any] = {"weights": self.names[-1]}
         also_raw = self.config.samples.raw and self.ema is not None
         for name, suffix in [(self.names[-1], ""), *([(RAW, "_raw")] if also_raw else [])]:
             with self._weights(name):
@@ -123,7 +124,12 @@ class Validator:
         self, row: dict[str, Any], step: int, began: float, group: str = "validation"
     ) -> None:
         seconds = time.perf_counter() - began
-        row = {"step": step, "time": time.time(), "seconds": seconds, **row}
+        # A scorer may give a NaN, which JSON has not and which would win every comparison.
+        known = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
+        row = {"step": step, "time": time.time(), "seconds": seconds, **known}
         self.rows.append(row)
         if self.run_folder.rank != 0:
             return
@@ -169,16 +175,18 @@ def samples_sentence(row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def _undisturbed(model: Any) -> Iterator[None]:
     """Evaluation mode and eager blocks: batches of validation have shapes of their own, and each compiled
-    one would count against the limit of graphs."""
-    training = model.training
+    one would count against the limit of graphs. Uncompiled flex attention would hold all scores."""
+    training, attention = model.training, model.args.attention
     model.eval()
+    model.args.attention = "sdpa"
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
         model.train(training)
+        model.args.attention = attention
         _forget_gathered(model)
 
 
