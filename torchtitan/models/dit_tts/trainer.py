@@ -175,7 +175,6 @@ class DiTTTSTrainer(Trainer):
         self.run_folder.resume_at(self.step)
         # Rank 0's, since what is kept depends on them.
         rows = gather_from_ranks(self.run_folder.validation.read())[0]
-        rows = [row for row in rows if row["step"] <= self.step]
         best = best_row(rows, self.config.validation.keep_best)
         self.checkpointer.best_step = None if best is None else best["step"]
         if self.validator is not None:
