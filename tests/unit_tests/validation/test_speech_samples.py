@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
+from torchtitan.models.dit_tts.sampling.sound_files import save_spectrograms
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 from torchtitan.models.dit_tts.validation.validator import samples_sentence
 
@@ -320,10 +321,13 @@ def test_scores_of_plug_ins(tmp_path, train, options, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setitem(sys.modules, "own_plug_ins", sys.modules[__name__])
     panels = []
-    monkeypatch.setattr(
-        "torchtitan.models.dit_tts.validation.speech_samples.save_spectrograms",
-        lambda path, shown, rate: panels.append(shown),
-    )
+
+    def noted(path, shown, rate):
+        panels.append(shown)
+        save_spectrograms(path, shown, rate)
+
+    module = "torchtitan.models.dit_tts.validation.speech_samples"
+    monkeypatch.setattr(f"{module}.save_spectrograms", noted)
     options += [
         "--samples.recognizer=own_plug_ins:recognizer",
         "--samples.opinion=own_plug_ins:opinion",

@@ -4,16 +4,24 @@ nothing."""
 import json
 import math
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from tests.helpers.small_models import full_inputs, random_model, small_args
 from tests.helpers.tiny_runs import Folder
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
-from torchtitan.models.dit_tts.validation.validator import Validator
+from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
 
 pytestmark = pytest.mark.long
 MEASURED = {"step", "weights", "samples", "best_weights"}
@@ -316,6 +324,55 @@ def test_throughput_leaves_it_out(tmp_path, train, options, monkeypatch):
     run = Folder(tmp_path / "run")
     assert all(row["seconds"] > 120 for row in rows(run)) and len(rows(run)) == 3
     assert max(row["seconds_per_step"] for row in run.metrics()) < 1.0
+
+
+def test_the_model_is_left_as_it_was():
+    """Also by an error; and nothing is compiled for the shapes of validation."""
+
+    class Block(torch.nn.Linear):  # torch's own layers alone are not compiled
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).relu()
+
+    model, compiled = Block(2, 2), []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    model.compile(backend=backend)
+    for error in (None, KeyError):
+        with nullcontext() if error is None else pytest.raises(error):
+            with _undisturbed(model):
+                assert not model.training
+                model(torch.ones(1, 2))
+                if error is not None:
+                    raise error
+        assert model.training and not compiled
+    model(torch.ones(1, 2))
+    assert len(compiled) == 1
+
+
+@torch.no_grad()
+def test_sharded_weights_are_gathered_anew(one_process_group):
+    """FSDP keeps the gathered weights of the root for the next pass."""
+    args = small_args(dim=16, latent_channels=4, text_vocab_size=9)
+    model = random_model(args)
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+    precision = MixedPrecisionPolicy(param_dtype=torch.float32, cast_forward_inputs=False)
+    apply_fsdp(model, mesh, precision, reshard_after_forward=False, cpu_offload=False)
+    torch.manual_seed(0)
+    inputs = full_inputs(args, 2, 6, 3, 4)
+    ema = EMA(model, [0.5])
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+    trained = model(**inputs)
+    validator = cast(Validator, SimpleNamespace(model=model, ema=ema))
+    with Validator._weights(validator, "ema:0.5"):
+        averaged = model(**inputs)
+    expected = random_model(args)(**inputs)
+    torch.testing.assert_close(averaged, expected)
+    assert not torch.isclose(trained, averaged).all()
+    torch.testing.assert_close(model(**inputs), trained)
 
 
 def test_a_run_without_held_out_samples_says_so(tmp_path, train, caplog):

@@ -177,7 +177,6 @@ class DiTTTSTrainer(Trainer):
         # Rank 0's, since what is kept depends on them.
         rank = self.run_folder.rank
         rows = gather_from_ranks(self.run_folder.validation.read() if rank == 0 else [])[0]
-        rows = [row for row in rows if row["step"] <= self.step]
         best = best_row(rows, self.config.validation.keep_best)
         self.checkpointer.best_step = None if best is None else best["step"]
         if self.validator is not None:
