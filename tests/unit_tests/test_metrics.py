@@ -280,9 +280,18 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     assert found[0] == [7 / 14, *[None] * 4, pytest.approx(9.5 / 5), *[None] * 3, 0.5]
     assert found[1] == [None, 0.5, *[None] * 8]
     by_time = {name: value for name, value in logged[0].items() if "loss_at" in name}
-    assert list(by_time) == [f"train/loss_at_{n / 10:.1f}-{(n + 1) / 10:.1f}" for n in range(10)]
+    assert list(by_time) == [
+        f"train_by_time/loss_at_{n / 10:.1f}-{(n + 1) / 10:.1f}" for n in range(10)
+    ]
     assert list(by_time.values()) == found[0]
-    assert not [name for name in logged[0] if "by_time" in name]
+    assert "loss_by_time" not in {name.rpartition("/")[2] for name in logged[0]}
+    # Those of steps that a return to a checkpoint undoes are forgotten.
+    metrics.count_losses(torch.tensor([0.5]), torch.tensor([4.0]), masked([8]))
+    metrics.start(1, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
+    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), masked([8]))
+    metrics.count(ONE)
+    metrics.log_step(2, 0.5, 1.0)
+    assert JsonLines(tmp_path / "metrics.jsonl").read()[-1]["loss_by_time"] == found[1]
 
 
 def test_seconds_that_are_left_out(tmp_path, one_process_group, clock):

@@ -5,7 +5,12 @@ import json
 import pytest
 
 from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.record import check_codec, check_kind, recorded_codecs
+from torchtitan.models.dit_tts.codec.record import (
+    check_codec,
+    check_kind,
+    check_same_codec,
+    recorded_codecs,
+)
 from torchtitan.models.dit_tts.errors import InputError
 
 
@@ -76,3 +81,15 @@ def test_data_without_a_record_pass(tmp_path):
     for path in (str(tmp_path), ["s3://bucket/data/", "", str(tmp_path / "x")]):
         assert recorded_codecs(path) == []
         check_kind("mel_dct", path)
+
+
+def test_held_out_data_are_of_the_same_codec(prepared, tmp_path):
+    data, heldout = str(prepared / "train"), tmp_path / "other"
+    heldout.mkdir()
+    check_same_codec(data, data)
+    check_same_codec(str(heldout), data)  # without a record nothing is known
+    settings = {"codec": "mel_dct", "codec_fingerprint": "0" * 16}
+    (heldout / "prepare.json").write_text(json.dumps({"settings": settings}))
+    with pytest.raises(InputError, match="other/prepare.json names another codec .*0000"):
+        check_same_codec(str(heldout), data)
+    check_same_codec(str(heldout), str(tmp_path / "nowhere"))

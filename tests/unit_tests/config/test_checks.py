@@ -81,13 +81,13 @@ REFUSED = """
 1 | validation.batch_size = 0 | [validation] batch_size = 0
 1 | samples.count = 0 | [samples] count = 0
 1 | samples.freq = -1 | [samples] freq = -1
-1 | validation.keep_best = 'loss' | keep_best = 'loss' | heldout_loss, gap | an empty string
+1 | validation.keep_best = 'loss' | keep_best = 'loss' | heldout_loss, wer | an empty string
 1 | validation.keep_best = 'training_loss' | keep_best = 'training_loss' | allowed are
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.85' | 'heldout_loss_at_0.85' | one of times
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_ema:0.5' | 'heldout_loss_ema:0.5' | certain weights
 1 | HELD_OUT; validation.keep_best = 'wer' | keep_best = 'wer' | need [samples] freq
 1 | HELD_OUT; SPEECH; validation.keep_best = 'cer' | keep_best = 'cer' | what measures them
-1 | HELD_OUT; SPEECH; validation.keep_best = 'duration_error_raw' | keep_best = 'duration_error_raw'
+1 | HELD_OUT; SPEECH; validation.keep_best = 'duration_error' | keep_best = 'duration_error'
 1 | SPEECH | [samples] freq = 9 | no held-out texts | give its path
 1 | SPEECH; validation = {enable = false, path = '/heldout'} | [samples] freq = 9 | enable = true
 1 | quantize.linear.float8.enable_fsdp_float8_all_gather = true | float8] enable_fsdp | false
@@ -115,11 +115,11 @@ ALLOWED = """
 1 | HELD_OUT; validation.times = [1.0, 1e-3]
 1 | HELD_OUT; validation.keep_best = ''
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
-1 | HELD_OUT; validation.keep_best = 'gap_raw'
+1 | HELD_OUT; validation.keep_best = 'heldout_loss_raw'
 1 | HELD_OUT; ema.decays = [0.5, 0.9999]; validation.keep_best = 'heldout_loss_ema:0.9999'
 1 | HELD_OUT; validation.times = [0.25]; validation.keep_best = 'text_gain_at_0.25'
 1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'wer'
-1 | HELD_OUT; SPEECH; samples.raw = true; validation.keep_best = 'duration_error_raw'
+1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
 1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity'
 1 | validation.keep_best = 'wer'
 1 | encoder.model = '/was/here/when/the/run/began'

@@ -127,13 +127,19 @@ def test_validation_chooses_step_and_weights(run, initial, tmp_path):
         {"step": 2, "best_heldout_loss": 0.5, "best_weights": "raw"},
         {"step": 6, "best_heldout_loss": 0.3, "best_weights": "raw"},
         {"step": 10, "best_heldout_loss": 0.4, "best_weights": "ema:0.9"},
-        {"step": 10, "wer": 0.1},
+        {"step": 10, "wer": 0.1, "weights": "ema:0.99"},
     ]
+    # A kill may come between a row and its checkpoint.
+    rows.append({"step": 12, "best_heldout_loss": 0.1, "best_weights": "raw", "wer": 0.0})
     for row in rows:
         JsonLines(folder / "validation.jsonl").append(row)
     assert above(load_run(folder).model, initial) == 11
     best = load_run(folder, step="best")
     assert (best.step, best.weights, above(best.model, initial)) == (6, "raw", 6)
+    # By another figure: with the weights that it was measured with.
+    (folder / "config.toml").write_text(CONFIG + '[validation]\nkeep_best = "wer"\n')
+    best = load_run(folder, step="best")
+    assert (best.step, best.weights, above(best.model, initial)) == (10, "ema:0.99", 12)
 
 
 def test_a_corrupt_checkpoint_is_not_sampled(run, tmp_path):

@@ -166,6 +166,16 @@ def test_an_average_in_the_place_of_the_weights_and_back(dtype):
         assert torch.equal(ema.averages[0.3][name], average[name])
 
 
+def test_it_begins_anew_with_the_weights_that_were_loaded():
+    model, ema = averaged([0.3, 0.6])
+    move(model, 9)
+    ema.restart()
+    assert ema.num_updates == 0
+    for average in ema.averages.values():
+        for name, value in weights_of(model).items():
+            assert torch.equal(average[name], value)
+
+
 # Under FSDP
 
 

@@ -34,7 +34,10 @@ def test_spectrograms_show_levels_and_pitches():
 
 def test_spectrograms_of_unequal_lengths(tmp_path):
     path = tmp_path / "new" / "comparison.png"
-    panels = [("long", torch.sin(torch.arange(8000) * 0.3)), ("short", torch.zeros(3000))]
+    panels = [
+        (r"from $5\x to ${a$", torch.sin(torch.arange(8000) * 0.3)),
+        ("short", torch.zeros(3000)),
+    ]
     save_spectrograms(path, panels, 16_000)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in path.parent.iterdir()] == ["comparison.png"]

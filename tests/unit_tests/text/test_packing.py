@@ -32,9 +32,10 @@ def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
 
 
 def test_unpacked_rows_are_as_many_groups_on_every_rank():
-    for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0]):
+    for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0], [7], [2, 3]):
         rows = pack_rows(mask_of(lengths), packed=False)
         assert len(rows.groups) == SORTED_GROUPS
         assert all((group.segment <= 1).all() for group in rows.groups)
+        assert sum(int((group.segment > 0).sum()) for group in rows.groups) == sum(lengths)
     padded = sum(r * w for r, w in pack_rows(mask_of(range(1, 65)), packed=False).shapes)
     assert padded < 0.7 * 64 * 64
