@@ -285,9 +285,7 @@ def test_the_same_prompts_sound_the_same_after_a_resume(tmp_path, train, options
     "option, words",
     [
         ("--samples.recognizer=words:one,two", ["'six'", "whisper"]),
-        ("--samples.recognizer=whispr:large", ["whispr:large"]),
         ("--samples.speaker_scorer=nobody", ["nobody"]),
-        ("--samples.opinion=mine:all", ["mine:all"]),
         ("--sampling.codec=no_codec", ["no_codec"]),
     ],
 )
