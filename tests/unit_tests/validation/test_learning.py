@@ -30,26 +30,26 @@ def rows(run: Path) -> list[dict]:
 
 
 def test_memorising(tmp_path, train):
-    """16 utterances that are mostly noise, hundreds of times over: the training loss falls, the held-out
+    """64 utterances that are mostly noise, hundreds of times over: the training loss falls, the held-out
     loss rises from its minimum on, and the checkpoint of the minimum is there."""
-    data = make_speaking_shards(tmp_path / "data/train", 16, 1, noise=1.0)
+    data = make_speaking_shards(tmp_path / "data/train", 64, 1, noise=1.0)
     make_speaking_shards(tmp_path / "data/heldout", 48, 2, noise=1.0)
-    more = ["--optimizer.lr=0.02", "--training.steps=200", "--validation.freq=25"]
+    more = ["--optimizer.lr=0.02", "--training.steps=400", "--validation.freq=50"]
     more += ["--training.global_batch_size=32", "--training.local_batch_size=32"]
     assert train("run", f"--data.path={data}", *OPTIONS, *more) == 0
     found = rows(tmp_path / "run")
-    assert [row["step"] for row in found] == list(range(25, 201, 25))
+    assert [row["step"] for row in found] == list(range(50, 401, 50))
     training = [row["training_loss_raw"] for row in found]
-    assert training == sorted(training, reverse=True) and training[-1] < 0.7 * training[0], training
+    assert training == sorted(training, reverse=True) and training[-1] < 0.8 * training[0], training
     heldout = [row["best_heldout_loss"] for row in found]
     lowest = heldout.index(min(heldout))
-    assert lowest < 5 and heldout[-1] > heldout[lowest] + 0.1, heldout
+    assert lowest < 5 and heldout[-1] > heldout[lowest] + 0.05, heldout
     gaps = [row["gap"] for row in found]
     assert gaps == sorted(gaps) and gaps[-1] > 3 * gaps[lowest]
     best = found[lowest]["step"]
     # The last step's comes on top of the latest two.
-    kept = {"step-150", "step-175", "step-200"}
-    assert best < 150 and Folder(tmp_path / "run").checkpoints() == kept | {f"step-{best}"}
+    kept = {"step-350", "step-375", "step-400"}
+    assert best < 350 and Folder(tmp_path / "run").checkpoints() == kept | {f"step-{best}"}
     loaded = load_run(tmp_path / "run", step="best")
     assert loaded.step == best and loaded.weights == found[lowest]["best_weights"]
 

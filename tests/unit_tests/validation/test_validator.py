@@ -336,6 +336,7 @@ def test_the_model_is_left_as_it_was():
             return super().forward(x).relu()
 
     model, compiled = Block(2, 2), []
+    model.args = SimpleNamespace(attention="flex")
 
     def backend(graph, inputs):
         compiled.append(graph)
@@ -345,11 +346,11 @@ def test_the_model_is_left_as_it_was():
     for error in (None, KeyError):
         with nullcontext() if error is None else pytest.raises(error):
             with _undisturbed(model):
-                assert not model.training
+                assert not model.training and model.args.attention == "sdpa"
                 model(torch.ones(1, 2))
                 if error is not None:
                     raise error
-        assert model.training and not compiled
+        assert model.training and model.args.attention == "flex" and not compiled
     model(torch.ones(1, 2))
     assert len(compiled) == 1
 

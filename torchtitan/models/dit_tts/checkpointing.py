@@ -109,15 +109,10 @@ class RunCheckpointer(CheckpointManager):
         self.save_now(step)
         if not self._writes:
             return
-        if (
-            before is not None
-            and before != step
-            and before % self.interval
-            and dist.get_rank() == 0
-        ):
-            path = Path(self.folder) / f"step-{before}"
-            if path.exists():
-                storage.remove_checkpoint(path)
+        for_that_alone = before not in (None, step) and before % self.interval != 0
+        path = Path(self.folder) / f"step-{before}"
+        if for_that_alone and path.exists() and dist.get_rank() == 0:
+            storage.remove_checkpoint(path)
         self._purge_stale_checkpoints()
 
     def dcp_save(
