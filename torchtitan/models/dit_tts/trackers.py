@@ -260,7 +260,7 @@ class Trackers:
             part.log_audio(name, waveform, sample_rate, step)
 
     def log_image(self, name: str, png: bytes, step: int) -> None:
-        """Logs a picture, the bytes of a PNG file."""
+        """Logs a picture, the bytes of a PNG file, under a name that nothing else has."""
         for part in self._parts:
             part.log_image(name, png, step)
 

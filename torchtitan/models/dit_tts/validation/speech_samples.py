@@ -319,4 +319,5 @@ class SpeechSamples:
                 f"on a file system that all machines share"
             ) from None
         trackers.log_audio(name, torch.from_numpy(samples), rate, step)
-        trackers.log_image(name, picture, step)
+        # A tag of TensorBoard's holds one kind of data.
+        trackers.log_image(f"{name}_spectrogram", picture, step)
