@@ -86,7 +86,7 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
             noise = torch.from_numpy(np.random.default_rng(place).uniform(-0.5, 0.5, frames * HOP))
             yield place, Sound(noise.float(), RATE, torch.zeros(frames, CHANNELS))
 
-    def durations(data, path):
+    def durations(data, path, tests):
         assert path == loaded.config.data.path
 
     untrained = RowModel()

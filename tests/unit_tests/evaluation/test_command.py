@@ -95,7 +95,7 @@ def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
     assert [row["kind"] for row in rows] == ["recordings", "codec", "system", "untrained"]
     assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
     assert evaluate("runs/a@7:raw", "runs/b@5", *arguments) == 0
-    several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean/evaluation.json"
+    several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean-a_7_raw-b_5/evaluation.json"
     found = json.loads(several.read_text())
     assert [row["name"] for row in found["rows"][2:]] == ["a@7:raw", "b@5"]
     assert [row["weights"] for row in found["rows"][2:]] == ["raw", "ema"]

@@ -99,8 +99,10 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(load_run, "best_row", lambda *arguments: {"step": 100})
     assert find_places(["o/a"]) == [Place("o/a", 2000, "", "a@2000")]
     assert find_places(["o/a/"], 100, "raw") == [Place("o/a", 100, "raw", "a@100")]
+    # The best step has the weights that it was measured with.
     found = find_places(["o/a", "o/a@best", "p/b"])
-    assert [place.name for place in found] == ["a@2000", "a@100", "b@2000"]
+    assert [place.name for place in found] == ["a@2000", "a@100:ema", "b@2000"]
+    assert find_places(["o/a@best:raw"])[0].weights == "raw"
     assert [place.name for place in find_places(["o/a", "p/a"])] == ["o/a@2000", "p/a@2000"]
     found = find_places(["a@100:raw", "a@100:ema:0.9", "a@100"], weights="ema")
     assert [place.name for place in found] == ["a@100:raw", "a@100:ema:0.9", "a@100:ema"]

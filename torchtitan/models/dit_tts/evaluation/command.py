@@ -1,6 +1,7 @@
 """`titan-tts evaluate`: how well runs say held-out texts, as a table, a page and JSON."""
 
 import json
+import shutil
 import sys
 import time
 from dataclasses import asdict, replace
@@ -52,6 +53,8 @@ def run(options: Options) -> int:
     recognizer.check_texts(
         [prompt.text for prompt in tests.prompts], [prompt.language for prompt in tests.prompts]
     )
+    if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
+        shutil.rmtree(folder / "wavs", ignore_errors=True)
     evaluation = Evaluation(
         options, folder, places, tests, Scorers(recognizer, speaker, opinion), own_voice
     )
@@ -63,6 +66,8 @@ def run(options: Options) -> int:
             "utterances": len(tests.prompts),
             "left_out": tests.left_out,
             "without_reference": sum(prompt.reference is None for prompt in tests.prompts),
+            "without_recording": sum(prompt.load_recording is None for prompt in tests.prompts),
+            "is_training_data": is_training_data(options, config),
         },
         "scorers": {
             name: None if scorer is None else scorer.name
@@ -77,6 +82,12 @@ def run(options: Options) -> int:
     write_atomic(folder / "evaluation.html", html)
     say(found, folder, len(html))
     return 0
+
+
+def is_training_data(options: Options, config: "JobConfig") -> bool:
+    """Whether --test is the run's [data] path, as far as their names tell."""
+    paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
+    return Path(options.test).resolve() in {Path(path).resolve() for path in paths if path}
 
 
 def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
@@ -115,7 +126,13 @@ def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
             f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds"
         )
     )
-    print(f"recognizer: {printable(found['scorers']['recognizer'])}\n")
+    for name, scorer in found["scorers"].items():
+        if scorer is not None:
+            print(printable(f"{name}: {scorer}"))
+    for row in found["rows"]:
+        if "weights" in row:
+            print(printable(f"{row['name']}: weights {row['weights']}"))
+    print()
     print(printable(text_tables(found)))
     left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
     if left_out:
@@ -124,6 +141,17 @@ def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
         print(
             f"warning: {test['without_reference']} utterances have no reference of their voice, so they "
             "are said in any",
+            file=sys.stderr,
+        )
+    if 0 < test["without_recording"] < test["utterances"]:
+        print(
+            f"warning: {test['without_recording']} utterances have no recording, so there is no row of the "
+            "recordings",
+            file=sys.stderr,
+        )
+    if test["is_training_data"]:
+        print(
+            "warning: the run was trained on these utterances, so the figures praise memory",
             file=sys.stderr,
         )
     if found["unfit_recognizer"]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.codec.record import check_codec
+from torchtitan.models.dit_tts.codec.record import RECORD_NAME, check_codec
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.evaluation.options import Options
@@ -43,6 +44,7 @@ from torchtitan.models.dit_tts.sampling.sound_files import write_wav
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Evaluation:
                     file=sys.stderr,
                 )
             data = loaded.config.data
-            durations = training_durations(data, self.options.data or data.path)
+            durations = training_durations(data, self.options.data or data.path, self.tests)
             size = self.options.batch_size
 
             def system(name: str, model: DiTTTSModel) -> System:
@@ -125,12 +127,19 @@ class Evaluation:
             rows.append(Row(RECORDINGS, RECORDINGS, [None], [self._score(sounds, RECORDINGS)]))
         if all(prompt.latents is not None for prompt in prompts):
             sounds = (
-                (place, decoded(self.codec, prompt.latents))
+                (place, self._through_codec(prompt.latents))
                 for place, prompt in enumerate(prompts)
                 if prompt.latents is not None
             )
             rows.append(Row(CODEC, CODEC, [None], [self._score(sounds, CODEC)]))
         return rows
+
+    def _through_codec(self, latents: Tensor) -> Sound:
+        """The decoded sound. The model's own encoder compares latents: those of the sound."""
+        sound = decoded(self.codec, latents)
+        return (
+            replace(sound, latents=self.codec.encode(sound.waveform)) if self.own_voice else sound
+        )
 
     def _row(self, system: System, kind: str, seeds: int) -> Row:
         run, scores = system.run, []
@@ -176,26 +185,39 @@ class Evaluation:
 
 
 def output_folder(options: Options, places: list[Place]) -> Path:
-    """--out, or RUN/evaluation/step-N-TEST; of several systems evaluation-TEST beside the first run."""
+    """--out, or RUN/evaluation/step-N-TEST; of several systems
+    evaluation-TEST-SYSTEMS beside the first run."""
     if options.out:
         return Path(options.out)
     test, first = "-".join(Path(options.test).absolute().parts[-2:]), places[0]
     if len(places) > 1:
-        return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}")
+        names = "-".join(place.name for place in places)
+        return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}-{names}")
     parts = [f"step-{first.step}", *([first.weights] if first.weights else []), test]
     return Path(first.folder, "evaluation", file_name("-".join(parts)))
 
 
-def training_durations(data: Any, path: str | list[str]) -> LinearDurationModel:
-    """The lengths of texts, estimated from training shards.
+def training_durations(data: Any, path: str | list[str], tests: PromptSet) -> LinearDurationModel:
+    """The lengths of texts, estimated from training shards; warns of what these do not tell.
 
     Raises:
         InputError: they are not there.
     """
+    if isinstance(path, str) and Path(path, RECORD_NAME).is_file():  # all of prepare's output
+        path = str(Path(path, "train"))
     try:
-        return fit_durations(open_training_data(replace(data, path=path)))
+        durations = fit_durations(open_training_data(replace(data, path=path)))
     except InputError as error:
         raise InputError(
             f"{error} (the lengths of texts are estimated from the training shards; say by --data where "
             "they are now)"
         ) from None
+    if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
+        print(
+            printable(
+                f"warning: the texts have {len(unseen)} characters that no training text has "
+                f"({named(unseen, 5)}); they count for nothing in the estimated lengths"
+            ),
+            file=sys.stderr,
+        )
+    return durations

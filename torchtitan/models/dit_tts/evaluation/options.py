@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Options(SamplingOptions):
     """Measure how well runs say texts that they were not trained on; compare several runs or steps.
 
-    RUN is a run's folder, FOLDER@STEP for one of its checkpoints (FOLDER@best for that of the lowest held-out
-    loss), or FOLDER@STEP:WEIGHTS.
+    RUN is a run's folder, FOLDER@STEP for one of its checkpoints (FOLDER@best for the one that [validation]
+    keep_best kept), or FOLDER@STEP:WEIGHTS.
     """
 
     more: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -50,7 +50,7 @@ class Options(SamplingOptions):
     """Texts that are synthesized together."""
 
     out: str = ""
-    """Folder to write to; RUN/evaluation/step-N-TEST by default, or evaluation-TEST beside the first of
+    """Folder to write to; RUN/evaluation/step-N-TEST by default, or evaluation-TEST-SYSTEMS beside the first of
     several runs."""
 
     on_page: int = 24

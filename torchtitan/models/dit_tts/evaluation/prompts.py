@@ -173,7 +173,11 @@ def read_prompts(
         chosen = evenly(len(lines), max_utterances)
         found = PromptSet([_listed(lines[index]) for index in chosen])
     if not found.prompts:
-        raise InputError(f"--test {source}: has no utterance to evaluate on")
+        why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
+        raise InputError(
+            f"--test {source}: has no utterance to evaluate on{f' (left out: {why})' if why else ''}; "
+            f"recordings without a speaker need --speaker"
+        )
     keys = unique([prompt.key for prompt in found.prompts])
     # Some filesystems do not tell capitals from small letters.
     names = unique([file_name(key) for key in keys], str.lower)

@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.flow.guidance import Guidance
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_step
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
@@ -130,7 +130,8 @@ def _find_place(text: str, step: "int | str | None", weights: str) -> Place:
         step = int(number) if number.isdecimal() else number
         weights = of_place if colon else weights
     folder = os.path.normpath(folder)
-    return Place(folder, find_step(Path(folder), load_run_config(Path(folder)), step), weights)
+    config = load_run_config(Path(folder))
+    return Place(folder, *find_checkpoint(Path(folder), config, step, weights))
 
 
 def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:

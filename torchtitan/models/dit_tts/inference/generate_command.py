@@ -38,7 +38,8 @@ class SamplingOptions:
     """Checkpoint step, or best for the one that [validation] keep_best kept; the last by default."""
 
     weights: str = ""
-    """raw, ema or ema:DECAY; by default those with the lowest held-out loss, else the slowest average."""
+    """raw, ema or ema:DECAY; by default those with the lowest held-out loss (of the best step: those that
+    it was measured with), else the slowest average."""
 
     sampling_steps: Integer = None
     """Euler steps."""
@@ -102,6 +103,7 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
     from torchtitan.models.dit_tts.sampling.sound_files import write_wav
     from torchtitan.models.dit_tts.text.tokenizer import with_duration
+    from torchtitan.models.dit_tts.text.vocabulary import named
 
     check_text(options.text, loaded.tokenizer)
     conditions = requested_conditions(options, loaded.tokenizer)
@@ -116,7 +118,14 @@ def run(options: Options) -> int:
     if options.duration is not None:
         frames = max(1, round(options.duration * codec.frames_per_second))
     else:
-        frames = fit_durations(training_data()).frames(options.text, options.speaker)
+        durations = fit_durations(training_data())
+        if unseen := durations.unseen(options.text):
+            print(
+                f"warning: --text has characters that no training text has ({named(unseen, _SHOWN)}), which "
+                f"count for nothing in its length; give --duration",
+                file=sys.stderr,
+            )
+        frames = durations.frames(options.text, options.speaker)
     request = SpeechRequest(
         options.text,
         reference[: data.max_speaker_frames],

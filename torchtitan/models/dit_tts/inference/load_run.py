@@ -109,8 +109,7 @@ def load_run(
     """
     folder = Path(folder)
     config = load_run_config(folder)
-    figure = config.validation.keep_best if step == BEST else ""
-    step = find_step(folder, config, step)
+    step, weights = find_checkpoint(folder, config, step, weights)
     path = folder / config.checkpoint.folder / f"step-{step}"
     if problem := verify(path):
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
@@ -120,7 +119,7 @@ def load_run(
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
-    weights, entry = _find_weights(folder, path, step, weights, figure)
+    weights, entry = _find_weights(folder, path, step, weights)
     values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     state = {f"{entry}{name}": value for name, value in values.items()}
     with warnings.catch_warnings():
@@ -139,8 +138,11 @@ def load_run(
     )
 
 
-def find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
-    """The step of a run's checkpoint; None: its last, "best": as `load_run`.
+def find_checkpoint(
+    folder: Path, config: JobConfig, step: int | str | None, weights: str = ""
+) -> tuple[int, str]:
+    """(step of a run's checkpoint, its weights), as `load_run` takes both. Weights that are not given
+    stay empty, except for "best": then those that it was measured with.
 
     Raises:
         InputError: there is no such checkpoint.
@@ -150,36 +152,32 @@ def find_step(folder: Path, config: JobConfig, step: int | str | None) -> int:
     if not steps:
         raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
     if step is None:
-        return steps[-1]
+        return steps[-1], weights
     if step == BEST:
+        figure = config.validation.keep_best
         # A kill may have left the row of a step without its checkpoint.
         rows = [row for row in read_rows(folder) if row["step"] in steps]
-        best = best_row(rows, config.validation.keep_best)
+        best = best_row(rows, figure)
         if best is None:
             raise InputError(
                 f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: "
                 f"{', '.join(map(str, steps))}"
             )
-        step = best["step"]
+        return best["step"], weights or weights_of(best, figure)
     if step not in steps:
         found = ", ".join(map(str, steps))
         raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
-    return int(step)
+    return int(step), weights
 
 
-def _find_weights(folder: Path, path: Path, step: int, wanted: str, figure: str) -> tuple[str, str]:
-    """(name of the weights, what comes before a parameter's name in the checkpoint).
-
-    Args:
-        figure: that chose the step; its weights are taken where none are wanted.
-    """
+def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str, str]:
+    """(name of the weights, what comes before a parameter's name in the checkpoint)."""
     prefixes = saved_prefixes(read_table(path).state_dict_metadata)
     found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
     slowest = next(reversed([name for name in found if name != RAW]), None)
     if not wanted:
-        rows = [row for row in read_rows(folder) if row["step"] <= step]
-        known = [row for row in rows if row.get(figure or "best_weights") is not None]
-        wanted = weights_of(known[-1], figure or "best_heldout_loss") if known else "ema"
+        known = [row for row in read_rows(folder) if row["step"] <= step and "best_weights" in row]
+        wanted = known[-1]["best_weights"] if known else "ema"
         if wanted not in found:
             wanted = "ema"
     if wanted == "ema" and slowest is not None:

@@ -1,5 +1,6 @@
 """`titan-tts prepare`: recordings of any format to shards of latents."""
 
+import shlex
 from pathlib import Path
 
 from torchtitan.models.dit_tts.errors import require_modules
@@ -45,7 +46,7 @@ def run(options: Options) -> int:
                 f"{counts['longest']} tokens; train with [data] max_text_tokens = "
                 f"{counts['longest']} or less"
             )
-    train = Path(options.output, "train")
+    train = shlex.quote(str(Path(options.output, "train")))
     print(f"inspect it:   titan-tts data inspect {train}")
     print(f"train on it:  titan-tts train 800m --data.path {train}{_differing_keys(options)}")
     return 0

@@ -29,6 +29,14 @@ class LinearDurationModel:
     weights: np.ndarray
     speaker_scale: dict[str, float]
 
+    def unseen(self, text: str) -> list[str]:
+        """The text's characters, each once, that no training text had: they count for no length."""
+        return [
+            character
+            for character in dict.fromkeys(text)
+            if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
+        ]
+
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""
         scale = self.speaker_scale.get(speaker, 1.0) if speaker else 1.0

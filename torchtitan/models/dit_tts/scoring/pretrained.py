@@ -53,11 +53,14 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
         except Exception as error:  # the libraries' validators raise kinds of their own
             reason = error
     lines = str(reason).strip().splitlines() or [type(reason).__name__]
-    advice = (
-        "give a folder that holds the complete model, as it was downloaded"
-        if is_folder
-        else f"give a folder, or download it where there is a network: hf download {name}"
-    )
+    if is_folder:
+        advice = "give a folder that holds the complete model, as it was downloaded"
+    elif name.startswith((".", "/", "~")):
+        advice = "there is no such folder"
+    else:
+        hub = f"Systran/faster-whisper-{name}" if spec.startswith("faster") else name
+        hub = name if "/" in name else hub
+        advice = f"give a folder, or download it where there is a network: hf download {hub}"
     raise InputError(f"'{spec}' cannot be loaded ({lines[0].rstrip('.:')}); {advice}") from reason
 
 

@@ -55,7 +55,7 @@ def rate_interval(
     found = _bootstrap([(errors.sum(0), counts.sum(0))], seed, resamples)
     if errors.size and errors.sum() == 0 and len(errors.T) > 1:
         words = counts.sum() / len(counts)
-        return Interval(found.value, found.low, 3 / words if words else _NAN)
+        return Interval(found.value, found.low, min(1.0, 3 / words) if words else _NAN)
     return found
 
 

@@ -43,8 +43,8 @@ def best_row(rows: list[dict[str, Any]], figure: str) -> dict[str, Any] | None:
 def weights_of(row: dict[str, Any], figure: str) -> str:
     """The weights that a row's figure is of: those in its name, else the row's."""
     if figure == "best_heldout_loss":
-        return row["best_weights"]
+        return row.get("best_weights", "ema")
     at = figure.rfind("_ema:")
     if at >= 0:
         return figure[at + 1 :]
-    return RAW if figure.endswith("_raw") else row["weights"]
+    return RAW if figure.endswith("_raw") else row.get("weights", "ema")
