@@ -354,7 +354,7 @@ for _args, _words in [
     ("--lr_scheduler.decay_type=step", "decay.type"), ("--model.flavor=9000b", "allowed are"), ("--model.name=llama", "only 'dit_tts'"),
     ("--encoder.model=nope", "allowed are 'bytes'"), ("--encoder.model=/nowhere/encoder", "/nowhere/encoder"), ("--encoder.model={data}", "data"),
     ("--encoder.n_heads=3", "n_heads"), ("--encoder.n_layers=-1", "n_layers = -1"), ("--encoder.dim=-8", "dim = -8"),
-    ("--ema.decays=1.5", "from 0 to 1"), ("--ema.decays=nan", "decays = [nan]"), ("--objective.logit_mean=nan", "logit_mean = nan"),
+    ("--ema.decays=1.5", "from 0 to 1"), ("--ema.decays=nan", r"decays = \[nan\]"), ("--objective.logit_mean=nan", "logit_mean = nan"),
     ("--checkpoint.interval=0", "interval = 0"), ("--checkpoint.folder=../x", "without '/'"), ("--checkpoint.folder=", "folder = ''"),
     ("--checkpoint.keep_latest_k=-3", "keep_latest_k = -3"), ("--checkpoint.initial_load_path=/nowhere", "is not a folder"), ("--checkpoint.load_step=7", "step-7"),
     ("--data.path=", "is empty"), ("--data.path=/nowhere", "names no .tar"), ("--data.path=/dev/zero", "names no .tar"), ("--data.path={d}/a\0b", "names no .tar"),
