@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.analysis_table import check_page, check_table
 from tests.helpers.browser import dom_after_scripts
-from torchtitan.models.dit_tts.ablate.search import TRIAL_SETTINGS
 from torchtitan.models.dit_tts.supervisor import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,17 +122,18 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
     finally:
         kill_tree(tune)
     assert tune.returncode == 0, printed
-    tried: dict[int, dict[int, str]] = {}
-    for path in work.glob(f"trials/own/frames*/bs*_{TRIAL_SETTINGS['benchmark.steps']}/run.json"):
+    tried: dict[int, dict[int, set[str]]] = {}
+    for path in work.glob("trials/own/frames*/bs*/run.json"):
         edge = int(path.parents[1].name.removeprefix("frames"))
         run = json.loads(path.read_text())
-        tried.setdefault(edge, {})[run["factors"]["batch"]] = run["state"]
+        states = tried.setdefault(edge, {}).setdefault(run["factors"]["batch"], set())
+        states.add(run["state"])
     assert set(tried) == set(frames)
     found = json.loads((work / "autotune.json").read_text())
     for edge, alone, together in zip(frames, found["alone"], found["micro_batches"], strict=True):
-        # A linear search from 1 ends at the first that does not fit.
-        assert tried[edge][alone] == "completed" and tried[edge][alone + 1] == "oom"
-        assert all((state == "completed") == (n <= alone) for n, state in tried[edge].items())
+        # A linear search from 1 ends at the first that does not fit, be it after some steps only.
+        assert tried[edge][alone] == {"completed"} and "oom" in tried[edge][alone + 1]
+        assert all((states == {"completed"}) == (n <= alone) for n, states in tried[edge].items())
         assert 0 < together <= alone
     together = sorted(work.glob("trials/all_buckets/*/run.json"))
     assert json.loads(together[-1].read_text())["state"] == "completed"
