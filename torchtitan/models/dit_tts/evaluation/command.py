@@ -130,7 +130,7 @@ def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
         if scorer is not None:
             print(printable(f"{name}: {scorer}"))
     for row in found["rows"]:
-        if "weights" in row:
+        if row["kind"] == "system":
             print(printable(f"{row['name']}: weights {row['weights']}"))
     print()
     print(printable(text_tables(found)))
