@@ -28,13 +28,13 @@ def make_speaking_shards(
         return (clean + noise * generator.standard_normal(clean.shape)).astype(np.float16)
 
     texts = ["".join(generator.choice(list(_LETTERS), letters)) for _ in range(n)]
-    told = np.roll(texts, 1).tolist() if shuffled else texts
+    labels = np.roll(texts, 1).tolist() if shuffled else texts
     samples = []
     for number, text in enumerate(texts):
         speaker = int(generator.integers(_SPEAKERS))
         latents = noisy(np.concatenate([sounds[letter] for letter in text]) + voices[speaker])
         reference = noisy(np.repeat(voices[None, speaker], 8, axis=0))
-        metadata = {"text": told[number], "speaker": f"s{speaker}"}
+        metadata = {"text": labels[number], "speaker": f"s{speaker}"}
         samples.append(Triplet(f"utt{number:06d}", latents, reference, metadata))
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(2):

@@ -212,7 +212,7 @@ def test_an_error_makes_the_run_a_failed_one(tmp_path, stand_in):
 def test_a_server_that_is_away_at_the_start_is_one_sentence(tmp_path, stand_in):
     stand_in.broken = stand_in.Error("Run initialization has timed out\nafter 90 s.")
     with pytest.raises(
-        InputError, match=r"has timed out after 90 s\); mend that, or set WANDB_MODE"
+        InputError, match=r"has timed out after 90 s\); correct that, or set WANDB_MODE"
     ):
         trackers(tmp_path, ENABLED)
 

@@ -183,7 +183,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 def _no_wandb(error: Exception) -> str:
     reason = " ".join(str(error).split()).rstrip(".")
     return (
-        f"[metrics] enable_wandb = true, but W&B refuses or cannot be reached ({reason}); mend that, or "
+        f"[metrics] enable_wandb = true, but W&B refuses or cannot be reached ({reason}); correct that, or "
         f"set WANDB_MODE=offline and upload later with wandb sync"
     )
 
@@ -265,6 +265,6 @@ class Trackers:
             part.log_image(name, png, step)
 
     def close(self) -> None:
-        """Writes what is left. Where an error is on its way, W&B is told that the run has failed."""
+        """Writes what is left. Where an error is on its way, W&B gets the run as failed."""
         for part in self._parts:
             part.close()
