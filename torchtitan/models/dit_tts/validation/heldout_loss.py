@@ -32,7 +32,7 @@ Losses = dict[str, torch.Tensor]
 
 
 class _SetLoss:
-    """Losses of one set; each rank computes its share of the batches.
+    """Losses of one set; each rank computes a part of the batches.
 
     Args:
         rank, ranks: which of the data-parallel ranks this is. Every rank runs as many forward passes,
