@@ -26,7 +26,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the gates are of the CPU
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.speed import block_traffic, counting, step_time  # noqa: E402
+from benchmarks.speed import block_traffic, counting  # noqa: E402
 from benchmarks.speed.cases import Outcome  # noqa: E402
 from torchtitan.models.dit_tts.errors import quiet_known_warnings  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
@@ -38,7 +38,6 @@ GATES: dict[str, Callable[[], Outcome]] = {
     "traffic": block_traffic.traffic,
     "kept": block_traffic.kept,
     "collectives": counting.collectives,
-    "step_time": step_time.step_time,
 }
 RESULTS = ROOT / "benchmarks/results/speed_gates.json"
 

@@ -36,7 +36,7 @@ def _products(args: DiTTTSModelArgs) -> dict[str, tuple[int, int]]:
     return {
         "qkv_gate": (args.dim, 4 * args.dim),
         "out": (args.dim, args.dim),
-        "gate_up": (args.dim, 2 * args.mlp_dim),
+        "gate_and_up": (args.dim, 2 * args.mlp_dim),
         "down": (args.mlp_dim, args.dim),
     }
 

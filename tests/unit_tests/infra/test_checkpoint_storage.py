@@ -173,3 +173,11 @@ def test_the_writer_reaches_a_process_that_saves(tmp_path):
     again = pickle.loads(pickle.dumps(writer))
     assert (again.final_path, again.trained_with) == (tmp_path / "step-4", TRAINED_WITH)
     assert json.loads(json.dumps(TRAINED_WITH)) == TRAINED_WITH
+
+
+def test_weights_in_an_earlier_order_are_refused(tmp_path):
+    """The name tells the order: loaded by shape they would be another model."""
+    content = {"layers.0.mlp.gate_up.weight": torch.ones(4, 2)}
+    save(tmp_path / "step-4", content)
+    with pytest.raises(InputError, match="step-4 was written before the rows"):
+        storage.load_checkpoint(content, tmp_path / "step-4", no_dist=True)

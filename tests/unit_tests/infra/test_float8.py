@@ -84,7 +84,7 @@ def test_only_the_matmuls_of_the_blocks_are_converted():
             "attention.out",
             "attention.text_kv",
             "attention.speaker_kv",
-            "mlp.gate_up",
+            "mlp.gate_and_up",
             "mlp.down",
         )
     }

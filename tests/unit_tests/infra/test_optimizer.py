@@ -212,7 +212,7 @@ def test_muon_has_the_blocks_products_and_adamw_the_rest():
         "attention.out.weight",
         "attention.text_kv.weight",
         "attention.speaker_kv.weight",
-        "mlp.gate_up.weight",
+        "mlp.gate_and_up.weight",
         "mlp.down.weight",
     }
     assert len(mine) == 2 * len(kinds)
@@ -343,8 +343,10 @@ def test_fused_projections_split_into_their_matrices():
             expected = linear(context).unflatten(-1, (2, 2, head))[:, :, part].flatten(1)
             assert torch.allclose(context @ matrix.T, expected, atol=1e-4)
     mlp = model.layers[0].mlp
-    gate, up = split_fused(mlp.gate_up.weight, *products[mlp.gate_up])
-    assert torch.equal(gate, mlp.gate_up.weight[0::2]) and torch.equal(up, mlp.gate_up.weight[1::2])
+    gate, up = split_fused(mlp.gate_and_up.weight, *products[mlp.gate_and_up])
+    h = mlp.gate_and_up(x).unflatten(-1, (-1, 2, mlp.block))
+    for part, matrix in enumerate((gate, up)):
+        assert torch.allclose(x @ matrix.T, h[..., part, :].flatten(1), atol=1e-4)
     for linear, (parts, rows) in products.items():
         assert torch.equal(join_fused(split_fused(linear.weight, parts, rows), rows), linear.weight)
 

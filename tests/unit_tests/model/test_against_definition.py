@@ -85,9 +85,10 @@ def attention(
     return linear(w, f"{name}.out", torch.cat(heads, dim=1))
 
 
-def mlp(w: Weights, name: str, x: Tensor) -> Tensor:
-    both = linear(w, f"{name}.gate_up", x)
-    return linear(w, f"{name}.down", silu(both[:, 0::2]) * both[:, 1::2])
+def mlp(w: Weights, name: str, x: Tensor, n_blocks: int) -> Tensor:
+    """The rows of the weight are block by block, first a block's gates and then its ups."""
+    both = linear(w, f"{name}.gate_and_up", x).chunk(2 * n_blocks, dim=1)
+    return linear(w, f"{name}.down", silu(torch.cat(both[0::2], 1)) * torch.cat(both[1::2], 1))
 
 
 def encoder(w: Weights, name: str, x: Tensor, n_layers: int, causal: bool) -> Tensor:
@@ -95,7 +96,7 @@ def encoder(w: Weights, name: str, x: Tensor, n_layers: int, causal: bool) -> Te
         n_heads = len(w[f"{block}.attention.q_norm.weight"])
         h = normed(x, w[f"{block}.attention_norm.weight"])
         x = x + attention(w, f"{block}.attention", h, n_heads, causal, {})
-        x = x + mlp(w, f"{block}.mlp", normed(x, w[f"{block}.mlp_norm.weight"]))
+        x = x + mlp(w, f"{block}.mlp", normed(x, w[f"{block}.mlp_norm.weight"]), n_heads)
     return normed(x, w[f"{name}.norm.weight"])
 
 
@@ -124,7 +125,7 @@ def decoder_block(w: Weights, name: str, x: Tensor, shared: Tensor, contexts) ->
     for where, function in enumerate(
         (
             lambda h: attention(w, f"{name}.attention", h, n_heads // 2, False, contexts),
-            lambda h: mlp(w, f"{name}.mlp", h),
+            lambda h: mlp(w, f"{name}.mlp", h, n_heads),
         )
     ):
         shift, scale, gate = (modulation(w, f"{name}.adaln", shared, n, where) for n in range(3))
@@ -270,7 +271,7 @@ def test_pinned_output():
         length,
     )
     expected = [
-        [0.764391, 0.531396, 0.388754, 0.503539, 0.200063, 0.014192, 0.206825, 0.489624],
-        [0.844231, -0.269892, -0.225792, 0.598257, -0.155046, 0.122353, -0.009026, 0.439481],
+        [0.736923, 0.529629, 0.425693, 0.367235, 0.222841, 0.016807, 0.297583, 0.527891],
+        [0.708661, -0.359445, -0.133481, 0.645999, -0.280305, 0.044203, -0.008201, 0.637109],
     ]
     torch.testing.assert_close(out[0, [0, 4]], torch.tensor(expected), rtol=0, atol=1e-4)

@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.model import attention_backends
 from torchtitan.models.dit_tts.model.attention_backends import (
     BACKENDS,
     FlexKeys,
+    MatmulKeys,
     SdpaKeys,
     VarlenKeys,
     packed_attention,
@@ -32,7 +33,7 @@ SMALL = small_args(
     n_heads=4, speaker_dim=16, speaker_mlp_dim=24, latent_channels=8, text_dim=16, adaln_rank=6
 )
 
-OTHERS = ("varlen", "flex")
+OTHERS = ("matmul", "varlen", "flex")
 
 
 def build(attention: str = "sdpa") -> DiTTTSModel:
@@ -173,7 +174,7 @@ LENGTHS = (140, 9, 130)
 VALID = torch.cat([until([140, 20], 140), until([0, 4], 9), until([130, 0], 130)], dim=1)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "varlen", "flex", "flex itself"])
+@pytest.mark.parametrize("backend", ["sdpa", "matmul", "varlen", "flex", "flex itself"])
 def test_attention_written_out_in_float64(backend, monkeypatch):
     q, keys, values = streams(VALID, LENGTHS, torch.float64)
     tensors = [q, *keys, *values]
@@ -318,10 +319,11 @@ def test_no_host_sync_in_the_step(backend):
 
 @pytest.mark.long
 def test_the_config_chooses():
-    kinds = {"sdpa": SdpaKeys, "varlen": VarlenKeys, "flex": FlexKeys, "auto": SdpaKeys}
+    kinds = {"sdpa": SdpaKeys, "matmul": MatmulKeys, "varlen": VarlenKeys, "flex": FlexKeys}
+    kinds["auto"] = SdpaKeys
     for backend, kind in kinds.items():
         assert type(prepare_keys(backend, VALID, 140, torch.float32)) is kind
-    with pytest.raises(ValueError, match="'dense' is not one of auto, sdpa, varlen, flex"):
+    with pytest.raises(ValueError, match="'dense' is not one of auto, sdpa, matmul, varlen, flex"):
         prepare_keys("dense", VALID, 140, torch.float32)
 
 
@@ -329,6 +331,7 @@ def test_the_backend_fits_device_and_dtype():
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     choose = attention_backends.choose_backend
     assert choose("auto", cpu, torch.float32) == "sdpa"
+    assert choose("auto", cpu, torch.bfloat16) == "matmul"
     assert choose("auto", cuda, torch.bfloat16) in BACKENDS[1:]
     assert choose("varlen", cuda, torch.bfloat16) == "varlen"
     assert choose("varlen", cuda, torch.float32) == "sdpa"  # flash attention has no float32

@@ -66,7 +66,7 @@ def noise_of(requests, seed=0):
     "guidance, text_gain, speaker_gain",
     [
         (Guidance(0.0, 0.0), 1.0, 1.0),
-        (GUIDANCE, 1 + 2 * 3 / 4, 1 + 3 * 3 / 4),  # at t = 1, 3/4 and 1/2 of four steps
+        (GUIDANCE, 1 + 2 * 2 / 4, 1 + 3 * 2 / 4),  # at t = 1 and 3/4 of four steps
         (Guidance(2.0, 0.0, min_t=0.0), 3.0, 1.0),
         (Guidance(0.0, 3.0, min_t=0.9), 1.0, 1 + 3 / 4),
     ],
@@ -99,7 +99,7 @@ def test_features_of_a_text_encoder_take_the_place_of_the_ids():
         assert ids[number, : len(own)].tolist() == own
         valid = mask[number].tolist()
         assert valid == [i < len(own) and i != 1 for i in range(ids.shape[1])]
-        way = moved([i / 2 for i in own], request.reference, request.frames, 2.5, 3.25, 2.5 / 4)
+        way = moved([i / 2 for i in own], request.reference, request.frames, 2.0, 2.5, 2.5 / 4)
         expected = noise_of(REQUESTS)[number] - way
         torch.testing.assert_close(found[number], expected, atol=2e-3, rtol=1e-5)
 

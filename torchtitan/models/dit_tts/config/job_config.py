@@ -264,7 +264,7 @@ class Encoder:
 
 @dataclass
 class Attention:
-    backend: Literal["auto", "sdpa", "varlen", "flex"] = "auto"
+    backend: Literal["auto", "sdpa", "matmul", "varlen", "flex"] = "auto"
     """Kernel of the decoder's attention: PyTorch's with a mask over the keys (sdpa), flash attention
     over packed keys (varlen), flex attention over blocks of keys (flex), or the fastest known for the
     device (auto)"""
@@ -317,7 +317,7 @@ class Sampling:
     """Guidance towards the speaker"""
 
     min_t: float = 0.5
-    """Guidance is applied at times in [min_t, 1]"""
+    """Guidance is applied at times in (min_t, 1]"""
 
     codec: str = "mel_dct"
     """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,

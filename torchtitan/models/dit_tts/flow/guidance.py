@@ -11,9 +11,9 @@ Branches = Callable[[torch.Tensor, float, torch.Tensor, torch.Tensor], torch.Ten
 
 @dataclass(frozen=True)
 class Guidance:
-    """v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker) for times in [min_t, 1], else v.
+    """v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker) for times in (min_t, 1], else v.
 
-    A branch with scale 0 is not computed; the others run as one batch.
+    So a step is guided where it begins within the interval [min_t, 1] and does not end it. A branch with scale 0 is not computed; the others run as one batch.
     """
 
     text_scale: float = 3.0
@@ -22,7 +22,7 @@ class Guidance:
 
     def branches_at(self, t: float) -> list[tuple[float, bool, bool]]:
         """(scale, keep text, keep speaker) of each unconditional branch at time t."""
-        if t < self.min_t:
+        if t <= self.min_t:
             return []
         branches = [(self.text_scale, False, True), (self.speaker_scale, True, False)]
         return [branch for branch in branches if branch[0] != 0.0]

@@ -179,8 +179,13 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
     """`dcp.load` of a checkpoint as data; see the module.
 
     Raises:
-        InputError: it holds something else than tensors and plain values.
+        InputError: it holds something else than tensors and plain values, or weights in an earlier order.
     """
+    if any(".mlp.gate_up." in name for name in read_table(path).state_dict_metadata):
+        raise InputError(
+            f"{path} was written before the rows of the MLP's weights were ordered in blocks, which this "
+            f"version cannot load; use it with the version that wrote it, or train anew"
+        )
     reader, planner = _TableReader(path), _PlainValues()
     try:
         dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)

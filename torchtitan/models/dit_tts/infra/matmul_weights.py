@@ -22,6 +22,6 @@ def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
             products[module.text_kv] = products[module.speaker_kv] = (2, head)
             products[module.out] = (1, module.out.out_features)
         elif isinstance(module, GatedMLP):
-            products[module.gate_up] = (2, 1)
+            products[module.gate_and_up] = (2, module.block)
             products[module.down] = (1, module.down.out_features)
     return products

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend
-from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
+from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope, rope_turns
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""
@@ -26,12 +27,18 @@ class GatedAttention(nn.Module):
         self.q_norm = HeadRMSNorm(n_heads, self.head_dim, eps)
         self.k_norm = HeadRMSNorm(n_heads, self.head_dim, eps)
 
-    def split_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Q, K (normed, not rotated), V and gate of x, each (B, L, H, K)."""
-        q, k, v, gate = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim)).unbind(-2)
-        return self.q_norm(q), self.k_norm(k), v, gate
+    def split_heads(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Q, K (normed and rotated), V and gate of x, each (B, L, H, K)."""
+        parts = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim))
+        if not torch.compiler.is_compiling():
+            weight = torch.stack([self.q_norm.weight, self.k_norm.weight], dim=1)
+            return eager.normed_heads(parts, weight, rope_turns(rope), self.k_norm.eps)
+        q, k, v, gate = parts.unbind(-2)
+        return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v, gate
 
     def project_out(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            return self.out(eager.sigmoid_mul(attended, gate).flatten(-2))
         return self.out((attended * torch.sigmoid(gate)).flatten(-2))
 
 
@@ -41,8 +48,7 @@ class SelfAttention(GatedAttention):
     def forward(
         self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
     ) -> torch.Tensor:
-        q, k, v, gate = self.split_heads(x)
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
+        q, k, v, gate = self.split_heads(x, rope)
         return self.project_out(attend(q, k, v, mask, causal), gate)
 
 
@@ -66,7 +72,11 @@ class JointAttention(GatedAttention):
         self.speaker_kv = nn.Linear(context_dim, 2 * dim, bias=False)
 
     def _key_value(self, kv: torch.Tensor) -> KeyValue:
-        k, v = kv.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
+        parts = kv.unflatten(-1, (-1, 2, self.head_dim))
+        if not torch.compiler.is_compiling():
+            k, v = eager.normed_heads(parts, self.k_norm.weight[:, None], None, self.k_norm.eps)
+            return k, v
+        k, v = parts.unbind(-2)
         return self.k_norm(k), v
 
     def condition_key_values(
@@ -83,8 +93,7 @@ class JointAttention(GatedAttention):
         conditions: tuple[KeyValue, KeyValue],
     ) -> torch.Tensor:
         """x (B, T, D) to the same shape; `keys` tells which of the T + L + P keys are valid."""
-        q, k, v, gate = self.split_heads(x)
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
+        q, k, v, gate = self.split_heads(x, rope)
         (text_k, text_v), (speaker_k, speaker_v) = conditions
         attended = keys.attend(q, (k, text_k, speaker_k), (v, text_v, speaker_v))
         return self.project_out(attended, gate)

@@ -6,6 +6,7 @@ never read. `prepare_keys` brings the validity mask into the form that the kerne
 and without a host sync; all blocks share it.
 
 - sdpa: keys stay in their places under an additive mask (B, 1, 1, K). Any device, any dtype.
+- matmul: as sdpa, but by two matmuls and a softmax, whose (B, H, T, K) is kept for the backward pass.
 - varlen: valid frames and keys are packed sample by sample, without a mask (flash attention).
 - flex: keys stay in their places; blocks of 128 keys without a valid one are skipped.
 """
@@ -18,26 +19,25 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
-BACKENDS = ("auto", "sdpa", "varlen", "flex")
+BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
 """Values of [attention] backend"""
 
-AUTO = {"cuda": "sdpa"}
-"""Backend that "auto" selects on each device type, sdpa on others. Not measured yet: it is to become the
-one that scripts/gpu_check.sh finds fastest."""
+AUTO = {("cpu", torch.bfloat16): "matmul"}
+"""Backend that "auto" selects for a device type and dtype; sdpa for others. On a CPU SDPA converts
+bfloat16 in each block of its kernel. CUDA has not been measured yet: it is to become the one that
+scripts/gpu_check.sh finds fastest."""
 
 Streams = tuple[torch.Tensor, ...] | list[torch.Tensor]
 """Keys, or values, of self, text and speaker, each (B, L, H, K)."""
 
 
-def attend(
+def _sdpa(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None = None,
     causal: bool = False,
 ) -> torch.Tensor:
-    """softmax(q kᵀ / √K) v for tensors (B, L, H, K). The mask, boolean or additive, broadcasts to
-    (B, H, Lq, Lk)."""
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -48,6 +48,37 @@ def attend(
     return out.transpose(1, 2)
 
 
+def _matmul(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
+    if causal:
+        mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    """softmax(q kᵀ / √K) v for tensors (B, L, H, K), by the kernel that is fastest for their device and
+    dtype. The mask, boolean or additive, broadcasts to (B, H, Lq, Lk); `causal` is one, too."""
+    by_matmul = choose_backend("auto", q.device, q.dtype) == "matmul"
+    return (_matmul if by_matmul else _sdpa)(q, k, v, mask, causal)
+
+
 class SdpaKeys(NamedTuple):
     """Backend "sdpa"."""
 
@@ -56,7 +87,22 @@ class SdpaKeys(NamedTuple):
     convert a boolean mask to this in every block"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        return attend(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
+        return _sdpa(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
+
+
+class MatmulKeys(NamedTuple):
+    """Backend "matmul"."""
+
+    mask: torch.Tensor
+    """as `SdpaKeys.mask`"""
+
+    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        # Joined head by head, as the matmuls read them.
+        k, v = (
+            torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
+            for parts in (keys, values)
+        )
+        return _matmul(q, k, v, self.mask)
 
 
 class Packing(NamedTuple):
@@ -164,7 +210,7 @@ def packed_attention(
         return torch.bucketize(row, starts[1:], right=True)
 
     same = sample_of(len(q), q_starts)[:, None] == sample_of(len(k), k_starts)
-    return attend(q[None], k[None], v[None], same[None, None])[0]
+    return _sdpa(q[None], k[None], v[None], same[None, None])[0]
 
 
 class FlexKeys(NamedTuple):
@@ -177,14 +223,14 @@ class FlexKeys(NamedTuple):
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         k, v = torch.cat(keys, dim=1), torch.cat(values, dim=1)
         if not q.is_cuda:  # flex attention has a backward pass on accelerators only
-            return attend(q, k, v, self.valid[:, None, None])
+            return _sdpa(q, k, v, self.valid[:, None, None])
         out = flex_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=self.blocks
         )
         return out.transpose(1, 2)
 
 
-JointKeys = SdpaKeys | VarlenKeys | FlexKeys
+JointKeys = SdpaKeys | MatmulKeys | VarlenKeys | FlexKeys
 """The batch's keys as a backend needs them. `attend(q, keys, values)` computes the attention of
 q (B, T, H, K) over the keys and values of the streams, (B, T, H, K)."""
 
@@ -221,9 +267,9 @@ def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """Resolves "auto", and replaces varlen by sdpa where flash attention does not take the dtype."""
-    if backend == "auto":
-        backend = AUTO.get(device.type, "sdpa")
     flash = dtype in (torch.bfloat16, torch.float16)
+    if backend == "auto":
+        backend = AUTO.get((device.type, dtype), "sdpa")
     if backend == "varlen" and device.type == "cuda" and not flash:
         return "sdpa"
     return backend
@@ -244,7 +290,7 @@ def prepare_keys(backend: str, valid: torch.Tensor, frames: int, dtype: torch.dt
         return VarlenKeys(frames=_packing(valid[:, :frames]), keys=_packing(valid))
     if backend == "flex":
         return FlexKeys(_block_mask(valid, frames), valid)
-    if backend != "sdpa":
+    if backend not in ("sdpa", "matmul"):
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
     mask = torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, float("-inf"))
-    return SdpaKeys(mask[:, None, None])
+    return (SdpaKeys if backend == "sdpa" else MatmulKeys)(mask[:, None, None])

@@ -15,7 +15,7 @@ class EncoderBlock(nn.Module):
         self.attention_norm = RMSNorm(dim, eps)
         self.attention = SelfAttention(dim, n_heads, eps)
         self.mlp_norm = RMSNorm(dim, eps)
-        self.mlp = GatedMLP(dim, mlp_dim)
+        self.mlp = GatedMLP(dim, mlp_dim, n_heads)
 
     def forward(
         self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool

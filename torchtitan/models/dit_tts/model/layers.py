@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torchtitan.models.dit_tts.model import eager
+
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm without weight over the last dimension, computed in float32, in x's dtype."""
-    return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype)
+    return F.rms_norm(eager.wide(x), (x.shape[-1],), None, eps).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -22,7 +24,25 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (rms_norm(x.float(), self.eps) * self.weight.float()).to(x.dtype)
+        if not torch.compiler.is_compiling():
+            return eager.scaled_norm(x, self.weight, None, self.eps)
+        return (rms_norm(eager.wide(x), self.eps) * eager.wide(self.weight)).to(x.dtype)
+
+
+def modulated_norm(
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """RMSNorm of x (B, T, D), times 1 + scale, plus shift, both (B, 1, D)."""
+    if not torch.compiler.is_compiling():
+        return eager.scaled_norm(x, 1 + scale, shift, eps)
+    return rms_norm(x, eps) * (1 + scale) + shift
+
+
+def add_gated(x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """x + gate·update, (B, T, D) with a gate (B, 1, D)."""
+    if not torch.compiler.is_compiling():
+        return eager.add_scaled(x, gate, update)
+    return x + gate * update
 
 
 class HeadRMSNorm(nn.Module):
@@ -37,24 +57,29 @@ class HeadRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (rms_norm(x.float(), self.eps) * self.weight.float()).to(x.dtype)
+        return (rms_norm(eager.wide(x), self.eps) * eager.wide(self.weight)).to(x.dtype)
 
 
 class GatedMLP(nn.Module):
     """silu(gate) * up, then down, without biases. (..., D) to (..., D).
 
-    Gate and up are one matmul whose rows alternate (gate 0, up 0, gate 1, ...), so that tensor
-    parallelism, which splits the rows into equal parts, keeps each pair together.
+    Gate and up are one matmul. Its rows are laid out in blocks, each of some units' gates and then their
+    ups: contiguous enough to be read fast, and tensor parallelism, which splits the rows into equal
+    parts, keeps each pair together where its degree divides `n_blocks` (in use: the number of heads).
     """
 
-    def __init__(self, dim: int, hidden_dim: int):
+    def __init__(self, dim: int, hidden_dim: int, n_blocks: int):
         super().__init__()
-        self.gate_up = nn.Linear(dim, 2 * hidden_dim, bias=False)
+        self.block = hidden_dim // math.gcd(hidden_dim, n_blocks)
+        self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=False)
         self.down = nn.Linear(hidden_dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).unflatten(-1, (-1, 2)).unbind(-1)
-        return self.down(F.silu(gate) * up)
+        both = self.gate_and_up(x).unflatten(-1, (-1, 2, self.block))
+        if not torch.compiler.is_compiling():
+            return self.down(eager.silu_mul(both).flatten(-2))
+        gate, up = both.unbind(-2)
+        return self.down((F.silu(gate) * up).flatten(-2))
 
 
 def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
@@ -98,6 +123,11 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     # Swapping the pairs instead of splitting them, and rotating the other heads by zero, lets the
     # compiler fuse all of it into one kernel, forward and backward.
     cos, sin = rope.unbind(0)
-    grouped = x.float().unflatten(2, (rope.shape[2], -1))
+    grouped = eager.wide(x).unflatten(2, (rope.shape[2], -1))
     swapped = grouped.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return (grouped * cos + swapped * sin).flatten(2, 3).to(x.dtype)
+
+
+def rope_turns(rope: torch.Tensor) -> torch.Tensor:
+    """The angles of `rope_table` as complex numbers of modulus 1, (L, G, 1, K/2)."""
+    return torch.complex(rope[0, ..., ::2], rope[1, ..., 1::2])

@@ -17,7 +17,8 @@ from torchtitan.models.dit_tts.model.initialization import copy_parameter, initi
 from torchtitan.models.dit_tts.model.layers import (
     GatedMLP,
     RMSNorm,
-    rms_norm,
+    add_gated,
+    modulated_norm,
     rope_table,
     timestep_embedding,
 )
@@ -113,7 +114,7 @@ class TransformerBlock(nn.Module):
         self.eps = args.norm_eps
         self.adaln = LowRankAdaLN(args.dim, args.adaln_rank)
         self.attention = JointAttention(args.dim, args.n_heads, args.speaker_dim, args.norm_eps)
-        self.mlp = GatedMLP(args.dim, args.mlp_dim)
+        self.mlp = GatedMLP(args.dim, args.mlp_dim, args.n_heads)
 
     def forward(
         self,
@@ -130,10 +131,10 @@ class TransformerBlock(nn.Module):
             key_values = self.attention.condition_key_values(text, speaker)
         shift, scale, gate = self.adaln(shared)[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
-        h = rms_norm(x, self.eps) * (1 + scale[:, 0]) + shift[:, 0]
-        x = x + gate[:, 0] * self.attention(h, rope, keys, key_values)
-        h = rms_norm(x, self.eps) * (1 + scale[:, 1]) + shift[:, 1]
-        return x + gate[:, 1] * self.mlp(h)
+        h = modulated_norm(x, scale[:, 0], shift[:, 0], self.eps)
+        x = add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values))
+        h = modulated_norm(x, scale[:, 1], shift[:, 1], self.eps)
+        return add_gated(x, gate[:, 1], self.mlp(h))
 
 
 def _text_encoder(args: DiTTTSModelArgs) -> ByteEncoder | PretrainedEncoder | None:

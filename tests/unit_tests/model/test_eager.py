@@ -1,0 +1,99 @@
+"""What runs in eager mode is what a compiler gets, with its gradients."""
+
+import pytest
+import torch
+
+from tests.helpers.small_models import full_inputs, random_model, small_args
+from torchtitan.models.dit_tts.model import eager
+
+ARGS = small_args(
+    n_heads=3,
+    dim=24,
+    mlp_dim=30,
+    speaker_dim=16,
+    speaker_mlp_dim=24,
+    latent_channels=8,
+    text_vocab_size=10,
+)
+
+
+def outcome(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The output and all gradients."""
+    model.zero_grad()
+    out = model(**inputs)
+    weights = torch.linspace(-1, 1, out.numel()).view_as(out)
+    (out * weights).sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-6), (torch.float32, 1e-4)])
+def test_the_model_computes_the_same_in_eager_mode(dtype, tolerance, monkeypatch):
+    model = random_model(ARGS).to(dtype)
+    inputs = full_inputs(ARGS, rows=2, frames=9, text=5, speaker=6)
+    inputs["text_ids"] = torch.arange(10).view(2, 5)
+    found = outcome(model, inputs)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(eager.Function, "apply", None)  # none of them is used
+    for own, expected in zip(found, outcome(model, inputs), strict=True):
+        largest = float(expected.abs().max())
+        assert largest > 1e-3
+        torch.testing.assert_close(own, expected, rtol=0, atol=tolerance * largest)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).double()
+
+
+@pytest.mark.parametrize(
+    "function, inputs",
+    [
+        (eager.scaled_norm, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 1, 4), 1e-3)),
+        (eager.scaled_norm, (normal(2, 3, 4), normal(4), None, 1e-3)),
+        (eager.normed_heads, (normal(2, 3, 2, 4, 4), normal(2, 2, 4), None, 1e-3)),
+        (
+            eager.normed_heads,
+            (
+                normal(2, 3, 4, 2, 4),
+                normal(4, 1, 4),
+                torch.polar(torch.ones(3, 2, 1, 2), normal(3, 2, 1, 2).float()),
+                1e-3,
+            ),
+        ),
+        (eager.silu_mul, (normal(2, 3, 2, 4),)),
+        (eager.sigmoid_mul, (normal(2, 3, 4), normal(2, 3, 2, 4)[..., 0, :])),
+        (eager.add_scaled, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 3, 4))),
+    ],
+)
+def test_backward_passes(function, inputs):
+    for each in inputs:
+        if isinstance(each, torch.Tensor) and not each.is_complex():
+            each.requires_grad_()
+    with torch.enable_grad():
+        assert torch.autograd.gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_row_is_left_as_it_was(dtype):
+    """Its parts are contiguous already, so nothing may be computed in place of them."""
+    for function, shape in ((eager.silu_mul, (1, 1, 2, 4)), (eager.normed_heads, (1, 1, 1, 2, 4))):
+        x = normal(*shape).to(dtype)
+        before = x.clone()
+        more = () if function is eager.silu_mul else (torch.ones(1, 1, 4), None, 1e-6)
+        function(x, *more)
+        assert torch.equal(x, before)
+    gate = normal(1, 4).to(dtype)
+    before = gate.clone()
+    eager.sigmoid_mul(gate, gate)
+    assert torch.equal(gate, before)
+
+
+def test_bfloat16_is_computed_in_float32():
+    x = normal(64, 256).bfloat16()
+    scale, shift = normal(256).bfloat16(), normal(1, 256).bfloat16()
+    found = eager.scaled_norm(x, scale, shift, 1e-6)
+    expected = eager.scaled_norm(x.double(), scale.double(), shift.double(), 1e-6)
+    assert found.dtype == torch.bfloat16
+    assert (
+        torch.equal(found, expected.to(torch.bfloat16))
+        or ((found.double() - expected).abs() <= expected.abs() * 2**-8 + 1e-6).all()
+    )

@@ -1,0 +1,200 @@
+"""The pointwise parts of a block for eager mode, with backward passes by hand.
+
+Left to autograd, each of their operations is a kernel that reads and writes whole activations, in
+float32, and most results are kept. Written as one function each, they work in place, keep their input
+and one number per row, and write the gradients of parts of a matmul's output straight into its gradient,
+without a `cat`. The functions of `layers` and `attention` are the definition; a compiler fuses those, so
+they call these here in eager mode only.
+
+They compute in float32, or in float64 where the input is that; results have the dtype of the input.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the dtype of computation."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / √(mean of x² + eps) over the last dimension, which stays with length 1."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+def _scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """x·factor in the dtype of computation, in new memory."""
+    y = wide(x)
+    return x * factor if y is x else y.mul_(factor)
+
+
+def _norm_backward(
+    gradient: torch.Tensor, normed: torch.Tensor, inverse: torch.Tensor, product: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of x for y = x·inverse, in place of `gradient`, which is that of y.
+
+    `product` is gradient·normed; it is overwritten, too.
+    """
+    mean = product.sum(-1, keepdim=True).div_(-gradient.shape[-1])
+    return gradient.addcmul_(normed, mean).mul_(inverse)
+
+
+class _ScaledNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        y = wide(x)
+        inverse = _inverse_rms(y, eps)
+        ctx.save_for_backward(x, scale, inverse)
+        ctx.shift = None if shift is None else (shift.shape, shift.dtype)
+        y = x * inverse if y is x else y.mul_(inverse)
+        scale = wide(scale)
+        y = y.mul_(scale) if shift is None else torch.addcmul(wide(shift), y, scale, out=y)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
+        x, scale, inverse = ctx.saved_tensors
+        d_shift = None
+        gradient = wide(gradient)
+        if ctx.shift is not None:
+            shape, dtype = ctx.shift
+            d_shift = gradient.sum_to_size(shape).to(dtype)
+        normed = _scaled(x, inverse)
+        product = gradient * normed
+        d_scale = product.sum_to_size(scale.shape).to(scale.dtype)
+        scale = wide(scale)
+        d_normed = gradient * scale
+        d_x = _norm_backward(d_normed, normed, inverse, product.mul_(scale))
+        return d_x.to(x.dtype), d_scale, d_shift, None
+
+
+def scaled_norm(
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """RMSNorm of x (..., D), times scale, plus shift; both broadcast to x."""
+    return _ScaledNorm.apply(x, scale, shift, eps)
+
+
+def _empty_wide(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous memory for x in the dtype of computation."""
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _rotate(x: torch.Tensor, turns: torch.Tensor) -> None:
+    """Rotates channel pairs of x (B, L, H, N, K) in place; turns (..., L, G, 1, K/2) complex."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    pairs.unflatten(2, (turns.shape[-3], -1)).mul_(turns[..., None, :])
+
+
+class _NormedHeads(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, turns: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, ...]:
+        count = weight.shape[1]
+        y = _empty_wide(x[..., :count, :]).copy_(x[..., :count, :])
+        inverse = _inverse_rms(y, eps)
+        y.mul_(inverse).mul_(weight)
+        if turns is not None:
+            _rotate(y, turns)
+        ctx.save_for_backward(x, weight, turns, inverse)
+        return *y.to(x.dtype).unbind(-2), *x[..., count:, :].unbind(-2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor):  # type: ignore[override]
+        x, weight, turns, inverse = ctx.saved_tensors
+        count = weight.shape[1]
+        d_x = torch.empty_like(x)
+        for part, gradient in enumerate(gradients[count:], count):
+            d_x[..., part, :] = gradient
+        d_y = _empty_wide(x[..., :count, :])
+        for part, gradient in enumerate(gradients[:count]):
+            d_y[..., part, :] = gradient
+        if turns is not None:
+            _rotate(d_y, turns.conj())
+        normed = _scaled(x[..., :count, :], inverse)
+        product = d_y * normed
+        d_weight = product.sum((0, 1)).to(weight.dtype)
+        d_x[..., :count, :] = _norm_backward(
+            d_y.mul_(weight), normed, inverse, product.mul_(weight)
+        )
+        return d_x, d_weight, None, None
+
+
+def normed_heads(
+    x: torch.Tensor, weight: torch.Tensor, turns: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, ...]:
+    """The parts of a fused projection x (B, L, H, P, K), each (B, L, H, K).
+
+    The first N of them are normalized over K, multiplied by weight (H, N, K), and rotated by turns
+    (L, G, 1, K/2), complex, where these are given. The others are views of x.
+    """
+    return _NormedHeads.apply(x, weight, turns, eps)
+
+
+class _SiluMul(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.unbind(-2)
+        # Copied first: what is left of a row behind the last full vector is computed one by one.
+        active = F.silu(gate.contiguous())
+        ctx.save_for_backward(x, active)
+        return active * up
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
+        x, active = ctx.saved_tensors
+        gate, up = x.unbind(-2)
+        d_x = torch.empty_like(x)
+        torch.mul(gradient, active, out=d_x[..., 1, :])
+        d_x[..., 0, :] = torch.ops.aten.silu_backward(gradient * up, gate.contiguous())
+        return d_x
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate)·up of x (..., 2, F), which is gate and up. Returns (..., F)."""
+    return _SiluMul.apply(x)
+
+
+class _SigmoidMul(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        opened = gate.contiguous().sigmoid()
+        ctx.save_for_backward(x, opened)
+        return opened * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
+        x, opened = ctx.saved_tensors
+        return opened * gradient, torch.ops.aten.sigmoid_backward(gradient * x, opened)
+
+
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x·sigmoid(gate), both of one shape."""
+    return _SigmoidMul.apply(x, gate)
+
+
+class _AddScaled(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(scale, update)
+        return torch.addcmul(x, scale, update)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
+        scale, update = ctx.saved_tensors
+        return gradient, (gradient * update).sum_to_size(scale.shape), gradient * scale
+
+
+def add_scaled(x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """x + scale·update; scale broadcasts to x."""
+    return _AddScaled.apply(x, scale, update)
