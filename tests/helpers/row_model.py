@@ -1,19 +1,20 @@
 """A model for sampling whose velocity has, in each channel, what reached a row of the batch."""
 
 from collections.abc import Sequence
+from itertools import compress
 from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.model.model import BlockCache, Conditions
 
 CHANNELS = 8
 CONDITION_BASE = 259
 """ids of a byte tokenizer's text are below"""
 
 TEXT_KEYS, TEXT_VALUES, SPEAKER_KEYS, SPEAKER_VALUES, ENCODED, TIME, FRAMES = range(7)
-"""what a channel of the velocity is: sums over the K and V of the row's text and speaker, over its
-encoded conditions, the time, the number of valid frames; the last is zero"""
+"""what a channel of the velocity is: sums over the first block's K and the last one's V of the row's text
+and speaker, over its encoded conditions, the time, the number of valid frames; the last is zero"""
 
 LAYERS = 2
 
@@ -28,7 +29,17 @@ class RowModel:
         # Plus one: padding would be zeros, and zeros count for nothing whatever the mask is.
         return Conditions(content + 1, text_mask, speaker[..., :1] + 1, speaker_mask)
 
-    def condition_key_values(self, conditions):
+    def block_caches(self, conditions, times):
+        """K and V are those of `_key_values`; the modulation is the time plus the number of the block."""
+        return [
+            [
+                BlockCache(pairs, t + layer)
+                for layer, pairs in enumerate(self._key_values(conditions))
+            ]
+            for t in times
+        ]
+
+    def _key_values(self, conditions):
         return [
             tuple(
                 (layer * content[..., None], 10 * layer * content[..., None])
@@ -37,25 +48,29 @@ class RowModel:
             for layer in range(1, LAYERS + 1)
         ]
 
-    def denoise(self, latents, t, frame_mask, conditions, keep_text, keep_speaker, key_values):
-        text_mask = conditions.text_mask & keep_text[:, None]
-        speaker_mask = conditions.speaker_mask & keep_speaker[:, None]
-        key_values = key_values or self.condition_key_values(conditions)
-
-        def total(content: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return (content.flatten(1) * mask).sum(1)
-
-        (first_text, _), (_, last_speaker) = key_values[0][0], key_values[-1][1]
-        (_, last_text), (first_speaker, _) = key_values[-1][0], key_values[0][1]
+    def denoise_guided(self, latents, t, keys, conditions, caches):
+        key_values = self._key_values(conditions)
+        if caches is not None:
+            key_values = [cache.key_values for cache in caches]
+            assert all(c.modulation == t + layer for layer, c in enumerate(caches))
+        rows, frames = len(conditions.text), latents.shape[1]
         velocity = torch.zeros_like(latents)
-        velocity[..., TEXT_KEYS] = total(first_text, text_mask)[:, None]
-        velocity[..., TEXT_VALUES] = total(last_text, text_mask)[:, None]
-        velocity[..., SPEAKER_KEYS] = total(first_speaker, speaker_mask)[:, None]
-        velocity[..., SPEAKER_VALUES] = total(last_speaker, speaker_mask)[:, None]
-        encoded = total(conditions.text, text_mask) + total(conditions.speaker, speaker_mask)
-        velocity[..., ENCODED] = encoded[:, None]
-        velocity[..., TIME] = t[:, None]
-        velocity[..., FRAMES] = frame_mask.sum(1)[:, None].float()
+        for copy, (has, mask) in enumerate(zip(keys.copies, keys.masks, strict=True)):
+            own = velocity[copy * rows : (copy + 1) * rows]
+            streams = list(compress((conditions.text, conditions.speaker), has))
+            width = frames + sum(stream.shape[1] for stream in streams)
+            valid = torch.ones(rows, width, dtype=torch.bool) if mask is None else mask[:, 0, 0] == 0
+            own[..., FRAMES] = valid[:, :frames].sum(1)[:, None].float()
+            own[..., TIME] = t
+            start = frames
+            for stream, place in compress(enumerate((TEXT_KEYS, SPEAKER_KEYS)), has):
+                content = (conditions.text, conditions.speaker)[stream]
+                kept = valid[:, start : start + content.shape[1]]
+                start += content.shape[1]
+                first, last = key_values[0][stream], key_values[-1][stream]
+                own[..., place] = (first[0].flatten(1) * kept).sum(1)[:, None]
+                own[..., place + 1] = (last[1].flatten(1) * kept).sum(1)[:, None]
+                own[..., ENCODED] += (content.flatten(1) * kept).sum(1)[:, None]
         return velocity
 
 

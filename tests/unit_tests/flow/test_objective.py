@@ -315,10 +315,10 @@ def test_euler_is_exact_where_the_velocity_is_constant(steps):
     assert linear_times(steps)[-1] == 0.0
 
 
-def branch_values(latents, t, keep_text, keep_speaker):
+def branch_values(latents, t, copies):
     """A network whose answer has its branch, 1 + 10·text + 100·speaker, and its row."""
-    value = 1.0 + 10.0 * keep_text + 100.0 * keep_speaker
-    return latents + value[:, None, None]
+    values = torch.tensor([1.0 + 10.0 * text + 100.0 * speaker for text, speaker in copies])
+    return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
 
 
 @pytest.mark.parametrize(
@@ -334,9 +334,9 @@ def branch_values(latents, t, keep_text, keep_speaker):
 def test_guidance(text_scale, speaker_scale, t, expected, rows):
     seen = []
 
-    def network(latents, time, *keep):
+    def network(latents, time, copies):
         seen.append((len(latents), time))
-        return branch_values(latents, time, *keep)
+        return branch_values(latents, time, copies)
 
     latents = torch.arange(24.0).view(2, 3, 4)
     velocity = Guidance(text_scale, speaker_scale, min_t=0.5).velocity(network, latents, t)

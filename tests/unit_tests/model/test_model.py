@@ -12,6 +12,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 from tests.helpers.small_models import initialized_model, random_model, small_args, until
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import rotated_groups
+from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import (
@@ -125,17 +126,36 @@ def test_flops_equal_the_counter(lengths, vocabulary, condition_ids):
 
 
 @torch.no_grad()
-def test_cached_key_values_give_the_same_output():
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_copies_for_guidance_are_the_rows_with_conditions_dropped(padded, cached):
     model, batch = random_model(SMALL), inputs()
+    names = ("frame_mask", "text_mask", "speaker_mask")
+    if not padded:
+        batch |= {name: torch.ones_like(batch[name]) for name in names}
     conditions = model.encode_conditions(
         batch["text_ids"], batch["text_mask"], batch["speaker"], batch["speaker_mask"]
     )
-    key_values = model.condition_key_values(conditions)
-    for t in (torch.tensor([1.0, 1.0]), batch["t"]):
-        arguments = (batch["latents"], t, batch["frame_mask"], conditions)
-        cached = model.denoise(*arguments, key_values=key_values)
-        assert_close(cached, model.denoise(*arguments))
-        assert_close(cached, output(model, batch, t=t))
+    copies = ((True, True), (False, True), (True, False))
+    masks = (batch["frame_mask"], conditions.text_mask, conditions.speaker_mask)
+    keys = guided_keys(*masks, copies, torch.float32)
+    assert [mask is None for mask in keys.masks] == [not padded] * 3
+    times = torch.tensor([0.9, 0.3])
+    caches = model.block_caches(conditions, times)
+    for place, t in enumerate(times):
+        found = model.denoise_guided(
+            batch["latents"].repeat(3, 1, 1),
+            t[None],
+            keys,
+            conditions,
+            caches[place] if cached else None,
+        )
+        for (text, speaker), rows in zip(copies, found.chunk(3), strict=True):
+            keep = [torch.full((len(rows),), flag) for flag in (text, speaker)]
+            alone = output(
+                model, batch, t=t.expand(len(rows)), keep_text=keep[0], keep_speaker=keep[1]
+            )
+            assert_close(rows[batch["frame_mask"]], alone[batch["frame_mask"]])
 
 
 @pytest.mark.parametrize("empty", ["conditions", "everything"])

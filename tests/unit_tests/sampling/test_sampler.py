@@ -53,7 +53,7 @@ class Constant(RowModel):
     def __init__(self, value: float):
         self.value = value
 
-    def denoise(self, latents, *args):
+    def denoise_guided(self, latents, *args):
         return torch.full_like(latents, self.value)
 
 
@@ -123,9 +123,9 @@ def test_a_request_does_not_depend_on_its_batch():
         torch.testing.assert_close(generate(batch)[position], alone, atol=1e-5, rtol=0)
 
 
-def test_key_values_need_not_be_cached():
+def test_blocks_need_not_be_cached():
     for cached, found in zip(
-        generate(REQUESTS), generate(REQUESTS, cache_key_values=False), strict=True
+        generate(REQUESTS), generate(REQUESTS, cache_blocks=False), strict=True
     ):
         torch.testing.assert_close(found, cached, atol=1e-5, rtol=0)
 

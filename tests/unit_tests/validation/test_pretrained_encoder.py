@@ -54,7 +54,7 @@ def test_stored_features_give_the_figures_and_sounds_of_the_encoder(tmp_path, tr
     assert {"text_gain_at_0.9", "speaker_gain", "heldout_loss_raw"} <= set(figures)
     for figure in figures:
         assert found["stored"][figure] == pytest.approx(found["beside"][figure], abs=1e-4), figure
-    assert abs(found["stored"]["text_gain"]) > 1e-3
+    assert abs(found["stored"]["text_gain"]) > 3e-4  # more than the tolerance above
     assert len(sounds["beside"]) == 2
     for sound, other in zip(sounds["beside"], sounds["stored"], strict=True):
         assert abs(sound - other).max() < 2e-2 < abs(sound).max()

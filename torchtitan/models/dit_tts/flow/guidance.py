@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-Branches = Callable[[torch.Tensor, float, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(latents (B, T, C), t, keep_text (B,), keep_speaker (B,)) to velocity (B, T, C)."""
+Branches = Callable[[torch.Tensor, float, tuple[tuple[bool, bool], ...]], torch.Tensor]
+"""(latents (N·B, T, C), t, whether each of the N copies has text and speaker) to velocity (N·B, T, C)."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,9 @@ class Guidance:
     def velocity(self, network: Branches, latents: torch.Tensor, t: float) -> torch.Tensor:
         """Guided velocity (B, T, C); `network` sees (1 + branches)·B rows."""
         branches = self.branches_at(t)
-        batch = latents.shape[0]
-        keep = [(True, True)] + [branch[1:] for branch in branches]
-        keep_text, keep_speaker = (
-            torch.tensor(flags, device=latents.device).repeat_interleave(batch)
-            for flags in zip(*keep)
-        )
-        outputs = network(latents.repeat(len(keep), 1, 1), t, keep_text, keep_speaker)
-        conditional, *unconditional = outputs.chunk(len(keep))
+        copies = ((True, True), *(branch[1:] for branch in branches))
+        outputs = network(latents.repeat(len(copies), 1, 1), t, copies)
+        conditional, *unconditional = outputs.chunk(len(copies))
         velocity = conditional
         for (scale, _, _), other in zip(branches, unconditional):
             velocity = velocity + scale * (conditional - other)

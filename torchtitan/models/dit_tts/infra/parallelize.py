@@ -171,7 +171,7 @@ def parallelize_dit_tts(
                 replicate(part, mesh=mesh)
         replicate(model, mesh=mesh)
         logger.info("Applied DDP")
-    for method in ("encode_conditions", "denoise"):  # of their own, as samplers call them
+    for method in ("encode_conditions", "denoise", "denoise_guided"):  # called by themselves
         register_fsdp_forward_method(model, method)
     _sum_gradients(model)
     model.write_parameter = write_sharded

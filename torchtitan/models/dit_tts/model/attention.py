@@ -30,14 +30,14 @@ class GatedAttention(nn.Module):
     def split_heads(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Q, K (normed and rotated), V and gate of x, each (B, L, H, K)."""
         parts = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim))
-        if not torch.compiler.is_compiling():
+        if eager.applies(x):
             weight = torch.stack([self.q_norm.weight, self.k_norm.weight], dim=1)
             return eager.normed_heads(parts, weight, rope_turns(rope), self.k_norm.eps)
         q, k, v, gate = parts.unbind(-2)
         return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v, gate
 
     def project_out(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
+        if eager.applies(attended):
             return self.out(eager.sigmoid_mul(attended, gate).flatten(-2))
         return self.out((attended * torch.sigmoid(gate)).flatten(-2))
 
@@ -73,7 +73,7 @@ class JointAttention(GatedAttention):
 
     def _key_value(self, kv: torch.Tensor) -> KeyValue:
         parts = kv.unflatten(-1, (-1, 2, self.head_dim))
-        if not torch.compiler.is_compiling():
+        if eager.applies(kv):
             k, v = eager.normed_heads(parts, self.k_norm.weight[:, None], None, self.k_norm.eps)
             return k, v
         k, v = parts.unbind(-2)

@@ -11,7 +11,8 @@ and without a host sync; all blocks share it.
 - flex: keys stay in their places; blocks of 128 keys without a valid one are skipped.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -60,10 +61,12 @@ def _matmul(
     if causal:
         mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores.masked_fill_(~mask, float("-inf"))
     elif mask is not None:
-        scores = scores + mask
-    return (scores.softmax(-1) @ v).transpose(1, 2)
+        scores.add_(mask)
+    # In memory that is at hand already, where no gradient needs the scores' own.
+    out = None if scores.requires_grad else scores
+    return (torch.softmax(scores, -1, out=out) @ v).transpose(1, 2)
 
 
 def attend(
@@ -90,6 +93,11 @@ class SdpaKeys(NamedTuple):
         return _sdpa(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
 
 
+def _join_heads(streams: Streams) -> torch.Tensor:
+    """One behind the other, with the heads' keys together in memory, as matmuls read them."""
+    return torch.cat([x.transpose(1, 2) for x in streams], dim=2).transpose(1, 2)
+
+
 class MatmulKeys(NamedTuple):
     """Backend "matmul"."""
 
@@ -97,12 +105,7 @@ class MatmulKeys(NamedTuple):
     """as `SdpaKeys.mask`"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        # Joined head by head, as the matmuls read them.
-        k, v = (
-            torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
-            for parts in (keys, values)
-        )
-        return _matmul(q, k, v, self.mask)
+        return _matmul(q, _join_heads(keys), _join_heads(values), self.mask)
 
 
 class Packing(NamedTuple):
@@ -230,7 +233,30 @@ class FlexKeys(NamedTuple):
         return out.transpose(1, 2)
 
 
-JointKeys = SdpaKeys | MatmulKeys | VarlenKeys | FlexKeys
+class GuidedKeys(NamedTuple):
+    """Of samplers: N copies of a batch of B rows, each with or without the text and the speaker.
+
+    A copy attends to the keys that it has and to no others; text and speaker have B rows, which all
+    copies share.
+    """
+
+    copies: tuple[tuple[bool, bool], ...]
+    """whether each has the text, and the speaker"""
+
+    masks: tuple[torch.Tensor | None, ...]
+    """of each, over its own keys, as `SdpaKeys.mask`; None where all of them are valid"""
+
+    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        attended = []
+        queries, own_keys, own_values = (x.chunk(len(self.copies)) for x in (q, keys[0], values[0]))
+        for copy, (has, mask) in enumerate(zip(self.copies, self.masks, strict=True)):
+            k = [own_keys[copy], *itertools.compress(keys[1:], has)]
+            v = [own_values[copy], *itertools.compress(values[1:], has)]
+            attended.append(attend(queries[copy], _join_heads(k), _join_heads(v), mask))
+        return torch.cat(attended) if len(attended) > 1 else attended[0]
+
+
+JointKeys = SdpaKeys | MatmulKeys | VarlenKeys | FlexKeys | GuidedKeys
 """The batch's keys as a backend needs them. `attend(q, keys, values)` computes the attention of
 q (B, T, H, K) over the keys and values of the streams, (B, T, H, K)."""
 
@@ -265,6 +291,28 @@ def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
     )
 
 
+def _additive(valid: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(B, K) to (B, 1, 1, K), zero at valid keys and -inf elsewhere."""
+    return torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, float("-inf"))[:, None, None]
+
+
+def guided_keys(
+    frame_mask: torch.Tensor,
+    text_mask: torch.Tensor,
+    speaker_mask: torch.Tensor,
+    copies: Sequence[tuple[bool, bool]],
+    dtype: torch.dtype,
+) -> GuidedKeys:
+    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy. Waits for the device, once
+    for all steps."""
+    masks = []
+    for copy in copies:
+        chosen = [frame_mask, *itertools.compress((text_mask, speaker_mask), copy)]
+        valid = torch.cat(chosen, dim=1)
+        masks.append(None if valid.all() else _additive(valid, dtype))
+    return GuidedKeys(tuple(copies), tuple(masks))
+
+
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """Resolves "auto", and replaces varlen by sdpa where flash attention does not take the dtype."""
     flash = dtype in (torch.bfloat16, torch.float16)
@@ -292,5 +340,4 @@ def prepare_keys(backend: str, valid: torch.Tensor, frames: int, dtype: torch.dt
         return FlexKeys(_block_mask(valid, frames), valid)
     if backend not in ("sdpa", "matmul"):
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    mask = torch.zeros_like(valid, dtype=dtype).masked_fill(~valid, float("-inf"))
-    return (SdpaKeys if backend == "sdpa" else MatmulKeys)(mask[:, None, None])
+    return (SdpaKeys if backend == "sdpa" else MatmulKeys)(_additive(valid, dtype))

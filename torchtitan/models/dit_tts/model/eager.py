@@ -1,10 +1,10 @@
-"""The pointwise parts of a block for eager mode, with backward passes by hand.
+"""The pointwise parts of a block for eager mode on a CPU, with backward passes by hand.
 
 Left to autograd, each of their operations is a kernel that reads and writes whole activations, in
 float32, and most results are kept. Written as one function each, they work in place, keep their input
 and one number per row, and write the gradients of parts of a matmul's output straight into its gradient,
-without a `cat`. The functions of `layers` and `attention` are the definition; a compiler fuses those, so
-they call these here in eager mode only.
+without a `cat`. The functions of `layers` and `attention` are the definition, and call these where
+`applies` is true: a compiler fuses the definition, and a GPU has a kernel for a whole RMSNorm.
 
 They compute in float32, or in float64 where the input is that; results have the dtype of the input.
 """
@@ -14,6 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
+
+
+def applies(x: torch.Tensor) -> bool:
+    # Of no subclass: what is planned with fake tensors on the CPU is for a GPU.
+    return type(x) is torch.Tensor and x.is_cpu and not torch.compiler.is_compiling()
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -144,7 +149,9 @@ class _SiluMul(Function):
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         gate, up = x.unbind(-2)
         # Copied first: what is left of a row behind the last full vector is computed one by one.
-        active = F.silu(gate.contiguous())
+        active = F.silu(gate.clone(memory_format=torch.contiguous_format), inplace=True)
+        if not ctx.needs_input_grad[0]:
+            return active.mul_(up)
         ctx.save_for_backward(x, active)
         return active * up
 
@@ -166,7 +173,9 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 class _SigmoidMul(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        opened = gate.contiguous().sigmoid()
+        opened = gate.clone(memory_format=torch.contiguous_format).sigmoid_()
+        if not any(ctx.needs_input_grad):
+            return opened.mul_(x)
         ctx.save_for_backward(x, opened)
         return opened * x
 

@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
+        if eager.applies(x):
             return eager.scaled_norm(x, self.weight, None, self.eps)
         return (rms_norm(eager.wide(x), self.eps) * eager.wide(self.weight)).to(x.dtype)
 
@@ -33,14 +33,14 @@ def modulated_norm(
     x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """RMSNorm of x (B, T, D), times 1 + scale, plus shift, both (B, 1, D)."""
-    if not torch.compiler.is_compiling():
+    if eager.applies(x):
         return eager.scaled_norm(x, 1 + scale, shift, eps)
     return rms_norm(x, eps) * (1 + scale) + shift
 
 
 def add_gated(x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """x + gate·update, (B, T, D) with a gate (B, 1, D)."""
-    if not torch.compiler.is_compiling():
+    if eager.applies(x):
         return eager.add_scaled(x, gate, update)
     return x + gate * update
 
@@ -76,7 +76,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_and_up(x).unflatten(-1, (-1, 2, self.block))
-        if not torch.compiler.is_compiling():
+        if eager.applies(x):
             return self.down(eager.silu_mul(both).flatten(-2))
         gate, up = both.unbind(-2)
         return self.down((F.silu(gate) * up).flatten(-2))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue, rotated_groups
-from torchtitan.models.dit_tts.model.attention_backends import JointKeys, prepare_keys
+from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, JointKeys, prepare_keys
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
 from torchtitan.models.dit_tts.model.layers import (
@@ -40,6 +40,16 @@ class Conditions:
 
     speaker_mask: torch.Tensor
     """(B, P) bool"""
+
+
+class BlockCache(NamedTuple):
+    """What a block computes from the conditions and from the time alone, for samplers."""
+
+    key_values: tuple[KeyValue, KeyValue]
+    """of text and speaker, B rows"""
+
+    modulation: torch.Tensor
+    """as of `LowRankAdaLN`, for one time that all rows share: (1, 3, 2, D)"""
 
 
 class PretrainedEncoder(Protocol):
@@ -119,17 +129,21 @@ class TransformerBlock(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        shared: torch.Tensor,
+        shared: torch.Tensor | None,
         rope: torch.Tensor,
         keys: JointKeys,
         text: torch.Tensor,
         speaker: torch.Tensor,
-        key_values: tuple[KeyValue, KeyValue] | None = None,
+        cache: BlockCache | None = None,
     ) -> torch.Tensor:
-        """Text and speaker are encoded conditions; `key_values`, if given, were computed from them."""
-        if key_values is None:
+        """Text and speaker are encoded conditions; they and `shared` are not used with a cache."""
+        if cache is None:
+            assert shared is not None
             key_values = self.attention.condition_key_values(text, speaker)
-        shift, scale, gate = self.adaln(shared)[..., None, :].unbind(1)  # each (B, 2, 1, D)
+            modulation = self.adaln(shared)
+        else:
+            key_values, modulation = cache
+        shift, scale, gate = modulation[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
         h = modulated_norm(x, scale[:, 0], shift[:, 0], self.eps)
         x = add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values))
@@ -245,12 +259,18 @@ class DiTTTSModel(ModelProtocol):
         own = self.condition_embedding(condition.clamp_min(0))
         return torch.where((condition >= 0)[..., None], own, features.to(own.dtype))
 
-    def condition_key_values(self, conditions: Conditions) -> list[tuple[KeyValue, KeyValue]]:
-        """K and V of text and speaker for every block, to be reused at every sampling step."""
-        attentions = (cast(TransformerBlock, layer).attention for layer in self.layers)
+    def block_caches(self, conditions: Conditions, times: torch.Tensor) -> list[list[BlockCache]]:
+        """For each of the times (N,) what every block needs of it and of the conditions."""
+        shared = self.timestep(times)
+        layers = [cast(TransformerBlock, layer) for layer in self.layers]
+        key_values = [
+            layer.attention.condition_key_values(conditions.text, conditions.speaker)
+            for layer in layers
+        ]
+        modulations = [layer.adaln(shared).split(1) for layer in layers]
         return [
-            attention.condition_key_values(conditions.text, conditions.speaker)
-            for attention in attentions
+            [BlockCache(*pair) for pair in zip(key_values, of_time, strict=True)]
+            for of_time in zip(*modulations, strict=True)
         ]
 
     def denoise(
@@ -261,10 +281,8 @@ class DiTTTSModel(ModelProtocol):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
-        key_values: list[tuple[KeyValue, KeyValue]] | None = None,
     ) -> torch.Tensor:
         """The network's output for encoded conditions; see `forward` for the arguments."""
-        batch, frames, _ = latents.shape
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         if keep_text is not None:
             text_mask = text_mask & keep_text[:, None]
@@ -273,15 +291,45 @@ class DiTTTSModel(ModelProtocol):
         # A row without any valid frame attends to all of its frames: no softmax is empty.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
-        args = self.args
-        groups = rotated_groups(args.n_heads)
-        rope = rope_table(frames, args.dim // args.n_heads, args.rope_theta, latents.device, groups)
-        shared = self.timestep(t)
         x = self.input(latents.to(self.input.weight.dtype))
-        keys = prepare_keys(args.attention, valid, frames, x.dtype)
+        keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
+        return self._decode(x, t, keys, conditions)
+
+    def denoise_guided(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        keys: GuidedKeys,
+        conditions: Conditions,
+        caches: list[BlockCache] | None = None,
+    ) -> torch.Tensor:
+        """The output for N copies of a batch with one time.
+
+        Args:
+            latents: (N·B, T, C), copy by copy.
+            t: (1,).
+            keys: what each copy has of the conditions.
+            conditions: of B rows.
+            caches: of `block_caches` at this time, one per block.
+        """
+        x = self.input(latents.to(self.input.weight.dtype))
+        return self._decode(x, t, keys, conditions, caches)
+
+    def _decode(
+        self,
+        x: torch.Tensor,
+        t: torch.Tensor,
+        keys: JointKeys,
+        conditions: Conditions,
+        caches: list[BlockCache] | None = None,
+    ) -> torch.Tensor:
+        args, frames = self.args, x.shape[1]
+        groups = rotated_groups(args.n_heads)
+        rope = rope_table(frames, args.dim // args.n_heads, args.rope_theta, x.device, groups)
+        shared = self.timestep(t) if caches is None else None
         for index, layer in enumerate(self.layers):
-            cached = key_values[index] if key_values is not None else None
-            x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, cached)
+            cache = caches[index] if caches is not None else None
+            x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, cache)
         return self.output(self.norm(x)).float()
 
     def forward(

@@ -12,7 +12,8 @@ from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
-from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
+from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
+from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -48,11 +49,6 @@ def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return padded, torch.arange(padded.shape[1])[None] < lengths[:, None]
 
 
-def _tile(tensor: torch.Tensor, times: int) -> torch.Tensor:
-    """(B, ...) -> (times * B, ...)"""
-    return tensor.repeat(times, *[1] * (tensor.dim() - 1))
-
-
 @torch.no_grad()
 def generate_latents(
     model: DiTTTSModel,
@@ -64,17 +60,19 @@ def generate_latents(
     seed: int,
     device: torch.device,
     text_encoder: PretrainedTextEncoder | None = None,
-    cache_key_values: bool = True,
+    cache_blocks: bool = True,
 ) -> list[torch.Tensor]:
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
     The noise of a request is keyed by the seed and the request, so that its result does not depend on
-    the others of its batch. Conditions are encoded once, and their K and V serve all steps.
+    the others of its batch. Conditions are encoded once; their K and V serve all steps and branches of
+    guidance, and what depends on the time alone is computed for all steps at once. The network runs in
+    the dtype of the model's weights, the solver in float32.
 
     Args:
         text_encoder: the frozen one of a model that has none inside.
-        cache_key_values: False computes K and V at every step: the blocks of a sharded model are
-            gathered only while they run.
+        cache_blocks: False computes these at every step: the blocks of a sharded model are gathered
+            only while they run.
     """
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
@@ -93,38 +91,27 @@ def generate_latents(
     if text_encoder is not None:
         features = text_encoder(text, text_mask & (text < model.args.condition_base))
     conditions = model.encode_conditions(text, text_mask, speaker, speaker_mask, features)
-    key_values = {1: model.condition_key_values(conditions) if cache_key_values else None}
-    repeated = {1: conditions}
+    times = linear_times(steps)
+    caches: dict[float, list[BlockCache]] = {}
+    if cache_blocks:
+        inner = torch.tensor(times[:-1], device=device)
+        caches = dict(zip(times, model.block_caches(conditions, inner), strict=False))
+
+    dtype = conditions.text.dtype
+    masks = (frame_mask, conditions.text_mask, conditions.speaker_mask)
+    keys: dict[tuple[tuple[bool, bool], ...], GuidedKeys] = {}
 
     def network(
-        latents: torch.Tensor, t: float, keep_text: torch.Tensor, keep_speaker: torch.Tensor
+        latents: torch.Tensor, t: float, copies: tuple[tuple[bool, bool], ...]
     ) -> torch.Tensor:
-        times = len(latents) // len(requests)
-        if times not in repeated:
-            c = conditions
-            tensors = (c.text, c.text_mask, c.speaker, c.speaker_mask)
-            repeated[times] = Conditions(*(_tile(tensor, times) for tensor in tensors))
-            key_values[times] = key_values[1] and [
-                (
-                    (_tile(text_key, times), _tile(text_value, times)),
-                    (_tile(speaker_key, times), _tile(speaker_value, times)),
-                )
-                for (text_key, text_value), (speaker_key, speaker_value) in key_values[1]
-            ]
-        t_batch = torch.full((len(latents),), t, device=device)
-        output = model.denoise(
-            latents,
-            t_batch,
-            frame_mask.repeat(times, 1),
-            repeated[times],
-            keep_text,
-            keep_speaker,
-            key_values[times],
-        )
-        return objective.velocity(output, latents, t_batch, smallest_step=1.0 / steps)
+        if copies not in keys:
+            keys[copies] = guided_keys(*masks, copies, dtype)
+        one_time = torch.full((1,), t, device=device)
+        output = model.denoise_guided(latents, one_time, keys[copies], conditions, caches.get(t))
+        return objective.velocity(output, latents, one_time, smallest_step=1.0 / steps)
 
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
-    keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
-    noise = normal(keys, (frames, model.args.latent_channels))
-    latents = euler(lambda x, t: guidance.velocity(network, x, t), noise, linear_times(steps))
+    noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
+    noise = normal(noise_keys, (frames, model.args.latent_channels))
+    latents = euler(lambda x, t: guidance.velocity(network, x, t), noise, times)
     return [row[: request.frames].cpu() for row, request in zip(latents, requests)]

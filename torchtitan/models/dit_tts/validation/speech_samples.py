@@ -226,7 +226,7 @@ class SpeechSamples:
             self.config.samples.seed,
             self.device,
             encoder,
-            cache_key_values=not self.sharded,
+            cache_blocks=not self.sharded,
         )
 
     def _features_of(self, prompts: list[Prompt], ids: torch.Tensor) -> torch.Tensor:
