@@ -82,6 +82,8 @@ def model_sizes(config: JobConfig) -> ModelSizes:
     args = model_flavors()[config.model.flavor]
     known = replace(config, encoder=replace(encoder, vocab_size=n_ids))
     args.update_from_config(known, download=False)
+    # All attention backends of a GPU keep the same; the CPU's stand-ins keep all scores.
+    args.attention = "sdpa"
     return ModelSizes(args, source, unknown)
 
 

@@ -211,9 +211,7 @@ class Planner:
         """config: its model and limits hold for all."""
         self.config = upstream_view(config, run_folder_path(config), gpus)
         self.gpus = gpus
-        sizes = model_sizes(self.config)
-        # All attention backends of a GPU keep the same; the CPU's stand-ins keep all scores.
-        self.sizes = replace(sizes, args=replace(sizes.args, attention="sdpa"))
+        self.sizes = sizes = model_sizes(self.config)
         model = build_on_meta(self.sizes.args, config.training.dtype)
         self.parts = count_parameters(model, config.encoder, sizes.source)
         self.parameters = sum(p.numel() for p in model.parameters())
