@@ -18,10 +18,12 @@ from torch import nn
 
 from benchmarks.speed.cases import fifty_million, randomize
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 IRODORI, F5, OURS = "Irodori-TTS", "F5-TTS", "ours"
@@ -88,8 +90,7 @@ class Contender:
         raise NotImplementedError
 
     def compile(self, shapes: int) -> None:
-        """Compiles what its trainer compiles, or the network where it compiles nothing, for this many
-        static shapes; 0: for any lengths."""
+        """Compiles each block for this many static shapes; 0: for any lengths."""
         raise NotImplementedError
 
 
@@ -125,6 +126,40 @@ class Ours(Contender):
 
     def compile(self, shapes: int) -> None:
         apply_compile(self.module, "inductor", shapes, components=("model", "encoders"))
+
+    def sample(self, batch: Batch, steps: int, text_scale: float, speaker_scale: float) -> None:
+        requests = [
+            SpeechRequest(str(row), reference, batch.latents.shape[1])
+            for row, reference in enumerate(batch.reference)
+        ]
+        generate_latents(
+            self.module,
+            _Ids(batch.text_ids),
+            self.objective,
+            requests,
+            Guidance(text_scale, speaker_scale, min_t=0.5),
+            steps,
+            seed=0,
+            device=torch.device("cpu"),
+        )
+
+
+class _Ids:
+    """A tokenizer that knows the texts by their rows."""
+
+    def __init__(self, ids: torch.Tensor):
+        self.ids = ids
+
+    def encode(self, text: str, metadata: Any) -> list[int]:
+        return self.ids[int(text)].tolist()
+
+
+def _compile_blocks(blocks: list[nn.Module], shapes: int) -> None:
+    """As `apply_compile` treats ours. Compiling a peer's network as a whole takes minutes here and was
+    no faster when tried."""
+    torch._dynamo.config.recompile_limit = max(64, 2 * shapes * len(blocks))
+    for block in blocks:
+        block.compile(dynamic=not shapes)
 
 
 class Irodori(Contender):
@@ -180,8 +215,23 @@ class Irodori(Contender):
         return (error * valid).sum() / valid.sum()
 
     def compile(self, shapes: int) -> None:
-        torch._dynamo.config.recompile_limit = max(8, 2 * shapes)
-        self.module.compile(dynamic=not shapes)
+        module = self.module
+        _compile_blocks(
+            [*module.blocks, *module.text_encoder.blocks, *module.speaker_encoder.blocks], shapes
+        )
+
+    def sample(self, batch: Batch, steps: int, text_scale: float, speaker_scale: float) -> None:
+        self.flow.sample_euler_rf_cfg(
+            self.module,
+            batch.text_ids,
+            torch.ones_like(batch.text_ids, dtype=torch.bool),
+            batch.reference.to(self.module.dtype),
+            torch.ones(batch.reference.shape[:2], dtype=torch.bool),
+            batch.latents.shape[1],
+            num_steps=steps,
+            cfg_scale_text=text_scale,
+            cfg_scale_speaker=speaker_scale,
+        )
 
 
 class F5TTS(Contender):
@@ -220,8 +270,8 @@ class F5TTS(Contender):
         return loss
 
     def compile(self, shapes: int) -> None:
-        torch._dynamo.config.recompile_limit = max(8, 2 * shapes)
-        self.module.transformer.compile(dynamic=not shapes)
+        network = self.module.transformer
+        _compile_blocks([*network.transformer_blocks, *network.text_embed.text_blocks], shapes)
 
 
 def trainer(contender: Contender, precision: str) -> Callable[[Batch], None]:

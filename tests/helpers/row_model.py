@@ -59,7 +59,9 @@ class RowModel:
             own = velocity[copy * rows : (copy + 1) * rows]
             streams = list(compress((conditions.text, conditions.speaker), has))
             width = frames + sum(stream.shape[1] for stream in streams)
-            valid = torch.ones(rows, width, dtype=torch.bool) if mask is None else mask[:, 0, 0] == 0
+            valid = (
+                torch.ones(rows, width, dtype=torch.bool) if mask is None else mask[:, 0, 0] == 0
+            )
             own[..., FRAMES] = valid[:, :frames].sum(1)[:, None].float()
             own[..., TIME] = t
             start = frames
