@@ -35,12 +35,12 @@ from tqdm import tqdm  # noqa: E402
 from benchmarks.speed.cases import fifty_million, randomize  # noqa: E402
 from benchmarks.speed.peers import (  # noqa: E402
     F5,
+    F5TTS,
     IRODORI,
     OURS,
     SOURCES,
     Batch,
     Contender,
-    F5TTS,
     Irodori,
     Ours,
     import_peer,

@@ -246,23 +246,6 @@ def test_the_kernel_of_flash_attention_is_called_as_it_wants(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("mask", ["none", "causal", "boolean", "additive"])
-def test_bfloat16_on_a_cpu_is_matmuls(mask, monkeypatch):
-    """Those of the encoders, too."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 9, 2, 8, generator=generator).bfloat16()
-    valid = until([9, 4], 9)[:, None, None]
-    additive = torch.zeros(valid.shape, dtype=q.dtype).masked_fill(~valid, -math.inf)
-    chosen = {"boolean": valid, "additive": additive}.get(mask)
-    expected = attend(
-        *(x.float() for x in (q, k, v)), None if chosen is None else valid, mask == "causal"
-    )
-    monkeypatch.setattr(attention_backends, "_sdpa", None)
-    found = attend(q, k, v, chosen, mask == "causal")
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0)
-
-
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_compiled_blocks(backend, checkpointing):
     """One graph a shape whatever counts, and the eager outcome, also where blocks run twice."""
@@ -307,6 +290,23 @@ class NoSync(TorchDispatchMode):
         for tensor in tree_iter((args, kwargs, out)):
             assert not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta", func
         return out
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "boolean", "additive"])
+def test_bfloat16_on_a_cpu_is_matmuls(mask, monkeypatch):
+    """Those of the encoders, too."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 9, 2, 8, generator=generator).bfloat16()
+    valid = until([9, 4], 9)[:, None, None]
+    additive = torch.zeros(valid.shape, dtype=q.dtype).masked_fill(~valid, -math.inf)
+    chosen = {"boolean": valid, "additive": additive}.get(mask)
+    expected = attend(
+        *(x.float() for x in (q, k, v)), None if chosen is None else valid, mask == "causal"
+    )
+    monkeypatch.setattr(attention_backends, "_sdpa", None)
+    found = attend(q, k, v, chosen, mask == "causal")
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
