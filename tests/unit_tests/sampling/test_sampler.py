@@ -1,12 +1,16 @@
 """Sampling with a model that tells rows, conditions, keep flags and times apart."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.helpers.row_model import RowModel, moved
 from tests.helpers.small_models import random_model, small_args
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
@@ -159,3 +163,40 @@ def test_requests_without_a_reference():
     assert expected.isfinite().all()
     [_, beside] = generate([SpeechRequest("c", reference(1.0, 2.0), 5), alone], model=model)
     torch.testing.assert_close(beside, expected, atol=1e-4, rtol=1e-4)
+
+
+class Rows:
+    """A tokenizer whose texts are lists of ids."""
+
+    def encode(self, text, metadata):
+        return [int(each) for each in text.split()]
+
+
+def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
+    args = small_args(text_vocab_size=10)
+    model = random_model(args).eval()
+
+    def batches(model):
+        sizes = [(5, 3, 2), (9, 4, 7), (17, 6, 5), (23, 9, 3)]
+        found = []
+        for number, (frames, text, speaker) in enumerate(sizes):
+            requests = [
+                SpeechRequest("3 " * (text + row), torch.ones(speaker + row, 16), frames + row)
+                for row in range(2)
+            ]
+            found += generate_latents(
+                model, Rows(), FlowMatching(), requests, GUIDANCE, 2, number, torch.device("cpu")
+            )
+        return found
+
+    expected = batches(model)
+    largest = max(float(each.abs().max()) for each in expected)
+    in_bfloat16 = batches(deepcopy(model).bfloat16())
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_for_any_lengths(model, "default", counter)
+    for own, alike, near in zip(expected, batches(model), in_bfloat16, strict=True):
+        torch.testing.assert_close(alike, own, atol=1e-4 * largest, rtol=0)
+        assert near.dtype == torch.float32
+        torch.testing.assert_close(near, own, atol=0.05 * largest, rtol=0)
+        assert not torch.equal(near, own)
+    assert counter.frame_count <= 4  # guided and not, and the first shape of each

@@ -65,7 +65,7 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
     if isinstance(model.text_encoder, PretrainedTextEncoder):
         assert isinstance(run.model.text_encoder, PretrainedTextEncoder)
         model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
-    return model
+    return model.to(next(run.model.parameters()).dtype)
 
 
 def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
@@ -91,7 +91,11 @@ def _apply(trained_with: dict[str, Any], config: JobConfig) -> None:
 
 
 def load_run(
-    folder: str | Path, step: int | str | None = None, weights: str = "", encoder: str = ""
+    folder: str | Path,
+    step: int | str | None = None,
+    weights: str = "",
+    encoder: str = "",
+    dtype: str = "float32",
 ) -> LoadedRun:
     """Load a run's model.
 
@@ -102,6 +106,8 @@ def load_run(
             slowest average; empty: those that "best" was measured with, else those with the lowest
             held-out loss at the last validation up to the step, and without one as "ema".
         encoder: where the frozen text encoder is now; by default where it was.
+        dtype: of the model's weights: float32, bfloat16, or auto for bfloat16 on an accelerator and float32
+            on a CPU.
 
     Raises:
         InputError: no run, no such checkpoint or weights in it, or a tokenizer or text encoder that is
@@ -128,6 +134,8 @@ def load_run(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
+    if dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu"):
+        model = model.to(torch.bfloat16)
     text_encoder = None
     if is_pretrained(config.encoder.model) and config.encoder.frozen:
         there = replace(config.encoder, model=encoder or config.encoder.model)

@@ -85,6 +85,21 @@ def apply_compile(
     )
 
 
+def compile_for_any_lengths(
+    model: nn.Module, mode: str, backend: str | Callable = "inductor"
+) -> None:
+    """Compiles the decoder's blocks in place for a sampler, whose batches have any number of rows and any
+    lengths.
+
+    Args:
+        mode, backend: as in `apply_compile`.
+    """
+    _allow_graphs(32)  # one or several copies of one or several rows, each with or without padding
+    options = compile_options(mode) if backend == "inductor" else None
+    for layer in cast(nn.ModuleList, model.layers):
+        layer.compile(backend=backend, options=options, fullgraph=True, dynamic=True)
+
+
 def compile_options(mode: str) -> dict[str, Any]:
     """Inductor's options for a mode of torch.compile, and ours for the blocks."""
     return {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
