@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.errors import (
     report_input_errors,
 )
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
+from torchtitan.models.dit_tts.supervisor import die_with_parent, say_start
 
 _UPSTREAM_LOG = (
     "Starting job",
@@ -67,6 +68,8 @@ def train(args: list[str]) -> int:
     dry_run = take_options(args)
     if dry_run is not None:
         return run_dry(dry_run)
+    if "RANK" not in os.environ:
+        say_start(args)
     # Before what takes seconds to import: most mistakes are in the config.
     from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
 
@@ -82,7 +85,6 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
-    from torchtitan.models.dit_tts.supervisor import die_with_parent
     from torchtitan.models.dit_tts.trackers import check_trackers
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchtitan.config import JobConfig as TitanJobConfig
-from torchtitan.config import job_config as titan
+import torchtitan.config.job_config as titan
 
 LEARNED_UNITS = ("bytes", "chars")
 """Values of `[encoder] model` that mean the learned encoder inside the model"""
@@ -431,7 +430,7 @@ class Benchmark:
 
 
 @dataclass
-class JobConfig(TitanJobConfig):
+class JobConfig(titan.JobConfig):
     job: Job = field(default_factory=Job)
     model: Model = field(default_factory=Model)
     metrics: Metrics = field(default_factory=Metrics)
