@@ -72,9 +72,11 @@ def train(args: list[str]) -> int:
         say_start(args)
     # Before what takes seconds to import: most mistakes are in the config.
     from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
+    from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 
     config = load_config(args)
     set_single_process_defaults()
+    compile_cache = set_compile_cache(config)
 
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
@@ -101,6 +103,8 @@ def train(args: list[str]) -> int:
     quiet_known_warnings()
     if rank != 0:
         logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
+    if compile_cache:
+        logger.info(compile_cache)
     folder = RunFolder(run_folder_path(config), rank)
     trainer = None
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -96,6 +96,10 @@ class Compile(titan.Compile):
     """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU and
     without accumulation only"""
 
+    cache_folder: str = ""
+    """Where compiled kernels are kept between runs; empty: titan-tts/compile in the user's cache folder.
+    The environment variable TORCHINDUCTOR_CACHE_DIR wins"""
+
 
 @dataclass
 class Optimizer(titan.Optimizer):
