@@ -199,7 +199,7 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
         command, cwd=ROOT, env=forked.environment(), capture_output=True, text=True
     )
     first, *_, last = done.stdout.splitlines()
-    assert first == f"titan-tts train: {DEBUG}, 1 process, starting"
+    assert first == f"titan-tts train: {DEBUG}, 1 process, starting; run folder: {tmp_path}/debug"
     loaded = json.loads(last)
     assert "torch" in loaded and [name for name in UNUSED if name in loaded] == []
     assert len(loaded) <= MAX_MODULES

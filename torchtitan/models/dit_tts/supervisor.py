@@ -118,11 +118,12 @@ def train_command(
     ]
 
 
-def say_start(args: Sequence[str]) -> None:
+def say_start(args: Sequence[str], folder: Path | None = None) -> None:
     """Prints what is started, where the log goes, before what takes seconds to import.
 
     Args:
         args: of torchrun or of one training process.
+        folder: the run folder, where it is known already.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     names = ("--job.config_file", "--job.config-file")
@@ -132,7 +133,8 @@ def say_start(args: Sequence[str]) -> None:
     given, _ = parser.parse_known_args(args)
     count = f"{given.nproc_per_node} process{'es' if given.nproc_per_node != '1' else ''}"
     machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
-    print(f"titan-tts train: {given.config}, {count}{machines}, starting", flush=True)
+    place = f"; run folder: {folder}" if folder else ""
+    print(f"titan-tts train: {given.config}, {count}{machines}, starting{place}", flush=True)
 
 
 def slurm_nodes() -> int:
