@@ -1,8 +1,8 @@
 """Where compiled kernels are kept, so that only a configuration's first start compiles.
 
 Inductor's caches of graphs, of their backward passes and of autotuning lie in one folder, Triton's in it. They
-are on by default (torch 2.11 to 2.13), and their keys hold the code, the shapes, the settings, the device and
-torch's version: an entry is never wrong, and several ranks, runs and versions may share the folder.
+are on by default (torch 2.13), and their keys hold the code, the shapes, the settings, the device and torch's
+version: an entry is never another's, and several ranks, runs and versions may share the folder.
 """
 
 import os
