@@ -31,13 +31,13 @@ def lay_overlay() -> None:
     vars(package)["__version__"] = version("torchtitan")
     sys.modules["torchtitan"] = package
 
-    from torchtitan import _cpu, models
+    from torchtitan import _imports, models
 
     # Upstream's `models` package does not look into other folders.
     families = [str(Path(folder, "models")) for folder in folders]
     models.__path__ = list(dict.fromkeys([*models.__path__, *families]))
 
-    _cpu.use_cpu_without_accelerator()
+    _imports.adapt_imports()
     # Our `models/__init__.py`, which lists our family, is not in a wheel.
     if "_supported_models" in vars(models):
         models._supported_models |= {"dit_tts"}

@@ -22,6 +22,10 @@ for argument in "$@"; do
         ;;
     esac
 done
+if [[ ${NGPU:-1}${NNODES:-1} == 11 ]]; then
+    unset RANK # of a launcher around this script
+    exec "$python" train.py --job.config_file "$config" "$@"
+fi
 rendezvous=(--rdzv_backend c10d)
 if [[ ${NNODES:-1} == 1 ]]; then
     rendezvous+=(--rdzv_endpoint localhost:0)

@@ -8,12 +8,11 @@ from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)
 
-# Upstream chooses the accelerator when `torchtitan.tools.utils` is imported, so this comes first.
 from importlib.metadata import version as _version  # noqa: E402
 
-from torchtitan import _cpu as _cpu  # noqa: E402
+from torchtitan._imports import adapt_imports as _adapt_imports  # noqa: E402
 
-_cpu.use_cpu_without_accelerator()
+_adapt_imports()
 
 # `torchtitan.train.main` reads it: upstream's version, as only one model family is added.
 __version__ = _version("torchtitan")

@@ -2,26 +2,19 @@
 
 Upstream falls back to "cuda" on such a machine and then fails. Its choice lives in two module
 variables, `torchtitan.tools.utils.device_type` and `device_module`, which other modules copy when
-they are imported; they are therefore set right after that module is loaded. torch is imported no
-sooner, so that commands which compute nothing start at once.
+they are imported; `_imports.py` therefore has them set right after that module is loaded. torch is
+imported no sooner, so that commands which compute nothing start at once.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-_UTILS = "torchtitan.tools.utils"
 
 _STATUS = "/proc/self/status"
 _CLEAR_REFS = "/proc/self/clear_refs"
@@ -91,37 +84,12 @@ class CPUDeviceModule:
         return {"active_bytes.all.peak": peak_bytes, "reserved_bytes.all.peak": peak_bytes}
 
 
-def use_cpu_without_accelerator() -> None:
+def use_cpu_without_accelerator(utils: Any) -> None:
     """Points TorchTitan at the CPU if torch sees no accelerator; otherwise does nothing.
 
-    It takes effect when upstream's module that chooses the device is imported.
+    Args:
+        utils: `torchtitan.tools.utils`.
     """
-    if _UTILS in sys.modules:
-        _choose_device(sys.modules[_UTILS])
-    elif not any(isinstance(finder, _UtilsFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _UtilsFinder())
-
-
-class _UtilsFinder(MetaPathFinder):
-    """Finds upstream's module where it is, and sets the device once it is loaded."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname == _UTILS else None
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_choose(module: ModuleType) -> None:
-            execute(module)
-            _choose_device(module)
-
-        spec.loader.exec_module = execute_and_choose  # type: ignore[method-assign]
-        return spec
-
-
-def _choose_device(utils: Any) -> None:
     from torch._utils import _get_available_device_type
 
     if _get_available_device_type() is not None:

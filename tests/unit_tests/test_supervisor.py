@@ -158,3 +158,20 @@ def test_nothing_is_inherited_from_a_rank(in_folder, monkeypatch):
     ended(run)
     assert run.log.read_text() == "None y\n"
     assert os.environ["RANK"] == "3"
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        ("train.py", "the default config, 1 process"),
+        ("--job.config_file a.toml --data.path x", "a.toml, 1 process"),
+        ("--nproc_per_node 2 -m titan_tts train --job.config-file=a.toml", "a.toml, 2 processes"),
+        (
+            "--nnodes 3 --nproc_per_node 8 train.py --job.config_file a.toml --job.config_file b.toml",
+            "b.toml, 8 processes on each of 3 machines",
+        ),
+    ],
+)
+def test_the_first_line_says_what_is_started(args, said, capsys):
+    supervisor.say_start(args.split())
+    assert capsys.readouterr().out == f"titan-tts train: {said}, starting\n"

@@ -1,6 +1,9 @@
 """Blocks are compiled in place: one graph for each static shape, shared by all blocks."""
 
 import logging
+import os
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +13,11 @@ from torchtitan.tools.logging import logger
 
 from tests.helpers.small_models import full_inputs, initialized_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compile import CompileWatch, apply_compile, compile_function
+from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 DIMS = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
@@ -134,3 +139,43 @@ def test_every_block_gets_the_mode_also_those_of_the_encoders(model, mode, monke
     of_mode = torch._inductor.list_mode_options(mode).items()
     assert of_mode <= first.pop("options").items()
     assert first == {"backend": "inductor", "fullgraph": True, "dynamic": False}
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """Sets the compile cache for a command line; returns its sentence and the variable's value."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+    def run(*args: str) -> tuple[str, str | None]:
+        with mock.patch.dict(os.environ):
+            said = set_compile_cache(load_config(list(args)))
+            return said, os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+
+    return run
+
+
+def test_compiled_kernels_are_kept_in_the_user_s_cache_folder(cache, tmp_path):
+    folder = str(tmp_path / "titan-tts/compile")
+    assert cache() == ("", None) and not os.path.exists(folder)
+    for key in ("--compile.enable", "--optimizer.state_dtype=8bit"):
+        said, variable = cache(key)
+        assert variable == folder and f"{folder} (empty" in said
+    Path(folder, "fxgraph").mkdir()
+    assert "empty" not in cache("--compile.enable")[0]
+
+
+def test_a_folder_of_the_user_s_wins(cache, tmp_path, monkeypatch):
+    args = ["--compile.enable", f"--compile.cache_folder={tmp_path}/own"]
+    assert cache(*args)[1] == f"{tmp_path}/own"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/variable")
+    said, variable = cache(*args)
+    assert variable == f"{tmp_path}/variable" and "variable (TORCHINDUCTOR_CACHE_DIR; empty" in said
+
+
+def test_a_cache_folder_that_takes_no_files_is_refused(cache, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        InputError, match=r"\[compile\] cache_folder: no files .*/file/x .*Not a dir"
+    ):
+        cache("--compile.enable", f"--compile.cache_folder={tmp_path}/file/x")

@@ -1,5 +1,6 @@
 """Runs one training process from a config: checks, trains, and leaves a state that tools can read."""
 
+import gc
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ from torchtitan.models.dit_tts.errors import (
     report_input_errors,
 )
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
+from torchtitan.models.dit_tts.supervisor import die_with_parent, say_start
 
 _UPSTREAM_LOG = (
     "Starting job",
@@ -69,10 +71,17 @@ def train(args: list[str]) -> int:
         return run_dry(dry_run)
     # Before what takes seconds to import: most mistakes are in the config.
     from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
+    from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 
     config = load_config(args)
+    if "RANK" not in os.environ:
+        say_start(args, run_folder_path(config))
     set_single_process_defaults()
+    compile_cache = set_compile_cache(config)
 
+    # Modules are no garbage, and looking for it takes a fifth of a start. Upstream's trainer disables
+    # the collector, too, and collects every [training] gc_freq steps.
+    gc.disable()
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -82,7 +91,6 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
-    from torchtitan.models.dit_tts.supervisor import die_with_parent
     from torchtitan.models.dit_tts.trackers import check_trackers
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
@@ -99,11 +107,14 @@ def train(args: list[str]) -> int:
     quiet_known_warnings()
     if rank != 0:
         logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
+    if compile_cache:
+        logger.info(compile_cache)
     folder = RunFolder(run_folder_path(config), rank)
     trainer = None
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     stop_signal = StopSignal(lambda number: folder.set_state(state_after(number), folder.step))
+    gc.freeze()
     try:
         folder.start(config)
         trainer = DiTTTSTrainer(config, folder, stop_signal)
@@ -127,6 +138,7 @@ def train(args: list[str]) -> int:
         finally:
             stop_signal.close()
             folder.close()
+            gc.unfreeze()
     if stopped_by:
         if rank == 0:
             print(

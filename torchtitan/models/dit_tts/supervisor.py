@@ -4,6 +4,7 @@ The outcome comes from what the run has written, `state.json` and the file of it
 log. torch is not imported: a supervisor starts at once and leaves the memory to the runs.
 """
 
+import argparse
 import ctypes
 import json
 import os
@@ -115,6 +116,25 @@ def train_command(
         *("--cpu-bind", "none", *train, "--nodes", str(nodes)),
         *("--nproc", str(processes // nodes), "--rendezvous", meeting, *arguments),
     ]
+
+
+def say_start(args: Sequence[str], folder: Path | None = None) -> None:
+    """Prints what is started, where the log goes, before what takes seconds to import.
+
+    Args:
+        args: of torchrun or of one training process.
+        folder: the run folder, where it is known already.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    names = ("--job.config_file", "--job.config-file")
+    parser.add_argument(*names, dest="config", nargs="?", default="the default config")
+    parser.add_argument("--nproc_per_node", nargs="?", default="1")
+    parser.add_argument("--nnodes", nargs="?", default="1")
+    given, _ = parser.parse_known_args(args)
+    count = f"{given.nproc_per_node} process{'es' if given.nproc_per_node != '1' else ''}"
+    machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
+    place = f"; run folder: {folder}" if folder else ""
+    print(f"titan-tts train: {given.config}, {count}{machines}, starting{place}", flush=True)
 
 
 def slurm_nodes() -> int:

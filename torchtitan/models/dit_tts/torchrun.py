@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from torchtitan.models.dit_tts.supervisor import children, die_with_parent
+from torchtitan.models.dit_tts.supervisor import children, die_with_parent, say_start
 
 _PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -27,6 +27,7 @@ _AGENT = (
 
 def launch(args: list[str]) -> int:
     """Runs torchrun with its own arguments. Returns the first failed rank's exit status, or 0."""
+    say_start(args)
     process = subprocess.Popen([sys.executable, "-c", _AGENT, *args], start_new_session=True)
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -12,16 +12,17 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.tools.logging import logger
+
+if TYPE_CHECKING:  # it imports hundreds of modules
+    from torch.utils.tensorboard import SummaryWriter
 
 WANDB_FILE = "wandb.json"
 """In the run folder: entity, project and id of the run at W&B"""
@@ -50,11 +51,13 @@ class _TensorBoard:
         self._writer: SummaryWriter | None = None
 
     @property
-    def writer(self) -> SummaryWriter:
+    def writer(self) -> "SummaryWriter":
         assert self._writer is not None, "continue_after was not called"
         return self._writer
 
     def continue_after(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self.close()
         # A run that begins anew may log its step 0 again.
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else 0)
@@ -67,6 +70,8 @@ class _TensorBoard:
         self.writer.add_audio(name, waveform[None], step, sample_rate)
 
     def log_image(self, name: str, png: bytes, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
         width, height = struct.unpack(">II", png[16:24])  # of the first chunk, IHDR
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
         summary = Summary(value=[Summary.Value(tag=name, image=image)])

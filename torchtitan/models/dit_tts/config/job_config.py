@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchtitan.config import JobConfig as TitanJobConfig
-from torchtitan.config import job_config as titan
+import torchtitan.config.job_config as titan
 
 LEARNED_UNITS = ("bytes", "chars")
 """Values of `[encoder] model` that mean the learned encoder inside the model"""
@@ -96,6 +95,10 @@ class Compile(titan.Compile):
     )
     """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU and
     without accumulation only"""
+
+    cache_folder: str = ""
+    """Where compiled kernels are kept between runs; empty: titan-tts/compile in the user's cache folder.
+    The environment variable TORCHINDUCTOR_CACHE_DIR wins"""
 
 
 @dataclass
@@ -431,7 +434,7 @@ class Benchmark:
 
 
 @dataclass
-class JobConfig(TitanJobConfig):
+class JobConfig(titan.JobConfig):
     job: Job = field(default_factory=Job)
     model: Model = field(default_factory=Model)
     metrics: Metrics = field(default_factory=Metrics)

@@ -13,7 +13,7 @@ from typing import Any
 import typeguard
 import tyro
 
-from torchtitan.config import ConfigManager
+from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name, refuse_old_options
 from torchtitan.models.dit_tts.errors import InputError

@@ -1,0 +1,43 @@
+"""Where compiled kernels are kept, so that only a configuration's first start compiles.
+
+Inductor's caches of graphs, of their backward passes and of autotuning lie in one folder, Triton's in it. They
+are on by default (torch 2.13), and their keys hold the code, the shapes, the settings, the device and torch's
+version: an entry is never another's, and several ranks, runs and versions may share the folder.
+"""
+
+import os
+import tempfile
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import local_path, user_cache_folder
+
+_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def set_compile_cache(config: JobConfig) -> str:
+    """Sets the folder for this process and those that it starts. Inductor must not be imported before.
+
+    Returns:
+        A sentence for the log; empty where nothing is compiled.
+
+    Raises:
+        InputError: no files can be written in the folder.
+    """
+    given = os.environ.get(_VARIABLE)
+    folder = given or local_path(config.compile.cache_folder or user_cache_folder("compile"))
+    if not config.compile.enable and config.optimizer.state_dtype != "8bit":
+        return ""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        empty = not os.listdir(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        key = f"the environment variable {_VARIABLE}" if given else "[compile] cache_folder"
+        raise InputError(
+            f"{key}: no files can be written in {folder} ({error.strerror}); give another path"
+        ) from error
+    os.environ[_VARIABLE] = folder
+    state = "empty: the first steps compile" if empty else "what earlier runs compiled is taken"
+    return f"Compile cache: {folder} ({f'{_VARIABLE}; ' if given else ''}{state})"
