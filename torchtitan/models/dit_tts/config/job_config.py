@@ -175,7 +175,12 @@ class Data:
     """Longest utterance, in latent frames"""
 
     max_speaker_frames: int = 384
-    """Longest speaker reference, in latent frames; longer ones are cropped"""
+    """Longest speaker reference, in latent frames; of a longer one each draw takes another part"""
+
+    max_reference_ratio: float = 1.0
+    """References of a bucket are cropped, as by max_speaker_frames, to this many times its longest
+    utterance, but those of the longest bucket are not; 0: of none. At 1.0 no short bucket pays more for
+    its references than for its utterances, and most of what is cropped away was padding"""
 
     speaker_patch_size: int = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""
