@@ -1,6 +1,7 @@
 """The loader: the same rows in the same steps however they are split, prefetched or resumed."""
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -177,6 +178,17 @@ def test_another_order_is_refused_and_named(folder, changes, sentence):
     saved = build(folder, **edges).state_dict()
     with pytest.raises(ValueError, match=sentence):
         build_and_load(folder, saved, **changes)
+
+
+def test_the_order_of_an_earlier_version_is_refused(folder):
+    """Its references were cropped otherwise."""
+    saved = build(folder).state_dict()
+    parts = json.loads(saved["order_fingerprint"]) | {"order_version": 1}
+    del parts["reference_frames"]
+    with pytest.raises(
+        ValueError, match="order_version is 1 and this run's 2; restore the version"
+    ):
+        build_and_load(folder, saved | {"order_fingerprint": json.dumps(parts)})
 
 
 def test_another_dataset_is_refused_and_named(folder, tmp_path):

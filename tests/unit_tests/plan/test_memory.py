@@ -78,7 +78,7 @@ def test_few_passes_predict_other_shapes(components):
     predicted = activations.memory(config, True, *shape)
     assert predicted.batch == measured.batch
     # Tables of angles grow with the frames and not with the samples: little beside so small a model.
-    assert predicted.saved == pytest.approx(measured.saved, rel=4e-3)
+    assert predicted.saved == pytest.approx(measured.saved, rel=5e-3)
     assert predicted.working == pytest.approx(measured.working, rel=4e-2)
 
 
