@@ -163,7 +163,7 @@ class Data:
     """Maximum size of cache_folder, in GiB; 0: nothing is cached"""
 
     seed: int = 0
-    """Seed of the order, the noise, the times and the condition dropout"""
+    """Seed of the order, the parts of long references, the noise, the times and the condition dropout"""
 
     latent_channels: int = 128
     """Width of a latent frame in the shards"""
@@ -175,12 +175,12 @@ class Data:
     """Longest utterance, in latent frames"""
 
     max_speaker_frames: int = 384
-    """Longest speaker reference, in latent frames; of a longer one each draw takes another part"""
+    """Longest speaker reference, in latent frames; longer ones are cropped, in training to another part
+    at each draw"""
 
     max_reference_ratio: float = 1.0
-    """References of a bucket are cropped, as by max_speaker_frames, to this many times its longest
-    utterance, but those of the longest bucket are not; 0: of none. At 1.0 no short bucket pays more for
-    its references than for its utterances, and most of what is cropped away was padding"""
+    """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
+    bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
 
     speaker_patch_size: int = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""

@@ -7,10 +7,13 @@ is the longest reference, but at most `max_speaker_frames` and, in all but the l
 
     R_b <= max_reference_ratio * T_b        rounded up to whole blocks of speaker keys;
 
-longer references are cropped to it (`GlobalBatchSampler.crops`). A short utterance says little, and would
-otherwise be trained with a speaker encoder that works on several times its frames. The longest bucket keeps
-the longest references, so that a model learns all lengths that it may be given. Batch sizes follow a budget of frames: with G samples in a global
-batch of the longest bucket (of T_max frames), bucket b has
+longer references are cropped to it (`GlobalBatchSampler.crops`). Otherwise nearly every bucket would have
+R = max_speaker_frames, two thirds of it padding where utterances are 5 s long on average
+(benchmarks/padding.py). The longest bucket keeps the longest references, so that a model learns all
+lengths that it may be given.
+
+Batch sizes follow a budget of frames: with G samples in a global batch of the longest bucket (of T_max
+frames), bucket b has
 
     G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
 
