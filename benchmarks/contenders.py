@@ -85,10 +85,11 @@ def check_installed(names: Iterable[str]) -> None:
 
 
 def make_ours(folder: Path, batch_size: int, workers: int) -> LatentDataLoader:
-    """The loader as a training run makes it, with the default buckets."""
+    """The loader as a training run makes it, with the default buckets and whole references."""
     config = JobConfig()
     config.data.path = str(folder)
     config.data.max_text_tokens = 448  # 30 s at 14 bytes per second
+    config.data.max_reference_ratio = 0.0  # the others would need our drawn starts
     config.data.num_workers = workers
     config.training.local_batch_size = config.training.global_batch_size = batch_size
     return build_dataloader(1, 0, byte_tokenizer(), config)

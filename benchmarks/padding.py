@@ -3,8 +3,11 @@
     python benchmarks/padding.py
 
 Lengths alone, no archives: 200,000 utterances of each of three distributions, and of narrower and
-wider ones to see from where on eight shapes are too few. Writes benchmarks/results/padding.json;
-exit status 1 where one of the three misses the aim.
+wider ones to see from where on eight shapes are too few. A reference is another utterance of the
+distribution, of at most 384 frames; a text has 3.3 tokens per second of its utterance (log-normal,
+sigma 0.15), as in benchmark mode. For several `[data] max_reference_ratio`: padding of frames, text
+and references, and what that costs the 800M model. Writes benchmarks/results/padding.json; exit
+status 1 where one of the three misses the aim.
 """
 
 import argparse
@@ -22,16 +25,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402, F401  (before ours, which extends its packages)
 
 from benchmarks.synthetic_speech import (  # noqa: E402
-    CHARACTERS_PER_SECOND,
     FRAMES_PER_SECOND,
     LONGEST_REFERENCE_FRAMES,
     LONGEST_SECONDS,
     SIGMA,
     lognormal_frames,
-    reference_frames,
     uniform_frames,
 )
-from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS  # noqa: E402
+from torchtitan.models.dit_tts.benchmark.synthetic import SUBWORDS_PER_SECOND  # noqa: E402
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
     ALIGNMENT,
     BatchPolicy,
@@ -39,12 +41,16 @@ from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
     make_batch_policy,
 )
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops  # noqa: E402
+from torchtitan.models.dit_tts.model_config import model_flavors  # noqa: E402
 from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
 
 AIM = 0.85
 BATCH_SIZE = 32
 MEANS = (9.0, 5.0)
 SIGMAS = (0.4, 0.5, 0.6, 0.7)
+RATIOS = (0.0, 2.0, 1.0, 0.5)
+_TEXT_RATE_SIGMA = 0.15
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     f"uniform, 3 to {LONGEST_SECONDS:g} s": lambda generator, n: uniform_frames(
@@ -60,16 +66,21 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def buckets(
-    frames: np.ndarray, references: np.ndarray, tokens: np.ndarray, num_buckets: int
+    frames: np.ndarray,
+    references: np.ndarray,
+    tokens: np.ndarray,
+    num_buckets: int = MAX_BUCKETS,
+    ratio: float = Data.max_reference_ratio,
 ) -> BatchPolicy:
-    """The buckets of a run with the default settings but for their number."""
+    """The buckets of a run with the default settings but for their number and the references' ratio."""
     return make_batch_policy(
         frames,
         references,
         tokens,
         max_frames=768,
         max_speaker_frames=LONGEST_REFERENCE_FRAMES,
-        max_text_tokens=448,
+        max_reference_ratio=ratio,
+        max_text_tokens=Data.max_text_tokens,
         num_buckets=num_buckets,
         bucket_frames=(),
         global_batch_size=BATCH_SIZE,
@@ -113,18 +124,52 @@ def by_width(mean_seconds: float, n: int, seed: int) -> dict[str, dict[str, floa
     return results
 
 
+def texts_and_references(
+    frames: np.ndarray, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(text tokens, reference frames) of the utterances, (n,) each."""
+    n = len(frames)
+    rate = SUBWORDS_PER_SECOND * generator.lognormal(0.0, _TEXT_RATE_SIGMA, n)
+    tokens = 2 + np.ceil(frames / FRAMES_PER_SECOND * rate).astype(np.int64)
+    references = np.minimum(generator.permutation(frames), LONGEST_REFERENCE_FRAMES)
+    return tokens.clip(max=Data.max_text_tokens), references
+
+
+def with_ratio(
+    frames: np.ndarray, tokens: np.ndarray, references: np.ndarray, ratio: float
+) -> dict[str, Any]:
+    """Padding of the three streams, and training FLOPs of the 800M model without its frozen text encoder."""
+    policy = buckets(frames, references, tokens, ratio=ratio)
+    padded = np.array(policy.shapes)[policy.bucket_of(frames)].T
+    cropped = np.minimum(references, padded[2])
+    args = model_flavors()["800M"]
+    # Of all samples at once: the formula is one of integers.
+    executed, useful = (
+        float(training_flops(args, Lengths(*lengths)).sum(dtype=float))
+        for lengths in (padded, (frames, tokens, cropped))
+    )
+    return {
+        "reference_frames_of_shapes": [R for _, _, R in policy.shapes],
+        "padding_fraction": 1 - policy.useful_fraction,
+        "text_padding_fraction": 1 - policy.useful_text_fraction,
+        "reference_padding_fraction": 1 - policy.useful_reference_fraction,
+        "references_cropped": float((cropped < references).mean()),
+        "reference_frames_kept": float(cropped.sum() / references.sum()),
+        "gflop_per_useful_frame": executed / frames.sum() / 1e9,
+        "useful_flops": useful / executed,
+    }
+
+
 def measure(frames: np.ndarray, generator: np.random.Generator) -> dict[str, Any]:
     """Shares of useful frames, and the shapes that a compiled model sees."""
-    references = reference_frames(generator, len(frames))
-    tokens = np.rint(frames / FRAMES_PER_SECOND * CHARACTERS_PER_SECOND).astype(np.int64) + 2
+    tokens, references = texts_and_references(frames, generator)
     by_number = [
         buckets(frames, references, tokens, number).useful_fraction
         for number in range(1, MAX_BUCKETS + 1)
     ]
     began = time.perf_counter()
-    policy = buckets(frames, references, tokens, MAX_BUCKETS)
+    policy = buckets(frames, references, tokens)
     seconds = time.perf_counter() - began
-    T, L, R = np.array(policy.shapes)[policy.bucket_of(frames)].T
     share, shapes = batch_max(frames, generator)
     return {
         "mean_seconds": float(frames.mean() / FRAMES_PER_SECOND),
@@ -136,9 +181,10 @@ def measure(frames: np.ndarray, generator: np.random.Generator) -> dict[str, Any
             "edges": policy.edges,
             "rows_of_a_batch": policy.batch_sizes,
             "useful_by_number_of_buckets": by_number,
-            "useful_of_text": useful(tokens, L),
-            "useful_of_references": useful(references, R),
             "seconds_to_choose": seconds,
+        },
+        "by_max_reference_ratio": {
+            f"{ratio:g}": with_ratio(frames, tokens, references, ratio) for ratio in RATIOS
         },
     }
 
@@ -163,6 +209,19 @@ def main() -> int:
             f"({row['batch_max']['shapes']}) | {ours['useful']:.1%} ({ours['shapes']}) | "
             f"{ours['useful_by_number_of_buckets'][3]:.1%} |"
         )
+    print(
+        "\n| lengths | max_reference_ratio | padding: frames | text | reference | references cropped "
+        "| GFLOP per useful frame | useful FLOPs |"
+    )
+    print("|---" * 8 + "|")
+    for name, row in results.items():
+        for ratio, found in row["by_max_reference_ratio"].items():
+            print(
+                f"| {name} | {ratio} | {found['padding_fraction']:.1%} | "
+                f"{found['text_padding_fraction']:.1%} | {found['reference_padding_fraction']:.1%} | "
+                f"{found['references_cropped']:.1%} | {found['gflop_per_useful_frame']:.3f} | "
+                f"{found['useful_flops']:.1%} |"
+            )
     widths = {
         f"log-normal, mean {mean:g} s": by_width(mean, options.lengths, options.seed)
         for mean in MEANS

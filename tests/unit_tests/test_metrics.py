@@ -53,7 +53,7 @@ def batch(shape, frames, text_tokens, speaker_frames, text_rows=()) -> MicroBatc
 
 
 ONE = batch((1, 10, 10, 8), [10], [10], [8])
-MIXED = batch((2, 100, 10, 8), [100, 20], [10, 3], [8, 8])
+MIXED = batch((2, 100, 10, 8), [100, 20], [10, 3], [8, 3])
 
 
 def flops(*lengths: tuple[int, int, int]) -> int:
@@ -155,8 +155,9 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
     assert row["padded_frames_per_second"] == 200 * ranks / 4
     assert row["audio_seconds_per_second"] == pytest.approx(120 / 25 * ranks / 4)
     assert row["replaced_samples"] == ranks
-    assert row["padding_fraction"] == pytest.approx(80 / 200)
-    long, short = flops((100, 10, 8)), flops((20, 3, 8))
+    padding = [row[f"{stream}padding_fraction"] for stream in ("", "text_", "reference_")]
+    assert padding == pytest.approx([80 / 200, 7 / 20, 5 / 16])
+    long, short = flops((100, 10, 8)), flops((20, 3, 3))
     assert row["tflops_per_device"] == pytest.approx(2 * long / 4 / 1e12)
     assert row["mfu"] == pytest.approx(2 * long / 4 / 2e12)
     assert row["goodput_mfu"] == pytest.approx((long + short) / 4 / 2e12)

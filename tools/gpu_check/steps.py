@@ -100,7 +100,9 @@ def figures(report: dict[str, Any]) -> Values:
         "tflops": report["tflops_per_device"],
         "peak_allocated_gib": report["peak_allocated_gib"],
         "peak_reserved_gib": report["peak_reserved_gib"],
-        "useful_frames_fraction": report["useful_frames_fraction"],
+        "padding_fraction": report["padding_fraction"],
+        "text_padding_fraction": report["text_padding_fraction"],
+        "reference_padding_fraction": report["reference_padding_fraction"],
         "compiles_while_timed": report["compiles_while_timed"],
         "step_split": report["step_split"],
     }

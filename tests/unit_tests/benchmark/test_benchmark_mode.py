@@ -83,6 +83,10 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
     job = config(tmp_path)
     loader = loader_of(job)
     assert len(loader.policy.edges) == 3
+    # Each is another utterance of the same distribution, cropped.
+    lengths = np.minimum(loader.dataset.frames, 64)
+    references = loader.dataset.reference_frames
+    assert sorted(references) == sorted(lengths) and (references != lengths).mean() > 0.1
     values = []
     for batch, labels in itertools.islice(loader, 10):
         valid = labels != IGNORE_INDEX
@@ -211,7 +215,8 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     assert (step["median"], step["min"], step["max"]) == pytest.approx((2.0, 1.0, 3.0))
     assert report["samples_per_second"] == pytest.approx(5 * 2 / 10.0)
     assert report["audio_seconds_per_second"] == pytest.approx(5 * 114 / 25 / 10.0)
-    assert report["useful_frames_fraction"] == pytest.approx(114 / 128)
+    padding = [report[f"{stream}padding_fraction"] for stream in ("", "text_", "reference_")]
+    assert padding == pytest.approx([14 / 128, 4 / 48, 2 / 64])
     flops = 2 * training_flops(model_flavors()["debug"], Lengths(64, 24, 32))
     assert report["mfu"] == pytest.approx(5 * flops / 10.0 / 1e12)
     [shape] = report["shapes"]
@@ -232,7 +237,7 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     def gather(mine):
         half = {
             name: np.array(getattr(mine, name)) // 2
-            for name in ("flops", "repeated", "samples", "valid_frames", "padded_frames")
+            for name in ("flops", "repeated", "samples", "valid", "padded")
         }
         memory = {"peak_allocated_gib": 8.0, "peak_reserved_gib": 9.0}
         slower = {"seconds": [5.0, 1.0, 1.0, 1.0], "exchange": [], "compiles": 3}
@@ -281,7 +286,7 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
         "tflops_per_device",
     ):
         assert halved[name] == pytest.approx(report[name] / 2), name
-    assert halved["useful_frames_fraction"] == report["useful_frames_fraction"]
+    assert halved["reference_padding_fraction"] == report["reference_padding_fraction"]
 
 
 def test_parts_and_the_rest_are_the_step(tmp_path, clock):

@@ -8,6 +8,7 @@ import pytest
 
 from torchtitan.models.dit_tts.data.batch_sampler import (
     WEIGHT_BITS,
+    GlobalBatch,
     GlobalBatchSampler,
     seeded_permutation,
 )
@@ -116,6 +117,7 @@ def test_permutation_is_pinned():
     """A resume months later must find the same order: these numbers may never change."""
     assert seeded_permutation(8, (0, 0, 0)).tolist() == [0, 3, 7, 5, 1, 2, 6, 4]
     assert seeded_permutation(5, (2**40, 3, 2**32 - 1)).tolist() == [0, 3, 2, 1, 4]
+    assert (order().crops(GlobalBatch(5, 0, 0, np.arange(3))) % 1000).tolist() == [266, 366, 851]
     assert sorted(seeded_permutation(1000, (5, 6, 7)).tolist()) == list(range(1000))
 
 
@@ -123,6 +125,7 @@ def policy(frames, **changes):
     settings = dict(
         max_frames=768,
         max_speaker_frames=384,
+        max_reference_ratio=1.0,
         max_text_tokens=192,
         num_buckets=8,
         bucket_frames=[],
@@ -166,6 +169,42 @@ def test_policy_shapes_and_sizes():
     assert policy([100], reference_frames=np.array([900])).shapes[0][2] == 384
     # The longest reference has its place, in multiples of 8 speaker patches.
     assert policy([100] * 3, reference_frames=np.array([10, 20, 150])).shapes[0][2] == 160
+
+
+def test_references_get_lengths_of_their_own():
+    """At most a multiple of the bucket's own frames, in blocks of 8 speaker patches; the longest bucket
+    keeps all, also where the edges go beyond the data."""
+    settings = dict(
+        bucket_frames=[40, 120, 200, 768],
+        text_tokens=np.array([16, 4, 16, 16]),
+        reference_frames=np.array([20, 400, 170, 400]),
+    )
+
+    def lengths(frames=(30, 32, 100, 200), **changes):
+        return [R for _, _, R in policy(frames, **{**settings, **changes}).shapes]
+
+    assert lengths() == [64, 128, 384, 32]
+    assert lengths(max_reference_ratio=0.25) == [32, 32, 384, 32]
+    assert lengths(max_reference_ratio=0.01) == [32, 32, 384, 32]
+    assert lengths(max_reference_ratio=0.0) == [384, 192, 384, 32]
+    assert lengths(frames=(30, 32, 100, 400)) == [64, 128, 32, 384]
+    made = policy((30, 32, 100, 200), **settings, draws=np.array([3, 1, 1, 1]))
+    assert made.useful_text_fraction == pytest.approx((3 * 16 + 4 + 16 + 16) / (6 * 16))
+    padded = 4 * 64 + 128 + 384
+    assert made.useful_reference_fraction == pytest.approx((3 * 20 + 64 + 128 + 384) / padded)
+
+
+def test_crops_are_uniform_and_of_their_place():
+    made, starts = order(seed=3), 7
+    batches = [made.batch(number) for number in range(800)]
+    drawn = np.concatenate([made.crops(batch) % starts for batch in batches])
+    counts = np.bincount(drawn.astype(int), minlength=starts)
+    assert len(counts) == starts and (abs(counts / len(drawn) * starts - 1) < 0.06).all()
+    # Neither equal in two batches, nor of the seed, nor of what was asked before.
+    first, second = made.crops(batches[0]), made.crops(batches[1])
+    assert not np.isin(first, second).any() and not np.isin(first, order(4).crops(batches[0])).any()
+    assert len(np.unique(first)) == len(first) == len(batches[0].samples)
+    assert (order(seed=3).crops(batches[0]) == first).all()
 
 
 def test_given_edges():

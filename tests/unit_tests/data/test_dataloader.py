@@ -1,6 +1,7 @@
 """The loader: the same rows in the same steps however they are split, prefetched or resumed."""
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -35,10 +36,11 @@ def folder(tmp_path_factory):
 
 
 def test_contents_of_a_batch(folder):
-    loader = build(folder)
+    loader = build(folder, max_reference_ratio=0.5)
     where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
-    shapes = set()
-    for inputs, labels in take(loader, 12):
+    shapes, starts = set(), []
+    for number, (inputs, labels) in enumerate(take(loader, 12)):
+        crops = loader.order.crops(loader.order.batch(number)).tolist()
         B, T, _ = inputs["latents"].shape
         L, R = inputs["text_ids"].shape[1], inputs["speaker"].shape[1]
         shapes.add((T, L, R))
@@ -50,7 +52,9 @@ def test_contents_of_a_batch(folder):
         for row, sample_id in enumerate(inputs["sample_id"]):
             sample = where[sample_id]
             latents, reference = map(torch.from_numpy, loader.dataset.read(sample))
-            frames, reference = len(latents), reference[:R]
+            start = crops[row] % (len(reference) - R + 1) if len(reference) > R else 0
+            starts.append(start)
+            frames, reference = len(latents), reference[start : start + R]
             assert inputs["frames"][row] == frames
             assert torch.equal(inputs["latents"][row, :frames], latents)
             assert not inputs["latents"][row, frames:].any()
@@ -61,7 +65,8 @@ def test_contents_of_a_batch(folder):
             ids = byte_tokenizer().encode(loader.dataset.metadata(sample)["text"])
             assert inputs["text_ids"][row].tolist() == ids + [0] * (L - len(ids))
             assert inputs["text_mask"][row].tolist() == [i < len(ids) for i in range(L)]
-    assert shapes <= set(loader.policy.shapes) and len(shapes) > 1
+    assert shapes <= set(loader.policy.shapes) and len({R for _, _, R in shapes}) > 1
+    assert len(set(starts)) > 10
 
 
 def test_padding_is_zero_where_memory_is_used_again(folder):
@@ -159,6 +164,10 @@ def test_an_iterator_made_before_the_load_does_not_replay(folder, workers):
         ({"num_buckets": 2}, "its bucket_frames is .* restore .data. bucket_frames, num_buckets"),
         ({"batch_multiple": 1}, "its batch_sizes is"),
         (
+            {"max_reference_ratio": 0.5},
+            "its reference_frames is .48, 48, 48. and this run's .32, .* max_reference_ratio, or start",
+        ),
+        (
             {"max_text_tokens": 40, "bucket_frames": [32, 64, 200]},
             "restore .data. max_frames, max_text_tokens, on_too_long",
         ),
@@ -169,6 +178,17 @@ def test_another_order_is_refused_and_named(folder, changes, sentence):
     saved = build(folder, **edges).state_dict()
     with pytest.raises(ValueError, match=sentence):
         build_and_load(folder, saved, **changes)
+
+
+def test_the_order_of_an_earlier_version_is_refused(folder):
+    """Its references were cropped otherwise."""
+    saved = build(folder).state_dict()
+    parts = json.loads(saved["order_fingerprint"]) | {"order_version": 1}
+    del parts["reference_frames"]
+    with pytest.raises(
+        ValueError, match="order_version is 1 and this run's 2; restore the version"
+    ):
+        build_and_load(folder, saved | {"order_fingerprint": json.dumps(parts)})
 
 
 def test_another_dataset_is_refused_and_named(folder, tmp_path):

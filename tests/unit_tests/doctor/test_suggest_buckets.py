@@ -68,6 +68,7 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
         tokens,
         max_frames=options.max_frames,
         max_speaker_frames=options.max_speaker_frames,
+        max_reference_ratio=1.0,
         max_text_tokens=options.max_text_tokens,
         num_buckets=options.num_buckets,
         bucket_frames=options.bucket_frames,
@@ -84,6 +85,11 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
         assert bucket["batches_per_epoch"] == pytest.approx(per_epoch, abs=0.006)
     assert policy.useful_fraction == pytest.approx(useful[enough[0] - 1], abs=1e-6)
     assert [bucket["batch_size"] for bucket in suggestion["buckets"]] == list(policy.batch_sizes)
+    padding = [suggestion[f"{stream}padding_fraction"] for stream in ("", "text_", "reference_")]
+    assert 1 - np.array(padding) == pytest.approx(
+        [policy.useful_fraction, policy.useful_text_fraction, policy.useful_reference_fraction],
+        abs=1e-6,
+    )
 
 
 def test_toml_and_options_are_the_same(dataset):

@@ -73,12 +73,12 @@ def test_few_passes_predict_other_shapes(components):
     compiled = components and ["--compile.enable", "--compile.components", *components]
     config = debug_config(*compiled)
     activations = Activations(model_sizes(config).args, LONGEST, 5)
-    shape = 5, replace(LONGEST, frames=40, text_tokens=24)
+    shape = 5, Lengths(40, 24, 48)
     measured, _ = activations.measured(config, True, *shape)
     predicted = activations.memory(config, True, *shape)
     assert predicted.batch == measured.batch
     # Tables of angles grow with the frames and not with the samples: little beside so small a model.
-    assert predicted.saved == pytest.approx(measured.saved, rel=4e-3)
+    assert predicted.saved == pytest.approx(measured.saved, rel=5e-3)
     assert predicted.working == pytest.approx(measured.working, rel=4e-2)
 
 
@@ -93,7 +93,7 @@ def test_a_memory_budget_is_the_compilers(sharded):
     )
     args = replace(model_sizes(half).args, speaker_n_layers=1)
     activations = Activations(args, LONGEST, 4)
-    shape = 8, replace(LONGEST, frames=32, text_tokens=24)
+    shape = 8, Lengths(32, 24, 32)
     saved = activations.measured(half, sharded, *shape)[0].saved
     assert activations.memory(half, sharded, *shape).saved == saved
     assert saved < activations.measured(all_of_it, sharded, *shape)[0].saved

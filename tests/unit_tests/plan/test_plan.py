@@ -66,7 +66,8 @@ def test_every_bucket_has_to_fit(by_hand):
     """Short utterances need more than long ones where their references are long: they decide."""
     arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
     arguments += ["--compile.enable", "--compile.components=loss"]
-    config = debug_config(*arguments, "--training.global_batch_size=16")
+    arguments += ["--data.max_reference_ratio=0", "--training.global_batch_size=16"]
+    config = debug_config(*arguments)
     states = make_plan(config, Cluster(H200, 1, 1), GUESS).longest.memory.states
 
     def with_room_for(mib: int):

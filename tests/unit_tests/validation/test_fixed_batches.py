@@ -35,7 +35,7 @@ def four(tmp_path):
 
 
 def test_every_sample_in_batches_of_similar_lengths(rows):
-    fixed = fixed_set(rows, batch_size=4)
+    fixed = fixed_set(rows, batch_size=4, max_speaker_frames=6, speaker_patch_size=1)
     assert fixed.samples.tolist() == [5, 1, 2, 0, 3, 4]  # by frames; equal ones in their order
     # Of about one size: no sample is alone in the last, where no other text would be.
     assert [batch.tolist() for batch in fixed.batches] == [[5, 1, 2], [0, 3, 4]]
@@ -52,6 +52,9 @@ def test_every_sample_in_batches_of_similar_lengths(rows):
         latents, length = first.inputs["latents"][row], len(loaded.latents)
         assert np.array_equal(latents[:length].numpy(), loaded.latents)
         assert not latents[length:].any()
+        # A reference that is too long gives its first frames, as in generation.
+        reference = first.inputs["speaker"][row, : first.inputs["speaker_mask"][row].sum()]
+        assert np.array_equal(reference.numpy(), loaded.reference[:6])
 
 
 def test_an_even_selection(tmp_path):

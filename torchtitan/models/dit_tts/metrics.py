@@ -48,7 +48,10 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
     return None
 
 
-_TRAIN = "grad_norm lr padding_fraction replaced_samples skipped_batches progress".split()
+_TRAIN = (
+    "grad_norm lr padding_fraction text_padding_fraction reference_padding_fraction replaced_samples "
+    "skipped_batches progress"
+).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
 
@@ -78,7 +81,11 @@ class Counts:
     useful_flops: float = 0
     samples: float = 0
     valid_frames: float = 0
+    valid_text_tokens: float = 0
+    valid_reference_frames: float = 0
     padded_frames: float = 0
+    padded_text_tokens: float = 0
+    padded_reference_frames: float = 0
     replaced_samples: float = 0
     power_watts: float = 0
     utilization: float = 0
@@ -187,13 +194,18 @@ class TTSMetricsProcessor(MetricsProcessor):
         Args:
             replaced: corrupt samples that another sample stands in for.
         """
-        samples, padded, _, _ = batch.shape
+        samples, *padded = batch.shape
         self.shapes[batch.shape] += 1
         self.counts.executed_flops += executed_flops(self.model_args, batch)
         self.counts.useful_flops += useful_flops(self.model_args, batch)
         self.counts.samples += samples
-        self.counts.valid_frames += sum(frames for frames, _, _ in batch.lengths)
-        self.counts.padded_frames += samples * padded
+        frames, text_tokens, reference_frames = map(sum, zip(*batch.lengths, strict=True))
+        self.counts.valid_frames += frames
+        self.counts.valid_text_tokens += text_tokens
+        self.counts.valid_reference_frames += reference_frames
+        self.counts.padded_frames += samples * padded[0]
+        self.counts.padded_text_tokens += samples * padded[1]
+        self.counts.padded_reference_frames += samples * padded[2]
         self.counts.replaced_samples += replaced
 
     def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor) -> None:
@@ -277,6 +289,9 @@ class TTSMetricsProcessor(MetricsProcessor):
             "padded_frames_per_second": counts.padded_frames / seconds,
             "tflops_per_device": executed / 1e12,
             "padding_fraction": 1.0 - counts.valid_frames / counts.padded_frames,
+            "text_padding_fraction": 1.0 - counts.valid_text_tokens / counts.padded_text_tokens,
+            "reference_padding_fraction": 1.0
+            - counts.valid_reference_frames / counts.padded_reference_frames,
             "replaced_samples": int(counts.replaced_samples),
             "skipped_batches": self.skipped_batches,
             "compiled_shapes": len(self.shapes),

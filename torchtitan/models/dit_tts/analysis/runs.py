@@ -27,6 +27,9 @@ FIGURES = (
     "goodput_mfu",
     "hfu",
     "tflops_per_device",
+    "padding_fraction",
+    "text_padding_fraction",
+    "reference_padding_fraction",
     "peak_allocated_gib",
     "peak_reserved_gib",
     *(f"{part}_seconds" for part in SPLIT),
@@ -45,8 +48,10 @@ _MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
 WORKLOAD = (
-    *("data.max_frames", "data.max_text_tokens", "data.max_speaker_frames", "data.num_buckets"),
+    *("data.max_frames", "data.max_text_tokens", "data.max_speaker_frames"),
     *(
+        "data.max_reference_ratio",
+        "data.num_buckets",
         "data.bucket_frames",
         "data.bucket_batch_sizes",
         "data.num_workers",

@@ -30,6 +30,9 @@ from torchtitan.models.dit_tts.model.flops import (
 PARTS = ("data", "forward", "backward", "optimizer")
 """of a step, in their order; what is left is "other"."""
 
+PADDING = ("padding_fraction", "text_padding_fraction", "reference_padding_fraction")
+"""of latent frames, text tokens and reference frames"""
+
 # T, Lt and Ls are a sample's latent frames, text tokens and speaker keys (reference frames after
 # patching), N the trained parameters, L the decoder's blocks, D its width.
 CONVENTIONS = {
@@ -114,8 +117,12 @@ class Recording:
     """FLOPs that activation checkpointing repeats; None where they are not known"""
 
     samples: list[int]
-    valid_frames: list[int]
-    padded_frames: list[int]
+    valid: list[np.ndarray]
+    """(3,) latent frames, text tokens and reference frames"""
+
+    padded: list[np.ndarray]
+    """(3,) the same with padding"""
+
     peak_allocated_gib: float
     peak_reserved_gib: float
     compiles: int
@@ -136,8 +143,8 @@ class Totals:
 
     samples: np.ndarray
     audio_seconds: np.ndarray
-    useful_frames_fraction: float
-    """of all steps"""
+    padding: dict[str, float]
+    """each of PADDING, over all steps"""
 
 
 def totals(ranks: Sequence[Recording], copies: int, frames_per_second: float) -> Totals:
@@ -152,15 +159,15 @@ def totals(ranks: Sequence[Recording], copies: int, frames_per_second: float) ->
 
     flops = over_ranks(rank.flops for rank in ranks).T
     known = all(rank.repeated is not None for rank in ranks)
-    valid_frames = over_ranks(rank.valid_frames for rank in ranks)
-    padded_frames = over_ranks(rank.padded_frames for rank in ranks)
+    valid = over_ranks(rank.valid for rank in ranks)
+    padded = over_ranks(rank.padded for rank in ranks)
     return Totals(
         seconds=np.max([rank.seconds for rank in ranks], axis=0),
         flops=flops,
         hardware=flops[0] + over_ranks(rank.repeated for rank in ranks) if known else None,
         samples=over_ranks(rank.samples for rank in ranks),
-        audio_seconds=valid_frames / frames_per_second,
-        useful_frames_fraction=float(valid_frames.sum() / padded_frames.sum()),
+        audio_seconds=valid[:, 0] / frames_per_second,
+        padding=dict(zip(PADDING, (1 - valid.sum(0) / padded.sum(0)).tolist(), strict=True)),
     )
 
 

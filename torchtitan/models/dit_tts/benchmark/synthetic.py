@@ -30,7 +30,6 @@ SUBWORDS_PER_SECOND = 3.3
 
 _RATE_SPREAD = 0.15
 _SHORTEST_SECONDS = 1.0
-_SHORTEST_REFERENCE_SECONDS = 3.0
 # With a smaller fraction of the distribution within the limits, a bucket would have hardly any sample.
 _MIN_FRACTION = 1e-4
 
@@ -93,9 +92,9 @@ class SyntheticDataset(Dataset):
             self.reference_frames = np.full(n, data.max_speaker_frames, np.int64)
             self.tokens = np.full(n, data.max_text_tokens, np.int32)
         else:
-            shortest = int(_SHORTEST_REFERENCE_SECONDS * data.frames_per_second)
-            shortest = min(shortest, data.max_speaker_frames)
-            self.reference_frames = generator.integers(shortest, data.max_speaker_frames + 1, n)
+            # As `prepare` makes them: another utterance, cropped.
+            others = generator.permutation(self.frames)
+            self.reference_frames = np.minimum(others, data.max_speaker_frames)
             rate = tokens_per_second * generator.lognormal(0.0, _RATE_SPREAD, n)
             tokens = extra_tokens + np.ceil(self.frames / data.frames_per_second * rate)
             self.tokens = tokens.clip(extra_tokens + 1, data.max_text_tokens).astype(np.int32)
@@ -122,8 +121,10 @@ class SyntheticDataset(Dataset):
         sample: int,
         out: Sequence[np.ndarray] | None = None,
         fetched: bytearray | None = None,
+        crop: int = 0,
     ) -> LoadedSample:
-        """Copies a sample into the first rows (rows, C) of the buffers; see `Dataset.load`."""
+        """Copies a sample into the first rows (rows, C) of the buffers; see `Dataset.load`. All parts of
+        a reference are alike random, so `crop` chooses none."""
         assert out is not None
         arrays = []
         lengths = self.frames[sample], self.reference_frames[sample]

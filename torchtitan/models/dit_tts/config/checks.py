@@ -50,7 +50,7 @@ _POSITIVE = {
 }
 _NOT_NEGATIVE = {
     "training": "local_batch_size",
-    "data": "epochs cache_gib num_workers prefetch_batches",
+    "data": "epochs cache_gib num_workers prefetch_batches max_reference_ratio",
     "optimizer": "lr encoder_lr muon_lr weight_decay",
     "encoder": "fsdp_min_gib vocab_size dim",
     "checkpoint": "keep_latest_k",
@@ -68,7 +68,7 @@ _FRACTIONS = {
     "sampling": "min_t",
     "activation_checkpoint": "memory_budget",
 }
-_LIMITED = "max_frames max_speaker_frames epochs cache_gib num_workers prefetch_batches"
+_LIMITED = "max_frames max_speaker_frames max_reference_ratio epochs cache_gib num_workers prefetch_batches"
 # Upstream's switches that this family would ignore or break on.
 _UNSUPPORTED = {
     "optimizer": "early_step_in_backward",

@@ -166,7 +166,7 @@ class Data:
     """Maximum size of cache_folder, in GiB; 0: nothing is cached"""
 
     seed: int = 0
-    """Seed of the order, the noise, the times and the condition dropout"""
+    """Seed of the order, the parts of long references, the noise, the times and the condition dropout"""
 
     latent_channels: int = 128
     """Width of a latent frame in the shards"""
@@ -178,7 +178,12 @@ class Data:
     """Longest utterance, in latent frames"""
 
     max_speaker_frames: int = 384
-    """Longest speaker reference, in latent frames; longer ones are cropped"""
+    """Longest speaker reference, in latent frames; longer ones are cropped, in training to another part
+    at each draw"""
+
+    max_reference_ratio: float = 1.0
+    """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
+    bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
 
     speaker_patch_size: int = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""

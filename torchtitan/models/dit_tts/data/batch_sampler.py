@@ -47,9 +47,10 @@ from torchtitan.models.dit_tts.errors import InputError
 _SHUFFLE = 2**32 - 1
 # Third words of the weights' offsets and of replacements are their bucket number plus one of these.
 _OFFSETS, _REPLACEMENTS = 2**30, 2**31
+_CROPS = 2**29
 
-ORDER_VERSION = 1
-"""Bump when the batch order changes for the same inputs."""
+ORDER_VERSION = 2
+"""Bump when the batch order, or what is taken of its samples, changes for the same inputs."""
 
 WEIGHT_BITS = 16
 """weights are integers in units of 2**-WEIGHT_BITS draws per epoch"""
@@ -253,6 +254,11 @@ class GlobalBatchSampler:
         key = (self.seed, batch.number, _REPLACEMENTS + batch.bucket, row, attempt)
         random = int(np.random.Philox(np.random.SeedSequence(key)).random_raw())
         return self._streams[batch.bucket].draw(random)
+
+    def crops(self, batch: GlobalBatch) -> np.ndarray:
+        """(G_b,) uint64, random: which part of its reference each row takes, where that is too long."""
+        key = (self.seed, batch.number, _CROPS)
+        return np.random.Philox(np.random.SeedSequence(key)).random_raw(len(batch.samples))
 
     def _shuffle(self, epoch: int, length: int) -> np.ndarray:
         if epoch not in self._shuffles:

@@ -2,8 +2,18 @@
 
 Every batch of bucket b has the shape (T_b, L_b, R_b): latent frames, text tokens and
 reference frames. Shorter samples are padded to it, so a compiled model sees at most
-`MAX_BUCKETS` shapes. Batch sizes follow a budget of frames: with G samples in a global
-batch of the longest bucket (of T_max frames), bucket b has
+`MAX_BUCKETS` shapes. T_b is the longest utterance and L_b the longest text of the bucket, rounded up. R_b
+is the longest reference, but at most `max_speaker_frames` and, in all but the longest bucket,
+
+    R_b <= max_reference_ratio * T_b        rounded up to whole blocks of speaker keys;
+
+longer references are cropped to it (`GlobalBatchSampler.crops`). Otherwise nearly every bucket would have
+R = max_speaker_frames, two thirds of it padding where utterances are 5 s long on average
+(benchmarks/padding.py). The longest bucket keeps the longest references, so that a model learns all
+lengths that it may be given.
+
+Batch sizes follow a budget of frames: with G samples in a global batch of the longest bucket (of T_max
+frames), bucket b has
 
     G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
 
@@ -52,6 +62,8 @@ class BatchPolicy:
         sample_counts: samples of the dataset that fall in the bucket; may be 0 where the
             edges were given.
         useful_fraction: valid latent frames over all latent frames, expected over an epoch.
+        useful_text_fraction, useful_reference_fraction: the same of text tokens and of reference frames,
+            those of cropped references.
     """
 
     edges: tuple[int, ...]
@@ -59,6 +71,8 @@ class BatchPolicy:
     batch_sizes: tuple[int, ...]
     sample_counts: tuple[int, ...]
     useful_fraction: float
+    useful_text_fraction: float
+    useful_reference_fraction: float
 
     def bucket_of(self, frames: np.ndarray) -> np.ndarray:
         """Bucket number of samples of these lengths, each the shortest that holds it."""
@@ -119,6 +133,7 @@ def make_batch_policy(
     *,
     max_frames: int,
     max_speaker_frames: int,
+    max_reference_ratio: float,
     max_text_tokens: int,
     num_buckets: int,
     bucket_frames: Sequence[int],
@@ -132,6 +147,8 @@ def make_batch_policy(
 
     Args:
         frames, reference_frames, text_tokens: (n,) over the selected samples.
+        max_reference_ratio: maximum reference of a bucket over its longest utterance; 0: no limit. The
+            longest bucket has none.
         num_buckets: at most this many buckets, where `bucket_frames` is empty.
         bucket_frames: longest utterance of each bucket in frames, ascending, or empty.
         global_batch_size: samples of one global batch of the longest bucket.
@@ -156,6 +173,8 @@ def make_batch_policy(
         max_text = int(text_tokens[inside].max(initial=1))
         max_reference = int(reference_frames[inside].max(initial=1))
         L = min(max_text_tokens, _round_up(max_text, ALIGNMENT))
+        if max_reference_ratio and number < bucket.max():
+            max_reference = min(max_reference, max(1, int(max_reference_ratio * edge)))
         R = min(max_speaker_frames, _round_up(max_reference, reference_multiple))
         shapes.append((edge, L, R))
         multiples = global_batch_size * longest // (edge * batch_multiple)
@@ -163,13 +182,18 @@ def make_batch_policy(
         batch_sizes.append(bucket_batch_sizes[number] if bucket_batch_sizes else budget)
         counts.append(int(inside.sum()))
     often = np.ones(len(frames)) if draws is None else draws
-    padded = float((np.asarray(edges)[bucket] * often).sum())
+    useful = []
+    for lengths, stream in zip((frames, text_tokens, reference_frames), zip(*shapes)):
+        padded = np.array(stream)[bucket]
+        useful.append(float(often @ np.minimum(lengths, padded) / (often @ padded)))
     return BatchPolicy(
         edges=tuple(edges),
         shapes=tuple(shapes),
         batch_sizes=tuple(batch_sizes),
         sample_counts=tuple(counts),
-        useful_fraction=float((frames * often).sum()) / padded,
+        useful_fraction=useful[0],
+        useful_text_fraction=useful[1],
+        useful_reference_fraction=useful[2],
     )
 
 

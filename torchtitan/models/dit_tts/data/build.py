@@ -136,6 +136,7 @@ def batch_policy(
         text_tokens,
         max_frames=data.max_frames,
         max_speaker_frames=data.max_speaker_frames,
+        max_reference_ratio=data.max_reference_ratio,
         max_text_tokens=data.max_text_tokens,
         num_buckets=data.num_buckets,
         bucket_frames=data.bucket_frames,
@@ -198,7 +199,8 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
     lines.append(
         f"data: {low} to {high} samples per step = {loader.dp_world_size} ranks x "
         f"{loader.accumulation_steps} accumulation steps x {low // blocks} to {high // blocks}; "
-        f"{loader.order.batches_per_epoch:.1f} steps per epoch; {policy.useful_fraction:.1%} of the "
-        "latent frames are useful"
+        f"{loader.order.batches_per_epoch:.1f} steps per epoch; padding: "
+        f"{1 - policy.useful_fraction:.1%} of the frames, {1 - policy.useful_text_fraction:.1%} of the "
+        f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
     return lines

@@ -40,6 +40,7 @@ _SET_BY = {
     "order_version": "the version of this program",
     "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
+    "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
     "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
 }
 # A bucket in which so many samples in a row are corrupt ends the run.
@@ -101,13 +102,14 @@ class Row(NamedTuple):
     """What a sample is written to.
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
-    and which of the conditioning tokens to drop.
+    which of the conditioning tokens to drop, and which part of a reference to take, as in `fill`.
     """
 
     arrays: Sequence[np.ndarray]
     text_ids: np.ndarray
     features: np.ndarray | None
     drop: Sequence[bool]
+    crop: int
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -126,7 +128,8 @@ class LatentDataLoader(BaseDataLoader):
     text_mask         (B, L) bool         True at valid tokens
     text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
-    speaker           (B, R, C) float32   reference latents, cropped to R, zero at padding
+    speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
+                                          more, zero at padding
     speaker_mask      (B, R) bool         True at valid frames
     frames            (B,) int64          valid latent frames
     sample_id         list of B str       `shard:key`
@@ -203,6 +206,7 @@ class LatentDataLoader(BaseDataLoader):
             "seed": order.seed,
             "bucket_frames": list(policy.edges),
             "batch_sizes": list(policy.batch_sizes),
+            "reference_frames": [R for _, _, R in policy.shapes],
             "samples": order.samples_fingerprint(),
         }
 
@@ -290,7 +294,8 @@ class LatentDataLoader(BaseDataLoader):
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
         fetched = self.dataset.fetch(samples)
         lengths, used = [], []
-        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist())
+        crops = self.order.crops(batch)[first : first + rows].tolist()
+        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist(), crops)
         for row, (sample, into) in enumerate(zip(samples.tolist(), into_rows)):
             if self._closed:
                 raise RuntimeError("the loader was closed")
@@ -355,15 +360,16 @@ class LatentDataLoader(BaseDataLoader):
         Args:
             fetched: bytes of remote samples, from `Dataset.fetch`.
         """
-        arrays, text_ids, features, drop = into
+        arrays, text_ids, features, drop, crop = into
         try:
-            loaded = self.dataset.load(sample, arrays, fetched.get(sample))
+            loaded = self.dataset.load(sample, arrays, fetched.get(sample), crop)
         except CorruptSampleError:
             if sample not in fetched:
                 raise
             # Perhaps the cache or the way here corrupted it: once more, from its origin.
             self.dataset.forget(sample)
-            loaded = self.dataset.load(sample, arrays, self.dataset.fetch([sample])[sample])
+            again = self.dataset.fetch([sample])[sample]
+            loaded = self.dataset.load(sample, arrays, again, crop)
         for array, target in zip(loaded.arrays, arrays):
             target[len(array) :].fill(0)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)

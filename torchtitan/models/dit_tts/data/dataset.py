@@ -244,6 +244,7 @@ class Dataset:
         sample: int,
         out: Sequence[np.ndarray] | None = None,
         fetched: bytearray | None = None,
+        crop: int = 0,
     ) -> LoadedSample:
         """Read a sample into the first rows of the given buffers.
 
@@ -251,6 +252,8 @@ class Dataset:
             out: for each array, C-contiguous (rows, width) float16 or float32, to whose rows it is
                 cropped; None: float32 of the full length.
             fetched: the sample's bytes from `fetch`.
+            crop: which rows of a reference that is cropped are read, as in `fill`; of other arrays it is
+                always the first.
 
         Raises:
             CorruptSampleError: what is stored is not what was indexed.
@@ -265,7 +268,8 @@ class Dataset:
                 np.empty((len(data) // (width * item_bytes), width), np.float32)
                 for data, width, item_bytes in zip(stored, widths, extents.item_bytes)
             ]
-        arrays = list(map(fill, stored, extents.item_bytes, out))
+        crops = [crop if each.length == "reference_frames" else 0 for each in members.ARRAYS]
+        arrays = list(map(fill, stored, extents.item_bytes, out, crops))
         return LoadedSample(arrays, json.loads(str(stored[-1], "utf-8")))
 
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:

@@ -170,11 +170,17 @@ class LocalFiles:
         return file
 
 
-def fill(stored: memoryview, item_bytes: int, out: np.ndarray) -> np.ndarray:
-    """Copy stored rows into the first rows of `out` (rows, width) and return those."""
+def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) -> np.ndarray:
+    """Copy stored rows into the first rows of `out` (rows, width) and return those.
+
+    Args:
+        crop: where there are more rows than `out` has, a number that chooses which consecutive ones are
+            copied: uniform over all starts for a random 64-bit number, and the first ones for 0.
+    """
     source = np.frombuffer(stored, _DTYPES[item_bytes]).reshape(-1, out.shape[1])
     if len(source) > len(out):
-        source = source[: len(out)]
+        start = crop % (len(source) - len(out) + 1)
+        source = source[start : start + len(out)]
     target = out[: len(source)]
     if item_bytes == out.itemsize or not source.flags.aligned:
         target[:] = source

@@ -32,7 +32,7 @@ class ArrayMember:
         suffix: of its tar member, `KEY.SUFFIX`.
         length: index column with its number of rows. "frames" rows stand for latent frames: they are
             as many as the latents, and cropped and padded with them to T of the batch.
-            "reference_frames" are cropped and padded to R.
+            "reference_frames" are padded to R, or cropped to R consecutive ones from any start.
         entry: name in the batch, where it is (B, T or R, width) float32, zero at padding.
         width: None for that of the latents.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.doctor.checks import text_tokens
@@ -56,6 +56,7 @@ def suggest(
         tokens[fits],
         max_frames=max_frames,
         max_speaker_frames=max_speaker_frames,
+        max_reference_ratio=Data.max_reference_ratio,
         max_text_tokens=max_text,
         num_buckets=chosen,
         bucket_frames=[],
@@ -94,6 +95,9 @@ def suggest(
         "left_out": int((~fits).sum()),
         **keys,
         **sections["training"],
+        "padding_fraction": round(1 - policy.useful_fraction, 6),
+        "text_padding_fraction": round(1 - policy.useful_text_fraction, 6),
+        "reference_padding_fraction": round(1 - policy.useful_reference_fraction, 6),
         "buckets": buckets,
         "choices": choices,
         "toml": toml_tables(sections),

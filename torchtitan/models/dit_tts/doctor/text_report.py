@@ -164,5 +164,9 @@ def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
         mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
         rows.append([f"{one['buckets']}{mark}", f"{100 - 100 * one['useful_fraction']:.1f} %"])
     toml = (f"  {line}".rstrip() for line in suggestion["toml"].split("\n"))
-    lines = [*table(rows), "", "  In the config, each key in the one table of its section:"]
+    others = (
+        f"  with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
+        f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding"
+    )
+    lines = [*table(rows), others, "", "  In the config, each key in the one table of its section:"]
     return [*lines, *toml, "", "  or as options:", f"  {suggestion['command_line']}"]

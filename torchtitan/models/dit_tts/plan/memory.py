@@ -1,9 +1,9 @@
 """What one GPU holds at its peak, and how many samples fit.
 
 Activations of every shape are predicted from a few measured passes, because sizes are affine: over B
-samples of T frames and L text tokens a pass holds a + B (b + c T + d L) bytes. Passes with two sample
-counts, half the frames and half the text give the four numbers. (Tables of angles grow with T but not
-with B: nothing beside a micro-batch of any use.)
+samples of T frames, L text tokens and R reference frames a pass holds a + B (b + c T + d L + e R) bytes.
+Passes with two sample counts, half the frames, half the text and half the reference give the five
+numbers. (Tables of angles grow with T but not with B: nothing beside a micro-batch of any use.)
 
 Under a memory budget the compiler decides again at every shape, and its decision can differ from one
 shape to the next. Such blocks are measured near the config's own micro-batch, and without shards, where
@@ -51,7 +51,7 @@ class Activations:
     def __init__(self, args: DiTTTSModelArgs, longest: Lengths, micro_batch: int):
         """
         Args:
-            longest: padded lengths of the longest bucket; all references are as long as its.
+            longest: padded lengths of the longest bucket.
             micro_batch: the config's, in samples; shorter buckets have as many frames.
         """
         self._args = args
@@ -105,22 +105,32 @@ class Activations:
         """(batch, saved, working) bytes; None where the compiler decided differently among the passes."""
         longest = self._longest
         T, L = max(2, longest.frames), max(2, longest.text_tokens)
-        longest = replace(longest, frames=T, text_tokens=L)
-        fewer_T, fewer_L = replace(longest, frames=T // 2), replace(longest, text_tokens=L // 2)
-        shapes = (first, longest), (first + 1, longest), (first, fewer_T), (first, fewer_L)
+        patch = self._args.speaker_patch_size
+        R = max(2 * patch, longest.speaker_frames)
+        fewer_R = R // (2 * patch) * patch
+        longest = Lengths(T, L, R)
+        shapes = (
+            (first, longest),
+            (first + 1, longest),
+            (first, replace(longest, frames=T // 2)),
+            (first, replace(longest, text_tokens=L // 2)),
+            (first, replace(longest, speaker_frames=fewer_R)),
+        )
         passes = [self.measured(config, sharded, *shape) for shape in shapes]
         if any(graphs != passes[0][1] for _, graphs in passes):
             return None
-        base, more, frames, tokens = (np.array(astuple(sizes), float) for sizes, _ in passes)
+        base, more, frames, tokens, reference = (
+            np.array(astuple(sizes), float) for sizes, _ in passes
+        )
         shift = (lengths.frames - T) * (base - frames) / (T - T // 2)
         shift += (lengths.text_tokens - L) * (base - tokens) / (L - L // 2)
+        shift += (lengths.speaker_frames - R) * (base - reference) / (R - fewer_R)
         return base + shift + (samples - first) * (more - base + shift / first)
 
     def _at_lengths(
         self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
     ) -> np.ndarray:
         """(batch, saved, working) bytes, from passes at these lengths."""
-        lengths = replace(lengths, speaker_frames=self._longest.speaker_frames)
         own = max(_SAMPLES, self._frames // lengths.frames)
         if samples == own:
             return np.array(astuple(self.measured(config, sharded, own, lengths)[0]), float)

@@ -59,6 +59,10 @@ class _FixedOrder:
     def batch(self, number: int) -> GlobalBatch:
         return GlobalBatch(number, 0, number, self.batches[number])
 
+    def crops(self, batch: GlobalBatch) -> np.ndarray:
+        """Of a reference beyond [data] max_speaker_frames always the first frames, as in generation."""
+        return np.zeros(len(batch.samples), np.uint64)
+
 
 class FixedSet:
     """An even selection of a dataset's samples, in batches of similar lengths.
@@ -149,6 +153,7 @@ class FixedSet:
                 tokens[samples],
                 max_frames=self.data.max_frames,
                 max_speaker_frames=self.data.max_speaker_frames,
+                max_reference_ratio=0.0,
                 max_text_tokens=self.data.max_text_tokens,
                 num_buckets=1,
                 bucket_frames=[],
@@ -158,7 +163,8 @@ class FixedSet:
             )
             shapes += one.shapes
         sizes = tuple(map(len, self.batches))
-        return BatchPolicy(tuple(T for T, _, _ in shapes), tuple(shapes), sizes, sizes, 1.0)
+        edges = tuple(T for T, _, _ in shapes)
+        return BatchPolicy(edges, tuple(shapes), sizes, sizes, 1.0, 1.0, 1.0)
 
     def load(self, number: int) -> FixedBatch:
         """A batch, read from the shards."""
