@@ -52,7 +52,7 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
     prompts = [prompt(number) for number in range(9)]
 
     class Still(RowModel):
-        def denoise(self, rows, *args):
+        def denoise_guided(self, rows, *args):
             return torch.zeros_like(rows)
 
     def speech(model, batch_size=4, seed=5):

@@ -31,11 +31,13 @@ prediction = "noise"
 def test_sampling_does_not_need_the_runs_attention_kernel(tmp_path):
     """It compiles nothing, and uncompiled flex attention would hold all scores."""
     config = load_config(["--attention.backend=flex"])
+    loaded = torch.nn.Linear(2, 2).bfloat16()
     run = LoadedRun(
-        tmp_path, config, None, None, None, build_objective(config), 1, torch.device("cpu")
+        tmp_path, config, loaded, None, None, build_objective(config), 1, torch.device("cpu")
     )
     model = untrained_model(run)
     assert model.args.attention == "sdpa" and not model.training
+    assert model.input.weight.dtype == torch.bfloat16  # as the trained one's
     assert config.attention.backend == "flex"
 
 

@@ -177,12 +177,13 @@ def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
     model = random_model(args).eval()
 
     def batches(model):
-        sizes = [(5, 3, 2), (9, 4, 7), (17, 6, 5), (23, 9, 3)]
+        # None is one of the model's own sizes, which the compiler would take for the same.
+        sizes = [(21, 9, 41), (35, 12, 53), (50, 18, 74)]
         found = []
         for number, (frames, text, speaker) in enumerate(sizes):
             requests = [
                 SpeechRequest("3 " * (text + row), torch.ones(speaker + row, 16), frames + row)
-                for row in range(2)
+                for row in range(5)
             ]
             found += generate_latents(
                 model, Rows(), FlowMatching(), requests, GUIDANCE, 2, number, torch.device("cpu")
@@ -199,4 +200,4 @@ def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
         assert near.dtype == torch.float32
         torch.testing.assert_close(near, own, atol=0.05 * largest, rtol=0)
         assert not torch.equal(near, own)
-    assert counter.frame_count <= 4  # guided and not, and the first shape of each
+    assert counter.frame_count == 2  # guided and not

@@ -248,7 +248,9 @@ class GuidedKeys(NamedTuple):
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         attended = []
-        queries, own_keys, own_values = (x.chunk(len(self.copies)) for x in (q, keys[0], values[0]))
+        # Not chunk(), for which a compiler would take every number of rows as another shape.
+        of_copies = (x.unflatten(0, (len(self.copies), -1)) for x in (q, keys[0], values[0]))
+        queries, own_keys, own_values = (x.unbind() for x in of_copies)
         for copy, (has, mask) in enumerate(zip(self.copies, self.masks, strict=True)):
             k = [own_keys[copy], *itertools.compress(keys[1:], has)]
             v = [own_values[copy], *itertools.compress(values[1:], has)]
