@@ -179,5 +179,5 @@ def test_weights_in_an_earlier_order_are_refused(tmp_path):
     """The name tells the order: loaded by shape they would be another model."""
     content = {"layers.0.mlp.gate_up.weight": torch.ones(4, 2)}
     save(tmp_path / "step-4", content)
-    with pytest.raises(InputError, match="step-4 was written before the rows"):
+    with pytest.raises(InputError, match="step-4 was written by an earlier version"):
         storage.load_checkpoint(content, tmp_path / "step-4", no_dist=True)

@@ -264,8 +264,8 @@ def test_decoder_rotates_the_first_half_of_its_heads(heads):
     half = heads // 2
     angles = torch.arange(7.0)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8)
     turns = torch.polar(torch.ones_like(angles), angles)
-    pairs = torch.view_as_complex(x[:, :, :half].unflatten(-1, (-1, 2)))
-    expected = torch.view_as_real(pairs * turns[:, None]).flatten(-2)
+    pairs = torch.complex(*x[:, :, :half].chunk(2, dim=-1)) * turns[:, None]
+    expected = torch.cat([pairs.real, pairs.imag], dim=-1)
     torch.testing.assert_close(rotated[:, :, :half], expected, rtol=0, atol=1e-5)
     assert torch.equal(rotated[:, :, half:], x[:, :, half:])
     assert half == 0 or (rotated[:, 1:, :half] - x[:, 1:, :half]).abs().amax((0, 2, 3)).min() > 0.1

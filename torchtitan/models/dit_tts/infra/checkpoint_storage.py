@@ -183,8 +183,8 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
     """
     if any(".mlp.gate_up." in name for name in read_table(path).state_dict_metadata):
         raise InputError(
-            f"{path} was written before the rows of the MLP's weights were ordered in blocks, which this "
-            f"version cannot load; use it with the version that wrote it, or train anew"
+            f"{path} was written by an earlier version, with the rows of its projections in another order; "
+            f"use it with that version, or train anew"
         )
     reader, planner = _TableReader(path), _PlainValues()
     try:

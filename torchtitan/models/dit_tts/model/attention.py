@@ -5,7 +5,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend
-from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope, rope_turns
+from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""
@@ -32,7 +32,7 @@ class GatedAttention(nn.Module):
         parts = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim))
         if eager.applies(x):
             weight = torch.stack([self.q_norm.weight, self.k_norm.weight], dim=1)
-            return eager.normed_heads(parts, weight, rope_turns(rope), self.k_norm.eps)
+            return eager.normed_heads(parts, weight, rope, self.k_norm.eps)
         q, k, v, gate = parts.unbind(-2)
         return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v, gate
 

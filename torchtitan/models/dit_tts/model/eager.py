@@ -92,29 +92,33 @@ def _empty_wide(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def _rotate(x: torch.Tensor, turns: torch.Tensor) -> None:
-    """Rotates channel pairs of x (B, L, H, N, K) in place; turns (..., L, G, 1, K/2) complex."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    pairs.unflatten(2, (turns.shape[-3], -1)).mul_(turns[..., None, :])
+def _rotate(x: torch.Tensor, rope: torch.Tensor, sign: int) -> None:
+    """Rotates x (B, L, H, N, K) in place, forwards or (sign -1) back; rope as of `layers.rope_table`."""
+    grouped = x.unflatten(2, (rope.shape[-3], -1))
+    (first, second), half = grouped.chunk(2, dim=-1), x.shape[-1] // 2
+    cos, sin = rope[0, ..., None, :half], rope[1, ..., None, half:]
+    before = first.clone()
+    first.mul_(cos).addcmul_(second, sin, value=-sign)
+    second.mul_(cos).addcmul_(before, sin, value=sign)
 
 
 class _NormedHeads(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, turns: torch.Tensor | None, eps: float
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, rope: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, ...]:
         count = weight.shape[1]
         y = _empty_wide(x[..., :count, :]).copy_(x[..., :count, :])
         inverse = _inverse_rms(y, eps)
         y.mul_(inverse).mul_(weight)
-        if turns is not None:
-            _rotate(y, turns)
-        ctx.save_for_backward(x, weight, turns, inverse)
+        if rope is not None:
+            _rotate(y, rope, 1)
+        ctx.save_for_backward(x, weight, rope, inverse)
         return *y.to(x.dtype).unbind(-2), *x[..., count:, :].unbind(-2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor):  # type: ignore[override]
-        x, weight, turns, inverse = ctx.saved_tensors
+        x, weight, rope, inverse = ctx.saved_tensors
         count = weight.shape[1]
         d_x = torch.empty_like(x)
         for part, gradient in enumerate(gradients[count:], count):
@@ -122,8 +126,8 @@ class _NormedHeads(Function):
         d_y = _empty_wide(x[..., :count, :])
         for part, gradient in enumerate(gradients[:count]):
             d_y[..., part, :] = gradient
-        if turns is not None:
-            _rotate(d_y, turns.conj())
+        if rope is not None:
+            _rotate(d_y, rope, -1)
         normed = _scaled(x[..., :count, :], inverse)
         product = d_y * normed
         d_weight = product.sum((0, 1)).to(weight.dtype)
@@ -134,14 +138,14 @@ class _NormedHeads(Function):
 
 
 def normed_heads(
-    x: torch.Tensor, weight: torch.Tensor, turns: torch.Tensor | None, eps: float
+    x: torch.Tensor, weight: torch.Tensor, rope: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, ...]:
     """The parts of a fused projection x (B, L, H, P, K), each (B, L, H, K).
 
-    The first N of them are normalized over K, multiplied by weight (H, N, K), and rotated by turns
-    (L, G, 1, K/2), complex, where these are given. The others are views of x.
+    The first N of them are normalized over K, multiplied by weight (H, N, K), and rotated by rope, as of
+    `layers.rope_table`, where it is given. The others are views of x.
     """
-    return _NormedHeads.apply(x, weight, turns, eps)
+    return _NormedHeads.apply(x, weight, rope, eps)
 
 
 class _SiluMul(Function):

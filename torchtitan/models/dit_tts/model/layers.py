@@ -103,9 +103,9 @@ def rope_table(
 ) -> torch.Tensor:
     """Rotary angles (Su et al. 2021) in the layout of `apply_rope`, (2, length, G, 1, head_dim) float32.
 
-    Channels (2i, 2i + 1) turn by position·theta^(-2i/head_dim) in those of the G groups of heads that
-    are `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its
-    sine, negative at even channels.
+    Channels (i, i + head_dim/2) turn by position·theta^(-2i/head_dim) in those of the G groups of heads
+    that are `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its
+    sine, negative in the first half.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device)
@@ -114,20 +114,16 @@ def rope_table(
         [angles if turns else torch.zeros_like(angles) for turns in rotated], dim=1
     )
     cos, sin = angles.cos(), angles.sin()
-    pairs = torch.stack([torch.stack([cos, cos], dim=-1), torch.stack([-sin, sin], dim=-1)])
-    return pairs.flatten(-2)[..., None, :]
+    halves = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
+    return halves[..., None, :]
 
 
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Rotates interleaved channel pairs in float32. x (B, L, H, K), rope (2, L, G, 1, K)."""
-    # Swapping the pairs instead of splitting them, and rotating the other heads by zero, lets the
-    # compiler fuse all of it into one kernel, forward and backward.
+    """Rotates channel i with channel i + K/2 in float32. x (B, L, H, K), rope (2, L, G, 1, K)."""
+    # Swapping the halves instead of splitting them, and rotating the other heads by zero, lets the
+    # compiler fuse all of it into one kernel, forward and backward. Halves and not neighbours, the other
+    # common order of the channels: a CPU's vector units cannot swap neighbours.
     cos, sin = rope.unbind(0)
     grouped = eager.wide(x).unflatten(2, (rope.shape[2], -1))
-    swapped = grouped.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    swapped = grouped.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return (grouped * cos + swapped * sin).flatten(2, 3).to(x.dtype)
-
-
-def rope_turns(rope: torch.Tensor) -> torch.Tensor:
-    """The angles of `rope_table` as complex numbers of modulus 1, (L, G, 1, K/2)."""
-    return torch.complex(rope[0, ..., ::2], rope[1, ..., 1::2])
