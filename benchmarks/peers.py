@@ -49,7 +49,7 @@ from benchmarks.speed.peers import (  # noqa: E402
 )
 from benchmarks.synthetic_speech import lognormal_frames  # noqa: E402
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler  # noqa: E402
-from torchtitan.models.dit_tts.data.buckets import make_batch_policy  # noqa: E402
+from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, make_batch_policy  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.plan.activations import StorageLedger  # noqa: E402
@@ -181,8 +181,9 @@ class Lengths:
             speaker_patch_size=fifty_million().speaker_patch_size,
         )
 
-    def ours(self) -> list[Batch]:
-        """An epoch's batches, a batch of each shape first."""
+    def ours(self, compiled: bool) -> list[Batch]:
+        """An epoch's batches, a batch of each bucket first. As in training those that are not compiled end
+        with their longest row."""
         buckets = self.policy.bucket_of(self.frames)
         samples = [np.flatnonzero(buckets == b) for b in range(len(self.policy.edges))]
         order = GlobalBatchSampler(samples, self.policy.batch_sizes, seed=0)
@@ -194,8 +195,10 @@ class Lengths:
             shape = self.policy.shapes[batch.bucket]
             references = np.minimum(self.reference[batch.samples], shape[2])
             lengths = (self.frames[batch.samples], self.text[batch.samples], references)
+            if not compiled:
+                shape = [-(-int(each.max()) // ALIGNMENT) * ALIGNMENT for each in lengths]
             found.append(make_batch(*(each.tolist() for each in lengths), shape))
-        self.shapes = len(firsts)
+        self.buckets = len(firsts)
         return found
 
     def of_f5(self) -> list[Batch]:
@@ -227,16 +230,16 @@ def mixed(
     """Useful latent frames per CPU second on mixed lengths; F5-TTS only, as Irodori-TTS pads all to 30 s."""
     names = [name for name in names if name != IRODORI]
     lengths = Lengths(sizes)
-    batches = {OURS: lengths.ours(), F5: lengths.of_f5()}
+    batches = {OURS: lengths.ours(mode == "compiled"), F5: lengths.of_f5()}
     contenders = build(names, mode == "compiled", len(lengths.policy.shapes))
     steps = {name: trainer(each, precision) for name, each in contenders.items()}
     useful: dict[str, list[int]] = {name: [] for name in names}
 
     def work(name: str, number: int) -> None:
         if number < 0:  # every shape of ours, and as many of the peer's
-            chosen = batches[name][: lengths.shapes]
+            chosen = batches[name][: lengths.buckets]
         else:
-            first = lengths.shapes + number * sizes.batches
+            first = lengths.buckets + number * sizes.batches
             places = range(first, first + sizes.batches)
             chosen = [batches[name][place % len(batches[name])] for place in places]
             useful[name].append(sum(int(batch.frames.sum()) for batch in chosen))

@@ -7,7 +7,7 @@ What they import for audio, wave forms and Chinese text is not needed here and i
 import importlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -61,7 +61,7 @@ def make_batch(
     frames: list[int],
     text: list[int],
     reference: list[int],
-    shape: tuple[int, int, int] | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Batch:
     """Random latents, texts and references of these lengths, padded to `shape` (T, L, R) or to the
     longest."""

@@ -130,7 +130,8 @@ BY_HAND = [
 def problem(latents, global_batch, row, global_batch_size) -> NoisyBatch:
     """Times, noise and dropout that differ from row to row and from step to step."""
     generator = torch.Generator().manual_seed(int(1000 * global_batch + row[0]))
-    noise = torch.randn(latents.shape, generator=generator)
+    # Of as many frames as the loader pads to: what is trimmed leaves the rest unchanged.
+    noise = torch.randn(len(latents), 16, 128, generator=generator)[:, : latents.shape[1]]
     t = (row + 0.5) / global_batch_size
     noisy = latents + t[:, None, None] * (noise - latents)
     return NoisyBatch(noisy, t, noise - latents, row % 2 == 0, row % 3 != 1)
@@ -184,6 +185,13 @@ def real_lengths(step: int) -> list[Lengths]:
     ]
 
 
+def executed_lengths(step: int, on_padding: bool) -> list[Lengths]:
+    """Padding that all rows of a micro-batch have is not computed, unless it is trained on."""
+    frames = [int((labels != IGNORE_INDEX).sum(1).max()) for _, labels in step_data(step)]
+    ends = [16 if on_padding else -(-longest // 8) * 8 for longest in frames]
+    return [Lengths(end, 4, 8) for end in ends for row in range(2)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("on_padding", [False, True])
 def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
@@ -203,6 +211,8 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     logged = []
     trainer.metrics_processor.metrics_file = SimpleNamespace(append=logged.append)
 
+    trimmed = [each.frames for step in (1, 2) for each in executed_lengths(step, on_padding)]
+    assert (8 in trimmed) != on_padding
     reference = copy.deepcopy(model)
     parameters = dict(reference.named_parameters())
     weights = [parameter.detach().double() for parameter in parameters.values()]
@@ -239,9 +249,11 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         assert row["lr"] == pytest.approx(lr)
         lengths = real_lengths(step)
         valid = sum(each.frames for each in lengths)
-        assert row["padding_fraction"] == pytest.approx(1 - valid / (16 * len(lengths)))
+        padded = executed_lengths(step, on_padding)
+        frames = sum(each.frames for each in padded)
+        assert row["padding_fraction"] == pytest.approx(1 - valid / frames)
         useful = sum(training_flops(ARGS, each) for each in lengths)
-        executed = len(lengths) * training_flops(ARGS, Lengths(16, 4, 8))
+        executed = sum(training_flops(ARGS, each) for each in padded)
         assert row["goodput_mfu"] / row["mfu"] == pytest.approx(useful / executed)
         moved = max((new - old).abs().max().item() for new, old in zip(weights, before))
         assert moved > 0.5 * lr

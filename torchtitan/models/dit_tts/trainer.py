@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import (
@@ -198,9 +199,14 @@ class DiTTTSTrainer(Trainer):
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         """Upstream's, with asynchronous copies to the device. Metrics are taken of each micro-batch
         while it is on the CPU; `valid_frames` is the number of frames its loss is a sum over."""
-        on_padding = self.job_config.objective.loss_on_padding
+        config = self.job_config
+        on_padding = config.objective.loss_on_padding
+        # A compiled graph is of one shape; a benchmark times each bucket's; and padding may be trained on.
+        trims = not (config.compile.enable or config.benchmark.enable or on_padding)
         batches: Iterator[Any] = super().batch_generator(data_iterable)
         for batch, labels in batches:
+            if trims:
+                labels = trim_padding(batch, labels)
             batch["valid_frames"] = (
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )

@@ -1,0 +1,27 @@
+"""What is padding in every row is cut off, and nothing else."""
+
+import torch
+
+from torchtitan.models.dit_tts.data.trim import trim_padding
+
+
+def test_streams_end_with_their_longest_row():
+    frames, text, speaker = (torch.tensor(each) for each in ([17, 3], [2, 9], [0, 0]))
+    batch = {
+        "latents": torch.randn(2, 40, 4),
+        "frames": frames,
+        "text_ids": torch.arange(60).view(2, 30),
+        "text_mask": torch.arange(30) < text[:, None],
+        "text_features": torch.randn(2, 30, 3),
+        "speaker": torch.randn(2, 32, 4),
+        "speaker_mask": torch.arange(32) < speaker[:, None],
+        "sample_id": ["a", "b"],
+    }
+    labels = torch.where(torch.arange(40) < frames[:, None], 0, -100)
+    before = dict(batch)
+    trimmed = trim_padding(batch, labels)
+    ends = {"latents": 24, "text_ids": 16, "text_mask": 16, "text_features": 16}
+    for name, end in (ends | {"speaker": 8, "speaker_mask": 8}).items():
+        assert torch.equal(batch[name], before[name][:, :end]), name
+    assert torch.equal(trimmed, labels[:, :24]) and (trimmed == 0).sum() == 20
+    assert int(batch["text_mask"].sum()) == 11 and batch["sample_id"] == ["a", "b"]
