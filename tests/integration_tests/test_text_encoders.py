@@ -116,7 +116,7 @@ def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared)
         other = runs.run(folder, f"tuned_{name}", [*common, *arguments], 2)
         assert losses(other) == pytest.approx(losses(one), abs=1e-5)
     # It has moved what the loss sees, by its own rate.
-    assert abs(losses(one)[-1] - losses(plain)[-1]) > 1e-4
+    assert abs(losses(one)[-1] - losses(plain)[-1]) > 2e-5  # twice what layouts may differ by
     layer = "text_encoder.core.layers.3.mlp.up_proj.weight"
     for kept in (layer, f"ema.decay-0.999.{layer}"):
         assert kept in saved(one)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE
+from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE, printable, without_secrets
 
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
@@ -134,7 +134,8 @@ def say_start(args: Sequence[str], folder: Path | None = None) -> None:
     count = f"{given.nproc_per_node} process{'es' if given.nproc_per_node != '1' else ''}"
     machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
     place = f"; run folder: {folder}" if folder else ""
-    print(f"titan-tts train: {given.config}, {count}{machines}, starting{place}", flush=True)
+    line = f"titan-tts train: {given.config}, {count}{machines}, starting{place}"
+    print(printable(without_secrets(line)), flush=True)
 
 
 def slurm_nodes() -> int:
