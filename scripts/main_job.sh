@@ -37,6 +37,6 @@ PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts
 trained=$SECONDS
 
 .venv/bin/titan-tts evaluate "$run" --test "$data/heldout" --recordings "$corpus" --untrained \
-    --recognizer "words:$words" --speaker-scorer own
+    --recognizer "words:$words" --speaker-scorer own --dtype "$precision"
 echo "set-up and preparation ${prepared} s, training $((trained - prepared)) s ($precision)," \
     "generation and recognition $((SECONDS - trained)) s, together ${SECONDS} s"
