@@ -147,7 +147,7 @@ def items(settings: Settings) -> list[Item]:
             partial(measure, flavor, precision, mode, count, settings),
             0.0 if settings.tiny else _LEAST_SECONDS,
         )
+        for count in _counts(settings)
         for mode in modes
         for precision in ("float32", "bfloat16")
-        for count in _counts(settings)
     ]
