@@ -22,6 +22,9 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
+MATMUL = "matmul"
+"""the backend of bfloat16 on CPUs: a GPU's numerics are checked, its speed is not"""
+
 _BUDGET = 0.9
 CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
 FP8_RECIPES = ("tensorwise", "rowwise")

@@ -35,6 +35,7 @@ from tools.gpu_check.models import (
     CHECKPOINTING,
     COMPILE_MODES,
     FP8_RECIPES,
+    MATMUL,
     Mode,
     autocast,
     built,
@@ -240,7 +241,7 @@ def modes(settings: Settings) -> list[Mode]:
     chosen = [
         Mode(attention=attention, precision=precision)
         for precision in ("float32", "bfloat16")
-        for attention in ATTENTION_BACKENDS
+        for attention in (*ATTENTION_BACKENDS, MATMUL)
     ]
     chosen += [
         Mode(precision=precision, backward=backward)
