@@ -128,6 +128,7 @@ def test_steps_stand_beside_the_other_way_of_running_blocks(tmp_path):
     assert given["debug step, micro-batch 1"] == given["800M step, micro-batch 32"] == []
 
 
+@pytest.mark.long
 def test_sampling_counts_the_networks_rows_and_compares_latents(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(sampling, "model_flavors", lambda: {"tiny": TINY})
