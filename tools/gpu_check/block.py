@@ -14,6 +14,7 @@ from tools.gpu_check.items import Item, Values
 from tools.gpu_check.measuring import GIB, peak_gib, tflops, timed
 from tools.gpu_check.models import (
     ATTENTION_BACKENDS,
+    BACKWARDS,
     CHECKPOINTING,
     COMPILE_MODES,
     FP8_RECIPES,
@@ -151,15 +152,18 @@ def measure(flavor: str, mode: Mode, settings: Settings) -> Values:
 def modes(settings: Settings) -> list[Mode]:
     """Those that say most first: the stage's time may end before all are measured."""
     compiled = partial(Mode, precision="bfloat16", compile="default")
+    # A GPU's default is autograd.
+    by_autograd, by_hand = (Mode(precision="bfloat16", backward=each) for each in BACKWARDS)
     if settings.tiny:
         return [
-            Mode(precision="bfloat16"),
+            by_autograd,
+            by_hand,
             compiled(),
             *(Mode(name, "bfloat16") for name in ATTENTION_BACKENDS[1:]),
             Mode(precision="bfloat16", checkpointing="full"),
         ]
-    chosen = [Mode(precision="bfloat16")]
-    chosen += [compiled(name) for name in ATTENTION_BACKENDS]
+    chosen = [by_autograd, compiled(), by_hand]
+    chosen += [compiled(name) for name in ATTENTION_BACKENDS[1:]]
     chosen += [compiled(checkpointing=CHECKPOINTING[-1])]
     chosen += [compiled(fp8=recipe) for recipe in FP8_RECIPES[::-1]]
     chosen += [compiled(checkpointing=kind) for kind in CHECKPOINTING if kind in ("full", "op")]

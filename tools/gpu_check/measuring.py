@@ -13,19 +13,23 @@ _LEAST_REPEATS = 5
 
 
 def timed(
-    work: Callable[[], object], device: str, seconds: float = 0.5, warm_up: int = 3
+    work: Callable[[], object],
+    device: str,
+    seconds: float = 0.5,
+    warm_up: int = 3,
+    least: int = _LEAST_REPEATS,
 ) -> Values:
     """Milliseconds of one call: median, p10, p90, least and most.
 
     Args:
         work: what is timed; its result is dropped.
-        seconds: about how long it is repeated, at least five times.
+        seconds: about how long it is repeated, at least `least` times.
     """
     for _ in range(warm_up):
         work()
     times = []
     end = time.perf_counter() + seconds
-    while len(times) < _LEAST_REPEATS or time.perf_counter() < end:
+    while len(times) < least or time.perf_counter() < end:
         times.append(_once_ms(work, device))
     return {**{f"ms_{name}": value for name, value in spread(times).items()}, "repeats": len(times)}
 

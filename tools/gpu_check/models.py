@@ -16,14 +16,19 @@ from tools.gpu_check.items import NotMeasured
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
+MATMUL = "matmul"
+"""the backend of bfloat16 on CPUs: a GPU's numerics are checked, its speed is not"""
+
 _BUDGET = 0.9
 CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
 FP8_RECIPES = ("tensorwise", "rowwise")
+BACKWARDS = ("by autograd", "by hand")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ class Mode:
     fp8: str = ""
     """recipe of the large products; empty: none"""
 
+    backward: str = ""
+    """of the pointwise parts in eager mode, one of BACKWARDS: by hand are the functions of
+    `model/eager.py`; empty: as the model chooses on the device"""
+
     @property
     def name(self) -> str:
         parts = [
@@ -57,6 +66,8 @@ class Mode:
             parts.append(f"checkpointing {self.checkpointing}")
         if self.fp8:
             parts.append(f"fp8 {self.fp8}")
+        if self.backward:
+            parts.append(f"backward {self.backward}")
         return ", ".join(parts)
 
 
@@ -119,8 +130,8 @@ def sizes(args: DiTTTSModelArgs, mode: Mode) -> DiTTTSModelArgs:
 def built(
     args: DiTTTSModelArgs, mode: Mode, device: str, weights: dict[str, torch.Tensor]
 ) -> Iterator[nn.Module]:
-    """The model on the device in that mode, as the trainer makes it on a single device; what compile
-    and checkpointing leave in the process is undone behind it."""
+    """The model on the device in that mode, as the trainer makes it on a single device; what the mode
+    changes in the process is undone behind it."""
     config = job_config(mode, device)
     one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     with torch.device("meta"):  # drawing weights that are replaced would take longest of all
@@ -132,10 +143,13 @@ def built(
             torch._inductor.config,
             "emulate_precision_casts",
         ),
+        (eager, "applies"),
     )
     before = [getattr(module, name) for module, name in changed]
     torch._dynamo.reset()
     try:
+        if mode.backward:
+            eager.applies = lambda x: mode.backward == "by hand"
         if mode.fp8:
             _convert(model, config, one)
         yield parallelize_dit_tts(model.to(device), one, config)

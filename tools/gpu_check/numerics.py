@@ -31,9 +31,11 @@ import torch
 from tools.gpu_check.items import Item, NotMeasured, Values
 from tools.gpu_check.models import (
     ATTENTION_BACKENDS,
+    BACKWARDS,
     CHECKPOINTING,
     COMPILE_MODES,
     FP8_RECIPES,
+    MATMUL,
     Mode,
     autocast,
     built,
@@ -239,7 +241,12 @@ def modes(settings: Settings) -> list[Mode]:
     chosen = [
         Mode(attention=attention, precision=precision)
         for precision in ("float32", "bfloat16")
-        for attention in ATTENTION_BACKENDS
+        for attention in (*ATTENTION_BACKENDS, MATMUL)
+    ]
+    chosen += [
+        Mode(precision=precision, backward=backward)
+        for precision in ("float32", "bfloat16")
+        for backward in BACKWARDS
     ]
     chosen += [Mode(checkpointing=kind) for kind in CHECKPOINTING[1:4]]
     chosen += [Mode(precision="bfloat16", fp8=recipe) for recipe in FP8_RECIPES]

@@ -22,6 +22,7 @@ def arguments(data: Path) -> list[str]:
         "--data.path",
         str(data),
         "--data.num_buckets=2",
+        "--data.max_dropped_fraction=1",
         "--data.batch_multiple=8",
         "--training.local_batch_size=8",
         "--training.global_batch_size=8",

@@ -22,6 +22,7 @@ STAGES = (
     Stage("ceilings", 45, "rates of products, attention and memory"),
     Stage("block", 70, "one decoder block forward and backward in each mode"),
     Stage("steps", 175, "whole training steps over micro-batches, memory beside the plan"),
+    Stage("sampling", 80, "latents for 1 and 16 requests, eager and compiled"),
     Stage("goodput", 125, "mixed lengths in buckets against the longest only"),
     Stage("speech", 35, "text encoder and codec throughput"),
     Stage("resume", 40, "a killed and resumed run against an unbroken one"),

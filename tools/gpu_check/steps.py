@@ -2,7 +2,9 @@
 
 One run of the trainer each, all utterances of full length, without EMA. The micro-batches come in the
 order of what they tell: the trainer's own first. One above a micro-batch that did not fit is left out.
-Memory stands beside what `titan-tts plan` says, which is asked on the CPU meanwhile.
+Memory stands beside what `titan-tts plan` says, which is asked on the CPU meanwhile. Beside the first
+micro-batch stands the same in the other way of running the blocks: eager where the config compiles, without
+its memory budget, which needs compile; compiled where it does not.
 """
 
 import json
@@ -150,8 +152,19 @@ def step(
     return values
 
 
+def _config(flavor: str) -> dict[str, Any]:
+    return tomllib.loads(Path(config_of(flavor)).read_text())
+
+
+def _other_way(flavor: str) -> tuple[str, list[str]]:
+    """Eager beside the config's compiled blocks or the reverse: what it is called, and its arguments."""
+    if _config(flavor).get("compile", {}).get("enable", False):
+        return ", eager", ["--compile.no-enable", "--activation_checkpoint.mode=none"]
+    return ", compiled", ["--compile.enable"]
+
+
 def _others(flavor: str) -> dict[str, list[str]]:
-    """Arguments of runs that stand beside the config's own, by what they are called."""
+    """Arguments of further runs that stand beside the config's own, by what they are called."""
     checkpointing = {
         ", no checkpointing": ["--activation_checkpoint.mode=none"],
         ", memory budget 0.9": [
@@ -159,8 +172,7 @@ def _others(flavor: str) -> dict[str, list[str]]:
             "--activation_checkpoint.memory_budget=0.9",
         ],
     }
-    config = tomllib.loads(Path(config_of(flavor)).read_text())
-    budget = config.get("activation_checkpoint", {}).get("mode") == "memory_budget"
+    budget = _config(flavor).get("activation_checkpoint", {}).get("mode") == "memory_budget"
     own = ", memory budget 0.9" if budget else ", no checkpointing"
     fp8 = ["--model.converters=float8", "--quantize.linear.float8.recipe_name=rowwise"]
     return {
@@ -176,6 +188,7 @@ def items(settings: Settings) -> list[Item]:
     for flavor in settings.flavors:
         micro_batches = settings.micro_batches or _MICRO_BATCHES[flavor]
         runs = [(place, each, "", []) for place, each in enumerate(micro_batches)]
+        runs.append((0, micro_batches[0], *_other_way(flavor)))
         if not settings.tiny:
             runs += [(1, micro_batches[0], *other) for other in _others(flavor).items()]
         for place, micro_batch, said, arguments in runs:

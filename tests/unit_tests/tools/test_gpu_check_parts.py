@@ -3,16 +3,18 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.encoder import check_same
-from tools.gpu_check import block, ceilings, steps, train_runs
+from tools.gpu_check import block, ceilings, sampling, steps, train_runs
 from tools.gpu_check.items import NotMeasured, is_out_of_memory
-from tools.gpu_check.models import Mode, built
+from tools.gpu_check.models import BACKWARDS, Mode, built
 from tools.gpu_check.settings import Settings
+from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.supervisor import RunProcess
 
@@ -101,6 +103,54 @@ def test_the_timed_block_keeps_no_gradients_and_counts_full_lengths(attention):
     masks = ("frame_mask", "text_mask", "speaker_mask", "keep_text", "keep_speaker")
     assert all(full[name].all() for name in masks)
     assert padded["frame_mask"].sum(1).tolist() == [13, 14, 16] and padded["keep_text"].all()
+
+
+def test_a_choice_of_the_backward_passes_ends_with_its_measurement():
+    applies = eager.applies
+    weights = block.random_weights(TINY, seed=0)
+    elsewhere = torch.empty(0, device="meta")  # not on a CPU, as on a GPU
+    for backward in BACKWARDS:
+        with built(TINY, Mode(backward=backward), "cpu", weights):
+            assert eager.applies(elsewhere) == (backward == "by hand")
+        assert eager.applies is applies
+
+
+def test_steps_stand_beside_the_other_way_of_running_blocks(tmp_path):
+    given = {
+        item.name: item.measure.args[2]
+        for flavors, tiny in ((("debug",), True), (("800M", "3B"), False))
+        for item in steps.items(replace(settings(tmp_path), flavors=flavors, tiny=tiny))
+    }
+    eagerly = ["--compile.no-enable", "--activation_checkpoint.mode=none"]
+    assert given["debug step, micro-batch 1, compiled"] == ["--compile.enable"]
+    assert given["800M step, micro-batch 32, eager"] == eagerly
+    assert given["3B step, micro-batch 8, eager"] == eagerly
+    assert given["debug step, micro-batch 1"] == given["800M step, micro-batch 32"] == []
+
+
+@pytest.mark.long
+def test_sampling_counts_the_networks_rows_and_compares_latents(tmp_path, monkeypatch):
+    torch.set_num_threads(1)
+    monkeypatch.setattr(sampling, "model_flavors", lambda: {"tiny": TINY})
+    here = settings(tmp_path)
+    values = sampling.measure("tiny", "bfloat16", "", 2, here)
+    frames, *_, steps = sampling._sizes(here)
+    guided = steps // 2
+    assert values["rows_per_second"] * values["seconds"] == pytest.approx(2 * (3 * guided + guided))
+    assert values["real_time_factor"] == pytest.approx(values["seconds"] / (2 * frames / 25))
+    assert 0 < values["largest_difference"] < 0.5 and "passed" not in values
+    assert "passed" not in sampling.measure("tiny", "float32", "", 2, here)
+    _, expected = sampling.run("tiny", "float32", "", 2, here)
+    for wrong, is_passed in ((1e-4, True), (0.1, False), (float("nan"), False)):
+        latents = expected.clone()
+        latents[1, 3, 5] += wrong
+
+        def compiled(*given, latents=latents):
+            return {}, latents if given[2] else expected
+
+        monkeypatch.setattr(sampling, "run", compiled)
+        values = sampling.measure("tiny", "float32", "reduce-overhead", 2, here)
+        assert values["passed"] is is_passed
 
 
 def test_attention_is_timed_on_the_models_layout_and_keeps_no_gradients(tmp_path):
