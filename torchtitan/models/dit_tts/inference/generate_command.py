@@ -199,7 +199,11 @@ def load_for_sampling(
             raise InputError(f"{name} = {value}, but it must be from {low} to {high}")
     from torchtitan.models.dit_tts.config.manager import load_run_config
 
-    load_run_config(Path(options.run))  # before seconds of imports
+    config = load_run_config(Path(options.run))  # before seconds of imports
+    if options.compile != "off":
+        from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
+
+        print(set_compile_cache_folder(config.compile.cache_folder), file=sys.stderr)
 
     from torchtitan.models.dit_tts.codec import build_codec
     from torchtitan.models.dit_tts.codec.record import check_codec

@@ -11,13 +11,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, Data, JobConfig
 from torchtitan.models.dit_tts.infra.compat import (
     dynamo_config,
     dynamo_counters,
     list_mode_options,
 )
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.tools.logging import logger
 
 _MAX_READS = 5
@@ -86,7 +87,7 @@ def apply_compile(
 
 
 def compile_for_any_lengths(
-    model: nn.Module, mode: str, backend: str | Callable = "inductor"
+    model: DiTTTSModel, mode: str, backend: str | Callable = "inductor"
 ) -> None:
     """Compiles the decoder's blocks in place for a sampler, whose batches have any number of rows and any
     lengths.
@@ -98,6 +99,10 @@ def compile_for_any_lengths(
     options = compile_options(mode) if backend == "inductor" else None
     for layer in cast(nn.ModuleList, model.layers):
         layer.compile(backend=backend, options=options, fullgraph=True, dynamic=True)
+    if mode in CUDA_GRAPH_MODES:
+        # The last step's outputs may be overwritten by the next one, which begins with this layer.
+        mark = torch.compiler.cudagraph_mark_step_begin
+        model.input.register_forward_pre_hook(lambda *_: mark())
 
 
 def compile_options(mode: str) -> dict[str, Any]:

@@ -16,18 +16,26 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_compile_cache(config: JobConfig) -> str:
+    """Sets the folder of a run that compiles. Returns a sentence for the log; empty where nothing is compiled."""
+    if not config.compile.enable and config.optimizer.state_dtype != "8bit":
+        return ""
+    return set_compile_cache_folder(config.compile.cache_folder)
+
+
+def set_compile_cache_folder(path: str) -> str:
     """Sets the folder for this process and those that it starts. Inductor must not be imported before.
 
+    Args:
+        path: [compile] cache_folder.
+
     Returns:
-        A sentence for the log; empty where nothing is compiled.
+        A sentence for the log.
 
     Raises:
         InputError: no files can be written in the folder.
     """
     given = os.environ.get(_VARIABLE)
-    folder = given or local_path(config.compile.cache_folder or user_cache_folder("compile"))
-    if not config.compile.enable and config.optimizer.state_dtype != "8bit":
-        return ""
+    folder = given or local_path(path or user_cache_folder("compile"))
     try:
         os.makedirs(folder, exist_ok=True)
         empty = not os.listdir(folder)

@@ -106,7 +106,6 @@ def generate_latents(
     ) -> torch.Tensor:
         if copies not in keys:
             keys[copies] = guided_keys(*masks, copies, dtype)
-        torch.compiler.cudagraph_mark_step_begin()
         one_time = torch.full((1,), t, device=device)
         output = model.denoise_guided(latents, one_time, keys[copies], conditions, caches.get(t))
         return objective.velocity(output, latents, one_time, smallest_step=1.0 / steps)
