@@ -172,21 +172,23 @@ class Rows:
         return [int(each) for each in text.split()]
 
 
+# Frames, text and reference; none is one of the model's own sizes, which the compiler would take for the same.
+SIZES = [(21, 9, 41), (35, 12, 53), (50, 18, 74)]
+
+
 def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
     args = small_args(text_vocab_size=10)
     model = random_model(args).eval()
 
-    def batches(model):
-        # None is one of the model's own sizes, which the compiler would take for the same.
-        sizes = [(21, 9, 41), (35, 12, 53), (50, 18, 74)]
+    def batches(model, sizes=SIZES):
         found = []
-        for number, (frames, text, speaker) in enumerate(sizes):
+        for frames, text, speaker in sizes:
             requests = [
                 SpeechRequest("3 " * (text + row), torch.ones(speaker + row, 16), frames + row)
                 for row in range(5)
             ]
             found += generate_latents(
-                model, Rows(), FlowMatching(), requests, GUIDANCE, 2, number, torch.device("cpu")
+                model, Rows(), FlowMatching(), requests, GUIDANCE, 2, 0, torch.device("cpu")
             )
         return found
 
@@ -195,9 +197,12 @@ def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
     in_bfloat16 = batches(deepcopy(model).bfloat16())
     counter = CompileCounterWithBackend("aot_eager")
     compile_for_any_lengths(model, "default", counter)
-    for own, alike, near in zip(expected, batches(model), in_bfloat16, strict=True):
+    compiled = batches(model, SIZES[:1])
+    graphs = counter.frame_count
+    compiled += batches(model, SIZES[1:])
+    assert counter.frame_count == graphs  # none for other lengths
+    for own, alike, near in zip(expected, compiled, in_bfloat16, strict=True):
         torch.testing.assert_close(alike, own, atol=1e-4 * largest, rtol=0)
         assert near.dtype == torch.float32
         torch.testing.assert_close(near, own, atol=0.05 * largest, rtol=0)
         assert not torch.equal(near, own)
-    assert counter.frame_count == 2  # guided and not
