@@ -201,8 +201,10 @@ class DiTTTSTrainer(Trainer):
         while it is on the CPU; `valid_frames` is the number of frames its loss is a sum over."""
         config = self.job_config
         on_padding = config.objective.loss_on_padding
-        # A compiled graph is of one shape; a benchmark times each bucket's; and padding may be trained on.
-        trims = not (config.compile.enable or config.benchmark.enable or on_padding)
+        # A compiled graph is of one shape; a benchmark times each bucket's; padding may be trained on; and
+        # views are not copied to a GPU from pinned memory.
+        static = config.compile.enable or config.benchmark.enable or on_padding
+        trims = self.device.type == "cpu" and not static
         batches: Iterator[Any] = super().batch_generator(data_iterable)
         for batch, labels in batches:
             if trims:

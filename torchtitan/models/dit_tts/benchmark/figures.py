@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
@@ -17,6 +19,7 @@ from torchtitan.models.dit_tts.infra.parallelize import (
     blocks_by_checkpointing,
 )
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.attention_backends import choose_backend
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     MicroBatch,
@@ -26,6 +29,7 @@ from torchtitan.models.dit_tts.model.flops import (
     speaker_keys,
     useful_flops,
 )
+from torchtitan.tools import utils
 
 PARTS = ("data", "forward", "backward", "optimizer")
 """of a step, in their order; what is left is "other"."""
@@ -244,7 +248,16 @@ def repeats_are_known(config: JobConfig) -> bool:
     if options.mode == "memory_budget":
         return options.memory_budget >= MIN_BUDGET_WITHOUT_MATMULS
     by_operation = options.mode == "selective" and options.selective_ac_option == "op"
-    return not (by_operation and FLOAT8_CONVERTER in config.model.converters)
+    by_other_rules = (
+        FLOAT8_CONVERTER in config.model.converters or attention_backend(config) == "matmul"
+    )
+    return not (by_operation and by_other_rules)
+
+
+def attention_backend(config: JobConfig) -> str:
+    """The backend that a run's training uses on this machine."""
+    dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
+    return choose_backend(config.attention.backend, torch.device(utils.device_type), dtype)
 
 
 def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> int:
@@ -264,7 +277,7 @@ def hfu_note(config: JobConfig) -> str:
     reason = (
         f"below {MIN_BUDGET_WITHOUT_MATMULS:g} the compiler chooses matmuls to repeat"
         if config.activation_checkpoint.mode == "memory_budget"
-        else "fp8 matmuls are saved by a rule of their own"
+        else "fp8 matmuls and attention by matmuls are saved by rules of their own"
     )
     return f"null: what activation checkpointing ({name}) repeats is not known, since {reason}"
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.benchmark import figures
 from torchtitan.models.dit_tts.benchmark.exchange import exchange_seconds, profiled, profiled_steps
 from torchtitan.models.dit_tts.benchmark.loader import OPEN_END, WarmUpFirst
@@ -25,7 +23,6 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.attention_backends import choose_backend
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
 from torchtitan.tools import utils
@@ -66,11 +63,7 @@ class BenchmarkRecorder:
         )
         self.peak = peak
         self.max_memory_gib = max_memory_gib
-        self.attention = choose_backend(
-            model_args.attention,
-            torch.device(utils.device_type),
-            TORCH_DTYPE_MAP[job_config.training.mixed_precision_param],
-        )
+        self.attention = figures.attention_backend(job_config)
         self.seconds: list[float] = []
         self.steps: list[list[MicroBatch]] = []
         self.parts: list[dict[str, float]] = []

@@ -13,7 +13,8 @@ Branches = Callable[[torch.Tensor, float, tuple[tuple[bool, bool], ...]], torch.
 class Guidance:
     """v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker) for times in (min_t, 1], else v.
 
-    So a step is guided where it begins within the interval [min_t, 1] and does not end it. A branch with scale 0 is not computed; the others run as one batch.
+    So a step that begins at min_t, and lies below, is not guided. A branch with scale 0 is not computed;
+    the others run as one batch.
     """
 
     text_scale: float = 3.0
@@ -22,7 +23,7 @@ class Guidance:
 
     def branches_at(self, t: float) -> list[tuple[float, bool, bool]]:
         """(scale, keep text, keep speaker) of each unconditional branch at time t."""
-        if t <= self.min_t:
+        if t <= self.min_t + 1e-6:  # times of a schedule are rounded
             return []
         branches = [(self.text_scale, False, True), (self.speaker_scale, True, False)]
         return [branch for branch in branches if branch[0] != 0.0]

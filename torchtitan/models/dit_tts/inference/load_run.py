@@ -65,7 +65,14 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
     if isinstance(model.text_encoder, PretrainedTextEncoder):
         assert isinstance(run.model.text_encoder, PretrainedTextEncoder)
         model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
-    return model.to(next(run.model.parameters()).dtype)
+    return _with_weights_in(next(run.model.parameters()).dtype, model)
+
+
+def _with_weights_in(dtype: torch.dtype, model: DiTTTSModel) -> DiTTTSModel:
+    """Converts the parameters; a pretrained encoder's tables of angles stay in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
@@ -135,7 +142,7 @@ def load_run(
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
     if dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu"):
-        model = model.to(torch.bfloat16)
+        model = _with_weights_in(torch.bfloat16, model)
     text_encoder = None
     if is_pretrained(config.encoder.model) and config.encoder.frozen:
         there = replace(config.encoder, model=encoder or config.encoder.model)

@@ -95,7 +95,9 @@ def compile_for_any_lengths(
     Args:
         mode, backend: as in `apply_compile`.
     """
-    _allow_graphs(32)  # one or several copies of one or several rows, each with or without padding
+    # One or several copies of one or several rows, each with or without padding; and every model that is
+    # compiled has its own, as several are when they are compared.
+    _allow_graphs(dynamo_config.recompile_limit + 32)
     options = compile_options(mode) if backend == "inductor" else None
     for layer in cast(nn.ModuleList, model.layers):
         layer.compile(backend=backend, options=options, fullgraph=True, dynamic=True)
@@ -118,8 +120,9 @@ def compile_function(function: Callable, backend: str | Callable, shapes: int) -
 
 
 def _allow_graphs(count: int) -> None:
-    """Raises Dynamo's limit of graphs per code object, beyond which fullgraph is an error."""
-    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, count)
+    """Raises Dynamo's limits of graphs per code object, beyond which fullgraph is an error."""
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(dynamo_config, limit, max(getattr(dynamo_config, limit), count))
 
 
 def compiled_graphs() -> int:

@@ -45,11 +45,15 @@ class GatedAttention(nn.Module):
 class SelfAttention(GatedAttention):
     """Self-attention of the encoders: all heads are rotated. (B, L, D) to (B, L, D)."""
 
+    def __init__(self, dim: int, n_heads: int, eps: float, backend: str):
+        super().__init__(dim, n_heads, eps)
+        self.backend = backend
+
     def forward(
         self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
     ) -> torch.Tensor:
         q, k, v, gate = self.split_heads(x, rope)
-        return self.project_out(attend(q, k, v, mask, causal), gate)
+        return self.project_out(attend(q, k, v, mask, causal, self.backend), gate)
 
 
 def rotated_groups(n_heads: int) -> tuple[bool, ...]:

@@ -59,6 +59,7 @@ def _matmul(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     if causal:
+        assert mask is None
         mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
     if mask is not None and mask.dtype == torch.bool:
         scores.masked_fill_(~mask, float("-inf"))
@@ -75,10 +76,11 @@ def attend(
     v: torch.Tensor,
     mask: torch.Tensor | None = None,
     causal: bool = False,
+    backend: str = "auto",
 ) -> torch.Tensor:
-    """softmax(q kᵀ / √K) v for tensors (B, L, H, K), by the kernel that is fastest for their device and
-    dtype. The mask, boolean or additive, broadcasts to (B, H, Lq, Lk); `causal` is one, too."""
-    by_matmul = choose_backend("auto", q.device, q.dtype) == "matmul"
+    """softmax(q kᵀ / √K) v for tensors (B, L, H, K), by matmuls where the backend is that or becomes it,
+    else by SDPA. The mask, boolean or additive, broadcasts to (B, H, Lq, Lk); `causal` stands for one."""
+    by_matmul = choose_backend(backend, q.device, q.dtype) == "matmul"
     return (_matmul if by_matmul else _sdpa)(q, k, v, mask, causal)
 
 

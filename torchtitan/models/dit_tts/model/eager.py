@@ -1,9 +1,9 @@
 """The pointwise parts of a block for eager mode on a CPU, with backward passes by hand.
 
 Left to autograd, each of their operations is a kernel that reads and writes whole activations, in
-float32, and most results are kept. Written as one function each, they work in place, keep their input
-and one number per row, and write the gradients of parts of a matmul's output straight into its gradient,
-without a `cat`. The functions of `layers` and `attention` are the definition, and call these where
+float32, and most results are kept. Written as one function each, they work in place, keep little more
+than their input, and write the gradients of parts of a matmul's output straight into its gradient, without
+a `cat`. The functions of `layers` and `attention` are the definition, and call these where
 `applies` is true: a compiler fuses the definition, and a GPU has a kernel for a whole RMSNorm.
 
 They compute in float32, or in float64 where the input is that; results have the dtype of the input.
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 
 def applies(x: torch.Tensor) -> bool:
@@ -64,6 +65,7 @@ class _ScaledNorm(Function):
         return y.to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
         x, scale, inverse = ctx.saved_tensors
         d_shift = None
@@ -117,6 +119,7 @@ class _NormedHeads(Function):
         return *y.to(x.dtype).unbind(-2), *x[..., count:, :].unbind(-2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor):  # type: ignore[override]
         x, weight, rope, inverse = ctx.saved_tensors
         count = weight.shape[1]
@@ -160,6 +163,7 @@ class _SiluMul(Function):
         return active * up
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
         x, active = ctx.saved_tensors
         gate, up = x.unbind(-2)
@@ -184,6 +188,7 @@ class _SigmoidMul(Function):
         return opened * x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
         x, opened = ctx.saved_tensors
         return opened * gradient, torch.ops.aten.sigmoid_backward(gradient * x, opened)
@@ -203,6 +208,7 @@ class _AddScaled(Function):
         return torch.addcmul(x, scale, update)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
         scale, update = ctx.saved_tensors
         return gradient, (gradient * update).sum_to_size(scale.shape), gradient * scale

@@ -10,10 +10,10 @@ from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, rope_table
 class EncoderBlock(nn.Module):
     """Pre-norm block: gated self-attention, gated MLP. (B, L, D) to (B, L, D)."""
 
-    def __init__(self, dim: int, n_heads: int, mlp_dim: int, eps: float):
+    def __init__(self, dim: int, n_heads: int, mlp_dim: int, eps: float, backend: str):
         super().__init__()
         self.attention_norm = RMSNorm(dim, eps)
-        self.attention = SelfAttention(dim, n_heads, eps)
+        self.attention = SelfAttention(dim, n_heads, eps, backend)
         self.mlp_norm = RMSNorm(dim, eps)
         self.mlp = GatedMLP(dim, mlp_dim, n_heads)
 
@@ -41,6 +41,7 @@ class SpeakerEncoder(nn.Module):
         mlp_dim: int,
         rope_theta: float,
         eps: float,
+        backend: str,
     ):
         super().__init__()
         self.patch_size = patch_size
@@ -48,7 +49,7 @@ class SpeakerEncoder(nn.Module):
         self.rope_theta = rope_theta
         self.input = nn.Linear(latent_channels * patch_size, dim)
         self.layers = nn.ModuleList(
-            EncoderBlock(dim, n_heads, mlp_dim, eps) for _ in range(n_layers)
+            EncoderBlock(dim, n_heads, mlp_dim, eps, backend) for _ in range(n_layers)
         )
         self.norm = RMSNorm(dim, eps)
 
@@ -73,14 +74,21 @@ class ByteEncoder(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, dim: int, n_layers: int, n_heads: int, rope_theta: float, eps: float
+        self,
+        vocab_size: int,
+        dim: int,
+        n_layers: int,
+        n_heads: int,
+        rope_theta: float,
+        eps: float,
+        backend: str,
     ):
         super().__init__()
         self.head_dim = dim // n_heads
         self.rope_theta = rope_theta
         self.embedding = nn.Embedding(vocab_size, dim)
         self.layers = nn.ModuleList(
-            EncoderBlock(dim, n_heads, (11 * dim) // 4, eps) for _ in range(n_layers)
+            EncoderBlock(dim, n_heads, (11 * dim) // 4, eps, backend) for _ in range(n_layers)
         )
         self.norm = RMSNorm(dim, eps)
 

@@ -65,7 +65,8 @@ class GatedMLP(nn.Module):
 
     Gate and up are one matmul. Its rows are laid out in blocks, each of some units' gates and then their
     ups: contiguous enough to be read fast, and tensor parallelism, which splits the rows into equal
-    parts, keeps each pair together where its degree divides `n_blocks` (in use: the number of heads).
+    parts, keeps each pair together where its degree divides the number of blocks: the greatest common
+    divisor of `hidden_dim` and `n_blocks`, which is the number of heads.
     """
 
     def __init__(self, dim: int, hidden_dim: int, n_blocks: int):

@@ -161,6 +161,7 @@ def _text_encoder(args: DiTTTSModelArgs) -> ByteEncoder | PretrainedEncoder | No
             args.text_n_heads,
             args.rope_theta,
             args.norm_eps,
+            args.attention,
         )
     return cast(PretrainedEncoder, args.text_encoder()) if args.text_encoder is not None else None
 
@@ -190,6 +191,7 @@ class DiTTTSModel(ModelProtocol):
             args.speaker_mlp_dim,
             args.rope_theta,
             args.norm_eps,
+            args.attention,
         )
         self.timestep = TimestepConditioning(args.timestep_dim, args.dim)
         self.input = nn.Linear(args.latent_channels, args.dim)

@@ -82,8 +82,9 @@ def model_sizes(config: JobConfig) -> ModelSizes:
     args = model_flavors()[config.model.flavor]
     known = replace(config, encoder=replace(encoder, vocab_size=n_ids))
     args.update_from_config(known, download=False)
-    # All attention backends of a GPU keep the same; the CPU's stand-ins keep all scores.
-    args.attention = "sdpa"
+    # All fused backends of a GPU keep the same; what stands for them on a CPU keeps all scores.
+    if args.attention != "matmul":
+        args.attention = "sdpa"
     return ModelSizes(args, source, unknown)
 
 

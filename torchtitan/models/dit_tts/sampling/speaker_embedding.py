@@ -37,4 +37,4 @@ def speaker_embeddings(
         features,
     )
     valid = found.speaker_mask[..., None]
-    return ((found.speaker * valid).sum(1) / valid.sum(1)).float().cpu()
+    return ((found.speaker.float() * valid).sum(1) / valid.sum(1)).cpu()
