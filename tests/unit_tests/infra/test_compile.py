@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,7 +17,13 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.infra import parallelize
-from torchtitan.models.dit_tts.infra.compile import CompileWatch, apply_compile, compile_function
+from torchtitan.models.dit_tts.infra.compat import dynamo_config
+from torchtitan.models.dit_tts.infra.compile import (
+    CompileWatch,
+    apply_compile,
+    compile_for_any_lengths,
+    compile_function,
+)
 from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
@@ -179,3 +186,12 @@ def test_a_cache_folder_that_takes_no_files_is_refused(cache, tmp_path):
         InputError, match=r"\[compile\] cache_folder: no files .*/file/x .*Not a dir"
     ):
         cache("--compile.enable", f"--compile.cache_folder={tmp_path}/file/x")
+
+
+def test_each_model_compiled_for_any_lengths_has_graphs_of_its_own(monkeypatch):
+    """Several are, when systems are compared; they share the code of a block, and its limits."""
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        monkeypatch.setattr(dynamo_config, limit, 8)
+    for _ in range(3):
+        compile_for_any_lengths(SimpleNamespace(layers=[]), "default")
+    assert dynamo_config.recompile_limit == dynamo_config.accumulated_recompile_limit == 8 + 3 * 32
