@@ -354,7 +354,8 @@ def main() -> int:
     chosen = options.only or options.precision or options.mode or options.tiny
     out = options.out or (None if chosen or len(names) < 3 else RESULTS)
     if out:
-        given = {key: str(value) for key, value in vars(options).items()}
+        places = ("irodori", "f5", "out")
+        given = {key: value for key, value in vars(options).items() if key not in places}
         report = {
             "environment": environment(),
             "options": given,
