@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import wandb
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -43,6 +45,12 @@ def events(folder) -> EventAccumulator:
 
 
 # TensorBoard
+
+
+@pytest.fixture(autouse=True)
+def event_files_in_their_order(monkeypatch):
+    """Those of one second are read by the writer's number in this process, 10 before 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", SimpleNamespace(get=count(100).__next__))
 
 
 def test_sound_pictures_and_numbers_come_back_from_tensorboard(tmp_path):

@@ -123,7 +123,7 @@ DIM = HEADS * WIDTH
 
 
 def sdpa(q, k, v):
-    return attend(q[None], k[None], v[None])[0]
+    return attend(q[None], k[None], v[None], backend="sdpa")[0]
 
 
 def varlen(q, k, v):
