@@ -136,7 +136,8 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
         # only, the next to be tried is a sixteenth smaller.
         too_large = min(n for n, states in tried[edge].items() if "oom" in states)
         assert tried[edge][alone] == {"completed"} and alone in (too_large - 1, smaller(too_large))
-        assert all((states == {"completed"}) == (n <= alone) for n, states in tried[edge].items())
+        for n, states in tried[edge].items():
+            assert states == {"completed"} if n < too_large else "oom" in states
         assert 0 < together <= alone
     together = sorted(work.glob("trials/all_buckets/*/run.json"))
     assert json.loads(together[-1].read_text())["state"] == "completed"
