@@ -155,8 +155,8 @@ class _Ids:
 
 
 def _compile_blocks(blocks: list[nn.Module], shapes: int) -> None:
-    """As `apply_compile` treats ours. Compiling a peer's network as a whole takes minutes here and was
-    no faster when tried."""
+    """As `apply_compile` treats ours. Compiling a peer's network as a whole takes minutes on a CPU; which of
+    the two is faster has not been compared."""
     torch._dynamo.config.recompile_limit = max(64, 2 * shapes * len(blocks))
     for block in blocks:
         block.compile(dynamic=not shapes)
