@@ -201,6 +201,30 @@ def test_a_corrupt_record_removes_nothing(tmp_path):
     assert (run.all[0].folder / "benchmark.json").exists()
 
 
+def test_a_start_killed_in_its_first_write_is_no_other_run(tmp_path):
+    run = start(tmp_path)
+    run.all[0].folder.mkdir(parents=True)
+    (run.all[0].folder / ".run.json.0123.tmp").touch()
+    assert run.run("") == 0
+
+
+def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, monkeypatch):
+    run = start(tmp_path)
+    run.run("")
+    folder = run.all[0].folder
+    run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
+
+    def killed(*_) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(run.runner, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("")
+    assert {path.name for path in folder.iterdir()} == {"run.json", "run.lock"}
+    assert start(tmp_path).run("") == 0
+
+
 def test_a_run_of_an_earlier_start_is_waited_for(tmp_path, monkeypatch):
     """Its process writes into the folder until it has ended."""
     run = start(tmp_path)

@@ -188,10 +188,11 @@ def test_a_cache_folder_that_takes_no_files_is_refused(cache, tmp_path):
         cache("--compile.enable", f"--compile.cache_folder={tmp_path}/file/x")
 
 
-def test_each_model_compiled_for_any_lengths_has_graphs_of_its_own(monkeypatch):
+def test_each_model_compiled_for_any_lengths_has_graphs_of_its_own():
     """Several are, when systems are compared; they share the code of a block, and its limits."""
-    for limit in ("recompile_limit", "accumulated_recompile_limit"):
-        monkeypatch.setattr(dynamo_config, limit, 8)
-    for _ in range(3):
-        compile_for_any_lengths(SimpleNamespace(layers=[]), "default")
-    assert dynamo_config.recompile_limit == dynamo_config.accumulated_recompile_limit == 8 + 3 * 32
+    # Not by monkeypatch: what a test has set by it does not exist afterwards.
+    with dynamo_config.patch(recompile_limit=8, accumulated_recompile_limit=8):
+        for _ in range(3):
+            compile_for_any_lengths(SimpleNamespace(layers=[]), "default")
+        limits = dynamo_config.recompile_limit, dynamo_config.accumulated_recompile_limit
+    assert limits == (8 + 3 * 32,) * 2

@@ -53,7 +53,8 @@ class Runner:
         record = read_json(cell.folder / FILE_NAME)
         if record.get("identity") == _identity(cell):
             return record
-        if record or cell.folder.exists():
+        # A start killed in its first write has left the folder, and perhaps a temporary file.
+        if record or any(path.name[0] != "." for path in cell.folder.glob("*")):
             raise InputError(
                 f"{cell.folder} is of another run, or was run with other settings; give the grid another name, or "
                 f"remove that folder"
@@ -70,7 +71,12 @@ class Runner:
         if self.record(cell):  # of a start that was interrupted; its benchmark cannot be continued
             try:
                 with FileLock(folder / LOCK, timeout=self.lock_seconds):
-                    shutil.rmtree(folder)
+                    # The record goes on saying whose folder it is, should this start be killed, too.
+                    for path in folder.iterdir():
+                        if path.is_dir():
+                            shutil.rmtree(path)
+                        elif path.name not in (FILE_NAME, LOCK):
+                            path.unlink()
             except Timeout:
                 raise InputError(
                     f"{folder}: a process of an earlier start still runs in it; end it, and give the command again"
