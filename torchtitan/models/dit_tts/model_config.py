@@ -8,6 +8,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.config.checks import require
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -54,6 +55,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
+        self._take_alignment(job_config)
         encoder = job_config.encoder
         if is_pretrained(encoder.model):
             self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)
@@ -74,6 +76,17 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
                 f"[encoder] n_heads = {encoder.n_heads} for a width of {self.text_dim}, but the width "
                 f"of a head must be an even number; change n_heads or dim",
             )
+
+    def _take_alignment(self, job_config: JobConfig) -> None:
+        alignment, n_layers = job_config.alignment, self.n_layers
+        require(
+            alignment.ctc_layer <= n_layers,
+            f"[alignment] ctc_layer = {alignment.ctc_layer}, but [model] flavor = "
+            f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0 for the block at "
+            f"half the depth",
+        )
+        half = max(1, n_layers // 2)
+        self.ctc_layer = (alignment.ctc_layer or half) if alignment.ctc_weight else 0
 
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
@@ -102,11 +115,11 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Parameters, and training FLOPs per frame at `seq_len` latent frames without conditions.
+        """Parameters without alignment heads, and training FLOPs per frame at `seq_len` latent frames without conditions.
 
         The trainer's own figures come from `flops.py` with the true lengths.
         """
-        n_params = sum(p.numel() for p in model.parameters())
+        n_params, _ = parameter_counts(model.named_parameters())
         flops = training_flops(self, Lengths(frames=seq_len, text_tokens=0, speaker_frames=0))
         return n_params, flops // seq_len
 

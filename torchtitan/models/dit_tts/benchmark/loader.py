@@ -133,6 +133,7 @@ def build_synthetic_dataloader(
         pin_memory=torch.cuda.is_available(),
         frames_per_second=data.frames_per_second,
         features=_features(job_config, dataset, tokenizer.n_conditions),
+        text_bytes=job_config.alignment.ctc_weight > 0,
     )
     if dp_rank == 0:
         everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)

@@ -59,6 +59,7 @@ _NOT_NEGATIVE = {
     "validation": "seed",
     "samples": "freq seed",
     "divergence": "spike_sigmas max_bad_steps max_rollbacks",
+    "alignment": "ctc_weight ctc_layer",
 }
 _FRACTIONS = {
     "data": "conditioning_dropout max_corrupt_fraction max_dropped_fraction",

@@ -304,6 +304,16 @@ class Objective:
 
 
 @dataclass
+class Alignment:
+    ctc_weight: float = 0.0
+    """Weight of the CTC loss of the text's utf-8 bytes, which a head on one of the decoder's blocks reads
+    from its frames; beside the flow loss, while training only. 0: no such head"""
+
+    ctc_layer: int = 0
+    """Block, counted from 1, whose output the CTC head reads; 0: the block at half the depth"""
+
+
+@dataclass
 class EMA:
     enable: bool = True
     """Exponential moving averages of the weights, sharded like them and checkpointed"""
@@ -451,6 +461,7 @@ class JobConfig(titan.JobConfig):
     encoder: Encoder = field(default_factory=Encoder)
     attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
+    alignment: Alignment = field(default_factory=Alignment)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
     validation: Validation = field(default_factory=Validation)  # type: ignore[assignment]

@@ -101,6 +101,7 @@ def build_dataloader(
         pin_memory=torch.cuda.is_available(),
         frames_per_second=data.frames_per_second,
         features=features,
+        text_bytes=job_config.alignment.ctc_weight > 0,
     )
     if dp_rank == 0:
         for line in describe(dataset, selection, loader):

@@ -98,5 +98,8 @@ class DiTTTSModelArgs(BaseModelArgs):
     norm_eps: float = 1e-6
     """Epsilon of every RMSNorm"""
 
+    ctc_layer: int = 0
+    """Block, counted from 1, whose output a CTC head reads while training; 0: there is no such head"""
+
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""
