@@ -42,7 +42,10 @@ def build_agreed_dataloader(
     find_features = None
     if job_config.encoder.cache_features:
         find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
-    loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config, find_features)
+    text_bytes = job_config.alignment.ctc_weight > 0
+    loader = build_dataloader(
+        dp_world_size, dp_rank, tokenizer, job_config, find_features, text_bytes
+    )
     parts = json.loads(loader.state_dict()["order_fingerprint"])
     parts["tokens"] = tokenizer.vocabulary.fingerprint
     parts["steps"] = job_config.training.steps
