@@ -311,7 +311,7 @@ class DiTTTSTrainer(Trainer):
             counted = batch["aligns"] & noisy.keep_text
             ctc = ctc_sums(aligned[CTC], frames, batch["text_bytes"], lengths, counted).sum()
             self.metrics_processor.count_head(CTC, ctc.detach())
-            total = loss + self.config.alignment.ctc_weight * ctc
+            total = loss + self.job_config.alignment.ctc_weight * ctc
         return loss, total
 
     def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
