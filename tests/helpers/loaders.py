@@ -28,11 +28,15 @@ def config(folder, *, local=8, total=-1, **changes):
     return SimpleNamespace(data=Data(**(data | changes)), encoder=Encoder(), training=training)
 
 
-def build(folder, ranks=1, rank=0, accumulation=1, **changes):
+def build(folder, ranks=1, rank=0, accumulation=1, text_bytes=False, **changes):
     """A global batch of 8 samples at the longest bucket, split over ranks and accumulation steps."""
     local = 8 // (ranks * accumulation)
     return build_dataloader(
-        ranks, rank, byte_tokenizer(), config(folder, local=local, total=8, **changes)
+        ranks,
+        rank,
+        byte_tokenizer(),
+        config(folder, local=local, total=8, **changes),
+        text_bytes=text_bytes,
     )
 
 
@@ -52,7 +56,7 @@ def joined(batches):
     merged = {}
     for name in batches[0][0]:
         values = [inputs[name] for inputs, _ in batches]
-        if name == "sample_id":
+        if name in ("sample_id", "ctc_lengths"):
             merged[name] = sum(values, [])
         elif name == "replaced":
             merged[name] = sum(values)
@@ -82,7 +86,7 @@ def global_batches(folder, ranks, accumulation, count, state=None, **changes):
 def assert_same(left, right):
     assert left.keys() == right.keys()
     for name, value in left.items():
-        if name in ("sample_id", "replaced"):
+        if name in ("sample_id", "replaced", "ctc_lengths"):
             assert value == right[name]
         else:
             assert value.dtype == right[name].dtype and torch.equal(value, right[name]), name

@@ -72,6 +72,11 @@ OPTIMIZERS = {
 }
 
 
+# Heads, with all that could change what they read.
+CTC = ["--alignment.ctc_weight=0.3", "--alignment.ctc_layer=2"]
+CTC_LAYOUT = [*HSDP, "--training.local_batch_size=1", *TRACED, *PER_OP]
+
+
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory):
     """Data, a seed checkpoint, and the losses of the plain run that starts from it."""
@@ -161,3 +166,15 @@ def test_optimizer_trains_on_shards_as_in_one_process(seeded, optimizer):
     assert_same(sharded.metrics(), alone)
     # Another optimizer than the plain run's.
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
+
+
+def test_alignment_heads_train_on_shards_as_in_one_process(seeded):
+    folder, common, plain = seeded
+    common = [*common, *CTC]
+    alone = runs.run(folder, "ctc", common).metrics()
+    sharded = runs.run(folder, "ctc_sharded", [*common, *CTC_LAYOUT], 4).metrics()
+    assert_same(sharded, alone)
+    for step, row in alone.items():
+        assert sharded[step]["ctc"] == pytest.approx(row["ctc"], abs=1e-5)
+    assert_same_validation(folder / "ctc_sharded", folder / "ctc")
+    assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5

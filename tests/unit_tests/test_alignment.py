@@ -110,6 +110,9 @@ def test_a_run_starts_from_weights_without_heads_and_with_them(tmp_path, train, 
 
 def test_a_block_that_the_model_does_not_have(train, capsys):
     assert train("run", "--training.steps=1", *CTC, "--alignment.ctc_layer=2") == 2
-    assert "[alignment] ctc_layer = 2, but [model] flavor = 'debug' has 1 blocks" in capsys.readouterr().err
+    assert (
+        "[alignment] ctc_layer = 2, but [model] flavor = 'debug' has 1 blocks"
+        in capsys.readouterr().err
+    )
     assert train("run", "--training.steps=1", "--alignment.ctc_weight=-1") == 2
     assert "[alignment] ctc_weight = -1.0, but it must not be negative" in capsys.readouterr().err

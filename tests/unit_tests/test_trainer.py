@@ -65,13 +65,14 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     logged."""
     trainer = DiTTTSTrainer.__new__(DiTTTSTrainer)
     config = trainer.job_config = load_config([*CONFIG, *arguments])
-    trainer.device, trainer.parallel_dims, trainer.model_args = torch.device(device), dims, ARGS
+    args = replace(ARGS, ctc_layer=int(config.alignment.ctc_weight > 0))
+    trainer.device, trainer.parallel_dims, trainer.model_args = torch.device(device), dims, args
     with torch.device(device):
-        model = parallelize_dit_tts(DiTTTSModel(ARGS), dims, config)
+        model = parallelize_dit_tts(DiTTTSModel(args), dims, config)
     trainer.model_parts = [model]
     trainer.optimizers = build_tts_optimizers([model], config.optimizer, dims)
     trainer.lr_schedulers = build_tts_lr_schedulers(trainer.optimizers, config.lr_scheduler, 20)
-    trainer.metrics_processor = TTSMetricsProcessor(config, dims, ARGS)
+    trainer.metrics_processor = TTSMetricsProcessor(config, dims, args)
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
@@ -104,6 +105,9 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "global_batch_size": torch.tensor(rows * MICRO_BATCHES),
             "sample_id": [f"s{row}" for row in range(rows)],
             "replaced": 0,
+            "text_bytes": torch.zeros(rows, frames, dtype=torch.uint8),
+            "aligns": torch.ones(rows, dtype=torch.bool),
+            "ctc_lengths": [(int(length), 2) for length in lengths],
         }
         batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
     return batches
@@ -299,13 +303,22 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 # What it waits for
 
 
+def ctc_loss_on_meta(log_probs, targets, frames, lengths, reduction, zero_infinity):
+    """torch's kernels, of which the device "meta" has none, want lengths on the CPU."""
+    assert log_probs.is_meta and targets.is_meta and frames.is_cpu and lengths.is_cpu
+    return log_probs.sum((0, 2))
+
+
 @pytest.mark.long
-def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
+@pytest.mark.parametrize("heads", [False, True])
+def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch, heads):
     clip = dist_utils.clip_grad_norm_
     monkeypatch.setattr(  # the device "meta" has no foreach for it
         dist_utils, "clip_grad_norm_", lambda parameters, norm, foreach: clip(parameters, norm)
     )
-    trainer = trainer_on("meta", ONE)
+    if heads:
+        monkeypatch.setattr(torch.nn.functional, "ctc_loss", ctc_loss_on_meta)
+    trainer = trainer_on("meta", ONE, *["--alignment.ctc_weight=0.1"] * heads)
     # It has no fused optimizer either, which looks at the judgement by itself.
     trainer.optimizers.step_unless = lambda bad: trainer.optimizers.step()
     with NoWaiting():
