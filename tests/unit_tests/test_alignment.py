@@ -1,6 +1,8 @@
 """Runs with alignment heads: what changes, what is the same on any split, resume, and starts from weights
 without heads and with them."""
 
+import json
+
 import pytest
 import torch
 
@@ -91,6 +93,21 @@ def test_what_trains_is_refused_to_change_on_resume(tmp_path, train, capsys):
     # And without it again.
     assert train("plain", "--training.steps=6", "--resume.allow=alignment.ctc_weight") == 0
     assert "ctc" not in Folder(tmp_path / "plain").metrics()[-1]
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_an_earlier_version_had_no_heads(tmp_path, train, capsys):
+    """Its manifest has no key of them."""
+    assert train("run", "--training.steps=2") == 0
+    path = tmp_path / "run/checkpoint/step-2/manifest.json"
+    manifest = json.loads(path.read_text())
+    names = [name for name in manifest["trained_with"] if name.startswith("alignment.")]
+    for name in names:
+        del manifest["trained_with"][name]
+    path.write_text(json.dumps(manifest))
+    assert names and train("run", "--training.steps=4", *CTC) == 2
+    assert "alignment.ctc_weight = 0.1, but" in capsys.readouterr().err
+    assert train("run", "--training.steps=4") == 0
 
 
 @pytest.mark.long

@@ -300,6 +300,25 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
     tensor.mul_(torch.distributed.get_world_size(group))
 
 
+def test_hidden_and_long_texts_are_not_aligned():
+    """The weighted sum of the head's losses is that of the rows that count."""
+    trainer = trainer_on("cpu", ONE, "--alignment.ctc_weight=0.5")
+    trainer.add_noise = problem  # which hides the texts of rows with odd numbers
+    [(batch, labels), *_] = loaded(rows=4)
+    batch |= {"text_rows": None, "text_bytes": torch.randint(97, 123, (4, 16), dtype=torch.uint8)}
+    sums = []
+    for aligns in ([True] * 4, [False, True, True, True], [False] * 4):
+        loss, total = trainer._loss_sums({**batch, "aligns": torch.tensor(aligns)}, labels)
+        sums.append(float((total - loss).detach()))
+    each = []
+    for row in range(4):
+        only = torch.arange(4) == row
+        loss, total = trainer._loss_sums({**batch, "aligns": only}, labels)
+        each.append(float((total - loss).detach()))
+    assert each[0] > 1 and each[2] > 1 and each[1] == each[3] == 0
+    assert sums == pytest.approx([each[0] + each[2], each[2], 0], rel=1e-5)
+
+
 # What it waits for
 
 

@@ -90,7 +90,8 @@ class DiTTTSTrainer(Trainer):
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
         if config.benchmark.enable:
-            parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+            named = self.model_parts[0].named_parameters()
+            parameters, _ = parameter_counts(each for each in named if each[1].requires_grad)
             metrics = self.metrics_processor
             self.benchmark = BenchmarkRecorder(
                 self.config,
