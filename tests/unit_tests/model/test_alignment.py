@@ -61,24 +61,27 @@ def test_the_model_is_the_same_beside_its_heads():
 
 
 def test_counted_apart_and_removed():
-    args = replace(ARGS, ctc_layer=2)
+    args = replace(ARGS, ctc_layer=2, teacher_layer=4, teacher_dim=6)
     with torch.device("meta"):
         plain, headed = DiTTTSModel(ARGS), DiTTTSModel(args)
     of_model = sum(p.numel() for p in plain.parameters())
     assert parameter_counts(plain.named_parameters()) == (of_model, 0)
-    assert parameter_counts(headed.named_parameters()) == (of_model, 32 + 257 * 33)
+    assert parameter_counts(headed.named_parameters()) == (
+        of_model,
+        32 + 257 * 33 + 32 + 32 * 33 + 6 * 33,
+    )
     remove_heads(args)
     assert args == ARGS
 
 
 def test_training_flops_equal_the_counter_and_generation_has_none_of_them():
-    args = replace(ARGS, ctc_layer=2)
+    args = replace(ARGS, ctc_layer=2, teacher_layer=3, teacher_dim=6)
     with torch.device("meta"):
         model = DiTTTSModel(args)
         batch = {name: value.to("meta") for name, value in inputs().items()}
     with FlopCounterMode(display=False) as counter:
         prediction, aligned = model(**batch)
-        (prediction.sum() + aligned["ctc"].sum()).backward()
+        (prediction.sum() + aligned["ctc"].sum() + aligned["teacher"].sum()).backward()
     assert counter.get_total_flops() == 2 * training_flops(args, LENGTHS)
     assert forward_flops(args, LENGTHS) == forward_flops(ARGS, LENGTHS)
     assert training_flops(args, LENGTHS) > training_flops(ARGS, LENGTHS)

@@ -79,14 +79,17 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
 
     def _take_alignment(self, job_config: JobConfig) -> None:
         alignment, n_layers = job_config.alignment, self.n_layers
-        require(
-            alignment.ctc_layer <= n_layers,
-            f"[alignment] ctc_layer = {alignment.ctc_layer}, but [model] flavor = "
-            f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0 for the block at "
-            f"half the depth",
-        )
-        half = max(1, n_layers // 2)
+        for key in ("ctc_layer", "teacher_layer"):
+            require(
+                getattr(alignment, key) <= n_layers,
+                f"[alignment] {key} = {getattr(alignment, key)}, but [model] flavor = "
+                f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0, which "
+                f"chooses one",
+            )
+        half, two_thirds = max(1, n_layers // 2), max(1, round(2 * n_layers / 3))
         self.ctc_layer = (alignment.ctc_layer or half) if alignment.ctc_weight else 0
+        self.teacher_layer = (alignment.teacher_layer or two_thirds) if alignment.teacher else 0
+        self.teacher_dim = alignment.teacher_dim if alignment.teacher else 0
 
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""

@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
-from torchtitan.models.dit_tts.flow.alignment import ctc_sums
+from torchtitan.models.dit_tts.flow.alignment import cosine_sums, ctc_sums
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import (
@@ -37,7 +37,7 @@ from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.alignment import CTC, parameter_counts
+from torchtitan.models.dit_tts.model.alignment import CTC, TEACHER, parameter_counts
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.model.model import Conditions
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
@@ -312,8 +312,18 @@ class DiTTTSTrainer(Trainer):
             counted = batch["aligns"] & noisy.keep_text
             ctc = ctc_sums(aligned[CTC], frames, batch["text_bytes"], lengths, counted).sum()
             self.metrics_processor.count_head(CTC, ctc.detach())
-            total = loss + self.job_config.alignment.ctc_weight * ctc
+            total = total + self.job_config.alignment.ctc_weight * ctc
+        if TEACHER in aligned:
+            features = batch["teacher_features"][:, : frame_mask.shape[1]]
+            cosines = cosine_sums(aligned[TEACHER], features, frame_mask).sum()
+            self.metrics_processor.count_head(TEACHER, cosines.detach())
+            total = total + self._teacher_weight() * cosines
         return loss, total
+
+    def _teacher_weight(self) -> float:
+        """Of this step: an early guide holds a late model back (HASTE, arXiv 2505.16792)."""
+        alignment, steps = self.job_config.alignment, self.job_config.training.steps
+        return alignment.teacher_weight if self.step <= alignment.stop_fraction * steps else 0.0
 
     def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """(B, L, h) of a text encoder beside the model; None where it is inside."""

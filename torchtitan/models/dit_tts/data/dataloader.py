@@ -102,8 +102,8 @@ class Row(NamedTuple):
     """What a sample is written to.
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
-    which of the conditioning tokens to drop, which part of a reference to take, as in `fill`, and
-    text_bytes (N,) or None.
+    which of the conditioning tokens to drop, which part of a reference to take, as in `fill`,
+    text_bytes (N,) or None, and a teacher's features (T, K), zero, or None.
     """
 
     arrays: Sequence[np.ndarray]
@@ -112,6 +112,7 @@ class Row(NamedTuple):
     drop: Sequence[bool]
     crop: int
     text_bytes: np.ndarray | None = None
+    teacher: np.ndarray | None = None
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -143,6 +144,8 @@ class LatentDataLoader(BaseDataLoader):
                                           their frames
     aligns            (B,) bool           likewise: which those are
     ctc_lengths       list of B pairs     likewise: valid frames, and bytes (0 of the others)
+    teacher_features  (B, T, K)           with `teacher`: in its dtype, zero at padding and in cropped
+                                          samples
     ================  ==================  =====================================================
 
     The global batches whose numbers are in `skipped` are left out.
@@ -155,6 +158,7 @@ class LatentDataLoader(BaseDataLoader):
         frames_per_second: of the latents.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         text_bytes: whether batches have the texts' bytes.
+        teacher: features of the utterances, frame by frame.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
@@ -177,6 +181,7 @@ class LatentDataLoader(BaseDataLoader):
         frames_per_second: float,
         features: Features | None = None,
         text_bytes: bool = False,
+        teacher: Features | None = None,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
@@ -195,6 +200,7 @@ class LatentDataLoader(BaseDataLoader):
         self.frames_per_second = frames_per_second
         self.features = features
         self.text_bytes = text_bytes
+        self.teacher = teacher
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
@@ -300,12 +306,26 @@ class LatentDataLoader(BaseDataLoader):
             features_rows = list(features.view(bits).numpy())
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
         text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else [None] * rows
+        teacher: Sequence[np.ndarray | None] = [None] * rows
+        if self.teacher is not None:
+            teacher_features = torch.zeros(rows, T, self.teacher.width, dtype=torch.float16)
+            assert teacher_features.dtype == self.teacher.torch_dtype
+            teacher = list(teacher_features.numpy())
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
         fetched = self.dataset.fetch(samples)
         lengths, used = [], []
         crops = self.order.crops(batch)[first : first + rows].tolist()
-        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist(), crops, text_bytes)
+        into_rows = map(
+            Row,
+            arrays_rows,
+            text_ids,
+            features_rows,
+            drop.tolist(),
+            crops,
+            text_bytes,
+            teacher,
+        )
         for row, (sample, into) in enumerate(zip(samples.tolist(), into_rows)):
             if self._closed:
                 raise RuntimeError("the loader was closed")
@@ -337,6 +357,11 @@ class LatentDataLoader(BaseDataLoader):
         }
         if self.features is not None:
             input_dict["text_features"] = features
+        if self.teacher is not None:
+            pinned = self.pin_memory
+            input_dict["teacher_features"] = (
+                teacher_features.pin_memory() if pinned else teacher_features
+            )
         if self.text_bytes:
             input_dict["text_bytes"] = self._tensor(np.asarray(text_bytes))
             input_dict["aligns"] = self._tensor(n_bytes >= 0)
@@ -377,7 +402,7 @@ class LatentDataLoader(BaseDataLoader):
         Args:
             fetched: bytes of remote samples, from `Dataset.fetch`.
         """
-        arrays, text_ids, features, drop, crop, text_bytes = into
+        arrays, text_ids, features, drop, crop, text_bytes, teacher = into
         try:
             loaded = self.dataset.load(sample, arrays, fetched.get(sample), crop)
         except CorruptSampleError:
@@ -407,7 +432,10 @@ class LatentDataLoader(BaseDataLoader):
             )
         n_bytes = -1
         # A cropped sample speaks a part of its text only.
-        if text_bytes is not None and frames == self.dataset.frames[sample]:
+        is_whole = frames == self.dataset.frames[sample]
+        if teacher is not None and self.teacher is not None and is_whole:
+            self.teacher.read(sample, teacher.view(np.int16))
+        if text_bytes is not None and is_whole:
             n_bytes = _write_bytes(loaded.metadata["text"], frames, text_bytes)
         return frames, speaker_frames, tokens, n_bytes
 

@@ -71,7 +71,9 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
 
 def _heads_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """Forward FLOPs of one sample in the alignment heads, which only training has."""
-    return 2 * lengths.frames * args.dim * CTC_CLASSES if args.ctc_layer else 0
+    widths = CTC_CLASSES if args.ctc_layer else 0
+    widths += args.dim + args.teacher_dim if args.teacher_layer else 0
+    return 2 * lengths.frames * args.dim * widths
 
 
 def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:

@@ -150,7 +150,12 @@ def kind_memory(
     two, three = (
         measure(config, each, samples, lengths, kind, sharded=sharded, compiler=compiler)
         for each in (
-            replace(args, n_layers=n_layers, ctc_layer=min(args.ctc_layer, 2))
+            replace(
+                args,
+                n_layers=n_layers,
+                ctc_layer=min(args.ctc_layer, 2),
+                teacher_layer=min(args.teacher_layer, 2),
+            )
             for n_layers in (2, 3)
         )
     )
