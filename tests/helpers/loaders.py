@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import Data, Encoder
+from torchtitan.models.dit_tts.config.job_config import Alignment, Data, Encoder
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
@@ -25,7 +25,9 @@ def config(folder, *, local=8, total=-1, **changes):
         max_dropped_fraction=1.0,
     )
     training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)
-    return SimpleNamespace(data=Data(**(data | changes)), encoder=Encoder(), training=training)
+    return SimpleNamespace(
+        data=Data(**(data | changes)), encoder=Encoder(), alignment=Alignment(), training=training
+    )
 
 
 def build(folder, ranks=1, rank=0, accumulation=1, text_bytes=False, **changes):
