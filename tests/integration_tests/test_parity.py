@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.helpers.speech_checkpoints import write_tiny_wav2vec2
 from tools.harness import runs
 from tools.harness.synthetic import make_shards
 
@@ -170,11 +171,13 @@ def test_optimizer_trains_on_shards_as_in_one_process(seeded, optimizer):
 
 def test_alignment_heads_train_on_shards_as_in_one_process(seeded):
     folder, common, plain = seeded
-    common = [*common, *CTC]
+    teacher = write_tiny_wav2vec2(folder / "teacher")
+    common = [*common, *CTC, f"--alignment.teacher={teacher}", "--alignment.teacher_dim=8"]
     alone = runs.run(folder, "ctc", common).metrics()
     sharded = runs.run(folder, "ctc_sharded", [*common, *CTC_LAYOUT], 4).metrics()
     assert_same(sharded, alone)
     for step, row in alone.items():
-        assert sharded[step]["ctc"] == pytest.approx(row["ctc"], abs=1e-5)
+        for name in ("ctc", "teacher"):
+            assert sharded[step][name] == pytest.approx(row[name], abs=1e-5)
     assert_same_validation(folder / "ctc_sharded", folder / "ctc")
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5
