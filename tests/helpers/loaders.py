@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import Data, Encoder
+from torchtitan.models.dit_tts.config.job_config import Alignment, Data, Encoder
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
@@ -25,14 +25,20 @@ def config(folder, *, local=8, total=-1, **changes):
         max_dropped_fraction=1.0,
     )
     training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)
-    return SimpleNamespace(data=Data(**(data | changes)), encoder=Encoder(), training=training)
+    return SimpleNamespace(
+        data=Data(**(data | changes)), encoder=Encoder(), alignment=Alignment(), training=training
+    )
 
 
-def build(folder, ranks=1, rank=0, accumulation=1, **changes):
+def build(folder, ranks=1, rank=0, accumulation=1, text_bytes=False, **changes):
     """A global batch of 8 samples at the longest bucket, split over ranks and accumulation steps."""
     local = 8 // (ranks * accumulation)
     return build_dataloader(
-        ranks, rank, byte_tokenizer(), config(folder, local=local, total=8, **changes)
+        ranks,
+        rank,
+        byte_tokenizer(),
+        config(folder, local=local, total=8, **changes),
+        text_bytes=text_bytes,
     )
 
 
@@ -52,7 +58,7 @@ def joined(batches):
     merged = {}
     for name in batches[0][0]:
         values = [inputs[name] for inputs, _ in batches]
-        if name == "sample_id":
+        if name in ("sample_id", "ctc_lengths"):
             merged[name] = sum(values, [])
         elif name == "replaced":
             merged[name] = sum(values)
@@ -82,7 +88,7 @@ def global_batches(folder, ranks, accumulation, count, state=None, **changes):
 def assert_same(left, right):
     assert left.keys() == right.keys()
     for name, value in left.items():
-        if name in ("sample_id", "replaced"):
+        if name in ("sample_id", "replaced", "ctc_lengths"):
             assert value == right[name]
         else:
             assert value.dtype == right[name].dtype and torch.equal(value, right[name]), name

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.helpers.speech_checkpoints import write_tiny_wav2vec2
 from tools.harness import runs
 from tools.harness.synthetic import make_shards
 
@@ -70,6 +71,11 @@ OPTIMIZERS = {
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "muon": (2, ["--optimizer.name=Muon"], FSDP),
 }
+
+
+# Heads, with all that could change what they read.
+CTC = ["--alignment.ctc_weight=0.3", "--alignment.ctc_layer=2"]
+CTC_LAYOUT = [*HSDP, "--training.local_batch_size=1", *TRACED, *PER_OP]
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +167,17 @@ def test_optimizer_trains_on_shards_as_in_one_process(seeded, optimizer):
     assert_same(sharded.metrics(), alone)
     # Another optimizer than the plain run's.
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
+
+
+def test_alignment_heads_train_on_shards_as_in_one_process(seeded):
+    folder, common, plain = seeded
+    teacher = write_tiny_wav2vec2(folder / "teacher")
+    common = [*common, *CTC, f"--alignment.teacher={teacher}", "--alignment.teacher_dim=8"]
+    alone = runs.run(folder, "ctc", common).metrics()
+    sharded = runs.run(folder, "ctc_sharded", [*common, *CTC_LAYOUT], 4).metrics()
+    assert_same(sharded, alone)
+    for step, row in alone.items():
+        for name in ("ctc", "teacher"):
+            assert sharded[step][name] == pytest.approx(row[name], abs=1e-5)
+    assert_same_validation(folder / "ctc_sharded", folder / "ctc")
+    assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5

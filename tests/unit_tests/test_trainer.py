@@ -65,13 +65,14 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     logged."""
     trainer = DiTTTSTrainer.__new__(DiTTTSTrainer)
     config = trainer.job_config = load_config([*CONFIG, *arguments])
-    trainer.device, trainer.parallel_dims, trainer.model_args = torch.device(device), dims, ARGS
+    args = replace(ARGS, ctc_layer=int(config.alignment.ctc_weight > 0))
+    trainer.device, trainer.parallel_dims, trainer.model_args = torch.device(device), dims, args
     with torch.device(device):
-        model = parallelize_dit_tts(DiTTTSModel(ARGS), dims, config)
+        model = parallelize_dit_tts(DiTTTSModel(args), dims, config)
     trainer.model_parts = [model]
     trainer.optimizers = build_tts_optimizers([model], config.optimizer, dims)
     trainer.lr_schedulers = build_tts_lr_schedulers(trainer.optimizers, config.lr_scheduler, 20)
-    trainer.metrics_processor = TTSMetricsProcessor(config, dims, ARGS)
+    trainer.metrics_processor = TTSMetricsProcessor(config, dims, args)
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
@@ -105,6 +106,9 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "global_batch_size": torch.tensor(rows * MICRO_BATCHES),
             "sample_id": [f"s{row}" for row in range(rows)],
             "replaced": 0,
+            "text_bytes": torch.zeros(rows, frames, dtype=torch.uint8),
+            "aligns": torch.ones(rows, dtype=torch.bool),
+            "ctc_lengths": [(int(length), 2) for length in lengths],
         }
         batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
     return batches
@@ -298,16 +302,44 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
     tensor.mul_(torch.distributed.get_world_size(group))
 
 
+def test_hidden_and_long_texts_are_not_aligned():
+    """The weighted sum of the head's losses is that of the rows that count."""
+    trainer = trainer_on("cpu", ONE, "--alignment.ctc_weight=0.5")
+    trainer.add_noise = problem  # which hides the texts of rows with odd numbers
+    [(batch, labels), *_] = loaded(rows=4)
+    batch |= {"text_rows": None, "text_bytes": torch.randint(97, 123, (4, 16), dtype=torch.uint8)}
+    sums = []
+    for aligns in ([True] * 4, [False, True, True, True], [False] * 4):
+        loss, total = trainer._loss_sums({**batch, "aligns": torch.tensor(aligns)}, labels)
+        sums.append(float((total - loss).detach()))
+    each = []
+    for row in range(4):
+        only = torch.arange(4) == row
+        loss, total = trainer._loss_sums({**batch, "aligns": only}, labels)
+        each.append(float((total - loss).detach()))
+    assert each[0] > 1 and each[2] > 1 and each[1] == each[3] == 0
+    assert sums == pytest.approx([each[0] + each[2], each[2], 0], rel=1e-5)
+
+
 # What it waits for
 
 
+def ctc_loss_on_meta(log_probs, targets, frames, lengths, reduction, zero_infinity):
+    """torch's kernels, of which the device "meta" has none, want lengths on the CPU."""
+    assert log_probs.is_meta and targets.is_meta and frames.is_cpu and lengths.is_cpu
+    return log_probs.sum((0, 2))
+
+
 @pytest.mark.long
-def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
+@pytest.mark.parametrize("heads", [False, True])
+def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch, heads):
     clip = dist_utils.clip_grad_norm_
     monkeypatch.setattr(  # the device "meta" has no foreach for it
         dist_utils, "clip_grad_norm_", lambda parameters, norm, foreach: clip(parameters, norm)
     )
-    trainer = trainer_on("meta", ONE)
+    if heads:
+        monkeypatch.setattr(torch.nn.functional, "ctc_loss", ctc_loss_on_meta)
+    trainer = trainer_on("meta", ONE, *["--alignment.ctc_weight=0.1"] * heads)
     # It has no fused optimizer either, which looks at the judgement by itself.
     trainer.optimizers.step_unless = lambda bad: trainer.optimizers.step()
     with NoWaiting():

@@ -195,7 +195,7 @@ def test_a_rank_with_other_weights_makes_nothing(shards, gemma, tmp_path):
     made = Made(shards, gemma)
     kind = replace(made.kind, encoder_fingerprint="0123456789abcdef")
     settings = job(shards, made.encoder, tmp_path)
-    maker = feature_cache._Maker(made.dataset, made.tokenizer, settings, made.module.source, kind)
+    maker = feature_cache._Maker(made.dataset, kind, made.tokenizer, settings, made.module.source)
     with pytest.raises(InputError, match="are others than rank 0's .0123456789abcdef"):
         maker.make([0], progress=False)
     assert not (shards / "text_features").exists()

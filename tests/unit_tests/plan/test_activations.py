@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.parallelize import MIN_BUDGET_WITHOUT_MATMULS
 from torchtitan.models.dit_tts.model.flops import repeated_flops
 from torchtitan.models.dit_tts.plan import activations
-from torchtitan.models.dit_tts.plan.activations import StorageLedger, measure
+from torchtitan.models.dit_tts.plan.activations import StorageLedger, kind_memory, measure
 from torchtitan.models.dit_tts.plan.compiled_block import BlockCompiler, ModelCompiler
 from torchtitan.models.dit_tts.plan.memory import Activations
 from torchtitan.models.dit_tts.plan.parameters import model_sizes
@@ -42,6 +42,25 @@ def test_fake_tensors_take_what_real_ones_take(checkpointing, sharded):
     )
     assert fake == real
     assert real.saved > 1e6 and real.working > 1e5
+
+
+@pytest.mark.long
+def test_what_alignment_heads_save():
+    """Of the head that reads the last of four blocks: its normed input and about two tables of a float32
+    for each class and frame, and nothing in any block."""
+    plain, headed = (
+        shipped_debug_config(alignment={"ctc_weight": weight, "ctc_layer": 4})
+        for weight in (0.0, 0.1)
+    )
+    kinds = [
+        kind_memory(
+            config, model_sizes(config).args, SAMPLES, LENGTHS, "none", sharded=True, encoders={}
+        )
+        for config in (plain, headed)
+    ]
+    table = 4 * 257 * SAMPLES * LENGTHS.frames
+    assert kinds[0].block == kinds[1].block
+    assert 2 * table < kinds[1].shared - kinds[0].shared < 5 * table
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +13,21 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+from torch.distributed.checkpoint.stateful import Stateful
 
-from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager, ModelWrapper
+from torchtitan.components.checkpoint import (
+    MODEL,
+    OPTIMIZER,
+    AsyncMode,
+    CheckpointManager,
+    ModelWrapper,
+)
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, run_on_all_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
@@ -31,9 +39,15 @@ _MISFIT = re.compile(
 )
 """what DCP says of tensors that do not fit"""
 
-_SECTIONS = ("objective", "optimizer", "lr_scheduler", "ema")
-_KEYS = ("model.flavor", "model.converters", "training.max_norm", "encoder.frozen")
-_OF_WEIGHTS = ("model.flavor", "objective.prediction")
+_SECTIONS = ("objective", "alignment", "optimizer", "lr_scheduler", "ema")
+_KEYS = (
+    "model.flavor",
+    "model.text_positions",
+    "model.converters",
+    "training.max_norm",
+    "encoder.frozen",
+)
+_OF_WEIGHTS = ("model.flavor", "model.text_positions", "objective.prediction")
 """keys without which weights mean something else, also where a new run starts from them"""
 
 
@@ -329,6 +343,7 @@ class RunCheckpointer(CheckpointManager):
             self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
         states = self._states_to_load(model_only)
         table = storage.read_table(path).state_dict_metadata
+        states = _without_new_heads(states, table)
         absent = [
             name
             for name in ("ema", "divergence")
@@ -380,7 +395,9 @@ class RunCheckpointer(CheckpointManager):
 
     def _check_trained_with(self, path: Path, resumes: bool) -> None:
         try:
-            saved = storage.read_manifest(path)["trained_with"]
+            # What an earlier version did not record has the value that changes nothing.
+            defaults = trained_with(JobConfig())
+            saved = {**defaults, **storage.read_manifest(path)["trained_with"]}
         except InputError:
             return  # initial weights of another program; the caller has said so
         allowed = self.config.resume.allow
@@ -402,6 +419,32 @@ class RunCheckpointer(CheckpointManager):
             return False
         source = find_source(encoder.model, folder=folder)
         return check_mode(origin, source, encoder, origin == folder, model_only)
+
+
+def _without_new_heads(states: dict[str, Any], table: Collection[str]) -> dict[str, Any]:
+    """The states to load, without alignment heads that a checkpoint of these entries lacks: those begin as
+    they are."""
+    if any(map(is_of_head, table)):
+        return states
+    found = {name: value for name, value in states.items() if not is_of_head(name)}
+    if len(found) < len(states) and OPTIMIZER in found:
+        found[OPTIMIZER] = _Present(states[OPTIMIZER], table, f"{OPTIMIZER}.")
+    return found
+
+
+class _Present(Stateful):
+    """A state while it is loaded from a checkpoint that has a part of it; the rest stays as it is."""
+
+    def __init__(self, state: Stateful, table: Collection[str], prefix: str):
+        self.state = state
+        self.names = {name.removeprefix(prefix) for name in table}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.state.state_dict()
+        return {name: value for name, value in state.items() if name in self.names}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state.load_state_dict({**self.state.state_dict(), **state_dict})
 
 
 class _WithoutTextEncoder:

@@ -8,6 +8,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.config.checks import require
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -55,6 +56,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
+        self._take_alignment(job_config)
         encoder = job_config.encoder
         if is_pretrained(encoder.model):
             self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)
@@ -75,6 +77,20 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
                 f"[encoder] n_heads = {encoder.n_heads} for a width of {self.text_dim}, but the width "
                 f"of a head must be an even number; change n_heads or dim",
             )
+
+    def _take_alignment(self, job_config: JobConfig) -> None:
+        alignment, n_layers = job_config.alignment, self.n_layers
+        for key in ("ctc_layer", "teacher_layer"):
+            require(
+                getattr(alignment, key) <= n_layers,
+                f"[alignment] {key} = {getattr(alignment, key)}, but [model] flavor = "
+                f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0, which "
+                f"chooses one",
+            )
+        half, two_thirds = max(1, n_layers // 2), max(1, round(2 * n_layers / 3))
+        self.ctc_layer = (alignment.ctc_layer or half) if alignment.ctc_weight else 0
+        self.teacher_layer = (alignment.teacher_layer or two_thirds) if alignment.teacher else 0
+        self.teacher_dim = alignment.teacher_dim if alignment.teacher else 0
 
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
@@ -103,11 +119,11 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Parameters, and training FLOPs per frame at `seq_len` latent frames without conditions.
+        """Parameters without alignment heads, and training FLOPs per frame at `seq_len` latent frames without conditions.
 
         The trainer's own figures come from `flops.py` with the true lengths.
         """
-        n_params = sum(p.numel() for p in model.parameters())
+        n_params, _ = parameter_counts(model.named_parameters())
         flops = training_flops(self, Lengths(frames=seq_len, text_tokens=0, speaker_frames=0))
         return n_params, flops // seq_len
 

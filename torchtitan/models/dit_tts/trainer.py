@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
+from torchtitan.models.dit_tts.flow.alignment import cosine_sums, ctc_sums
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import (
@@ -36,6 +37,7 @@ from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model.alignment import CTC, TEACHER, parameter_counts
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.model.model import Conditions
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
@@ -88,7 +90,8 @@ class DiTTTSTrainer(Trainer):
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
         if config.benchmark.enable:
-            parameters = sum(p.numel() for p in self.model_parts[0].parameters() if p.requires_grad)
+            named = self.model_parts[0].named_parameters()
+            parameters, _ = parameter_counts(each for each in named if each[1].requires_grad)
             metrics = self.metrics_processor
             self.benchmark = BenchmarkRecorder(
                 self.config,
@@ -157,11 +160,12 @@ class DiTTTSTrainer(Trainer):
                 f"The run is complete: step {self.step} of {steps}; nothing is left to train"
             )
         else:
-            parameters = sum(p.numel() for p in self.model_parts[0].parameters())
+            parameters, of_heads = parameter_counts(self.model_parts[0].named_parameters())
+            heads = f" and {of_heads:,} of alignment heads" if of_heads else ""
             device = self.metrics_processor.device_memory_monitor.device_name
             last = "the benchmark's end" if self.benchmark is not None else steps
             logger.info(
-                f"Training {self.config.model.flavor} ({parameters:,} parameters) from step "
+                f"Training {self.config.model.flavor} ({parameters:,} parameters{heads}) from step "
                 f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
                 f"{self.run_folder.path}"
             )
@@ -257,7 +261,8 @@ class DiTTTSTrainer(Trainer):
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
-        by the number of valid frames in the global batch."""
+        by the number of valid frames in the global batch. The losses of the alignment heads, which are
+        divided alike, are in the gradients only."""
         self.micro_batch += 1
         reduce_gradients(
             self.model_parts[0],
@@ -266,15 +271,20 @@ class DiTTTSTrainer(Trainer):
         )
         with self.train_context():
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                loss = self._loss_sum(input_dict, labels) / global_valid_tokens
+                loss, total = (
+                    each / global_valid_tokens for each in self._loss_sums(input_dict, labels)
+                )
             self.metrics_processor.compiles = self.compile_watch.graphs
             self._mark("forward")
-            loss.backward()
+            total.backward()
             self._mark("backward")
         return loss
 
-    def _loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a micro-batch, summed over its valid frames."""
+    def _loss_sums(
+        self, batch: dict[str, Any], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of a micro-batch, summed over its valid frames, without and with the weighted losses
+        of the alignment heads."""
         frame_mask = labels != IGNORE_INDEX
         with torch.no_grad():
             noisy = self.add_noise(
@@ -282,7 +292,7 @@ class DiTTTSTrainer(Trainer):
             )
             features = self._text_features(batch)
         with self.maybe_enable_amp:
-            prediction = self.model_parts[0](
+            output = self.model_parts[0](
                 noisy.latents,
                 noisy.t,
                 frame_mask,
@@ -293,9 +303,28 @@ class DiTTTSTrainer(Trainer):
                 batch["text_rows"],
                 batch["text_places"],
             )
+        prediction, aligned = output if isinstance(output, tuple) else (output, {})
         losses = self.loss_fn(prediction, noisy.target, frame_mask)
         self.metrics_processor.count_losses(noisy.t, losses.detach(), frame_mask)
-        return losses.sum()
+        loss = total = losses.sum()
+        if CTC in aligned:
+            frames, lengths = zip(*batch["ctc_lengths"], strict=True)
+            # A hidden text would have to be recognized from noise: its row would only disturb the others.
+            counted = batch["aligns"] & noisy.keep_text
+            ctc = ctc_sums(aligned[CTC], frames, batch["text_bytes"], lengths, counted).sum()
+            self.metrics_processor.count_head(CTC, ctc.detach())
+            total = total + self.job_config.alignment.ctc_weight * ctc
+        if TEACHER in aligned:
+            features = batch["teacher_features"][:, : frame_mask.shape[1]]
+            cosines = cosine_sums(aligned[TEACHER], features, frame_mask).sum()
+            self.metrics_processor.count_head(TEACHER, cosines.detach())
+            total = total + self._teacher_weight() * cosines
+        return loss, total
+
+    def _teacher_weight(self) -> float:
+        """Of this step: an early guide holds a late model back (HASTE, arXiv 2505.16792)."""
+        alignment, steps = self.job_config.alignment, self.job_config.training.steps
+        return alignment.teacher_weight if self.step <= alignment.stop_fraction * steps else 0.0
 
     def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """(B, L, h) of a text encoder beside the model; None where it is inside."""

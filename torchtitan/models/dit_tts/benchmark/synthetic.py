@@ -105,6 +105,9 @@ class SyntheticDataset(Dataset):
             (2 * longest, self.latent_channels), np.float32
         )
         self._starts = generator.integers(0, longest, (n, 2))
+        letters = generator.integers(ord("a"), ord("z") + 1, 2 * longest, np.uint8)
+        self._letters = letters.tobytes().decode()
+        self._letters_per_frame = BYTES_PER_SECOND / data.frames_per_second
         self.fingerprint = f"synthetic {benchmark.lengths} {n} {seed}"
 
     def __len__(self) -> int:
@@ -133,7 +136,9 @@ class SyntheticDataset(Dataset):
             length = min(int(length), len(target))
             arrays.append(target[:length])
             arrays[-1][:] = self._pool[start : start + length]
-        metadata = {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
+        start, letters = self._starts[sample, 0], int(self._letters_per_frame * lengths[0])
+        text = self._letters[start : start + letters]
+        metadata = {"text": text, "tokens": int(self.tokens[sample]), "sample": sample}
         return LoadedSample(arrays, metadata)
 
 
@@ -169,7 +174,7 @@ class RandomTokens(ConditionedTokenizer):
         metadata: Mapping[str, Any] = {},
         drop: Sequence[bool] = (),
     ) -> int:
-        """Writes a synthetic sample's ids to the start of row (L,); `text` is empty."""
+        """Writes a synthetic sample's ids to the start of row (L,), which are not those of `text`."""
         tokens, conditions = metadata["tokens"], self.n_conditions
         start = metadata["sample"] % self._longest
         row[:tokens] = self._pool[start : start + tokens]

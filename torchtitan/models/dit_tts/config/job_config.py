@@ -308,6 +308,37 @@ class Objective:
 
 
 @dataclass
+class Alignment:
+    ctc_weight: float = 0.0
+    """Weight of the CTC loss of the text's utf-8 bytes, which a head on one of the decoder's blocks reads
+    from its frames; beside the flow loss, while training only. 0: no such head"""
+
+    ctc_layer: int = 0
+    """Block, counted from 1, whose output the CTC head reads; 0: the block at half the depth"""
+
+    teacher: str = ""
+    """Speech encoder whose features a second head learns to predict: a folder or hub name of
+    transformers, such as facebook/hubert-base-ls960; empty: no such head. The first start computes the
+    features, from what [sampling] codec decodes, and stores them beside the shards"""
+
+    teacher_weight: float = 0.5
+    """Weight of its loss, 1 - cosine, beside the flow loss"""
+
+    teacher_layer: int = 0
+    """Block, counted from 1, whose output this head reads; 0: the block at two thirds of the depth"""
+
+    teacher_hidden_layer: int = 0
+    """Block of the teacher, counted from 1, whose output the features are; 0: at three quarters of its
+    depth"""
+
+    teacher_dim: int = 256
+    """Principal components that are kept of the features"""
+
+    stop_fraction: float = 0.5
+    """Fraction of [training] steps after which the teacher's loss counts no more"""
+
+
+@dataclass
 class EMA:
     enable: bool = True
     """Exponential moving averages of the weights, sharded like them and checkpointed"""
@@ -455,6 +486,7 @@ class JobConfig(titan.JobConfig):
     encoder: Encoder = field(default_factory=Encoder)
     attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
+    alignment: Alignment = field(default_factory=Alignment)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
     validation: Validation = field(default_factory=Validation)  # type: ignore[assignment]

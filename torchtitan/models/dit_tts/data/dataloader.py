@@ -107,7 +107,8 @@ class Row(NamedTuple):
     """What a sample is written to.
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
-    which of the conditioning tokens to drop, and which part of a reference to take, as in `fill`.
+    which of the conditioning tokens to drop, which part of a reference to take, as in `fill`,
+    text_bytes (N,) or None, and a teacher's features (T, K), zero, or None.
     """
 
     arrays: Sequence[np.ndarray]
@@ -115,6 +116,8 @@ class Row(NamedTuple):
     features: np.ndarray | None
     drop: Sequence[bool]
     crop: int
+    text_bytes: np.ndarray | None = None
+    teacher: np.ndarray | None = None
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -143,6 +146,12 @@ class LatentDataLoader(BaseDataLoader):
     row               (B,) int64          row in the global batch
     global_batch_size () int64            G, samples of the global batch
     replaced          int                 corrupt samples that another one replaces
+    text_bytes        (B, T) uint8        with `text_bytes`: utf-8 of the texts that can be aligned with
+                                          their frames
+    aligns            (B,) bool           likewise: which those are
+    ctc_lengths       list of B pairs     likewise: valid frames, and bytes (0 of the others)
+    teacher_features  (B, T, K)           with `teacher`: in its dtype, zero at padding and in cropped
+                                          samples
     ================  ==================  =====================================================
 
     The global batches whose numbers are in `skipped` are left out.
@@ -154,6 +163,8 @@ class LatentDataLoader(BaseDataLoader):
         corrupt_samples: what to do about corrupt samples, and their count.
         frames_per_second: of the latents.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
+        text_bytes: whether batches have the texts' bytes.
+        teacher: features of the utterances, frame by frame.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
@@ -175,6 +186,8 @@ class LatentDataLoader(BaseDataLoader):
         pin_memory: bool,
         frames_per_second: float,
         features: Features | None = None,
+        text_bytes: bool = False,
+        teacher: Features | None = None,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
@@ -192,6 +205,8 @@ class LatentDataLoader(BaseDataLoader):
         self.pin_memory = pin_memory
         self.frames_per_second = frames_per_second
         self.features = features
+        self.text_bytes = text_bytes
+        self.teacher = teacher
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
@@ -296,12 +311,27 @@ class LatentDataLoader(BaseDataLoader):
             bits = torch.int16 if features.dtype.itemsize == 2 else torch.int32
             features_rows = list(features.view(bits).numpy())
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
+        text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else [None] * rows
+        teacher: Sequence[np.ndarray | None] = [None] * rows
+        if self.teacher is not None:
+            teacher_features = torch.zeros(rows, T, self.teacher.width, dtype=torch.float16)
+            assert teacher_features.dtype == self.teacher.torch_dtype
+            teacher = list(teacher_features.numpy())
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
         fetched = self.dataset.fetch(samples)
         lengths, used = [], []
         crops = self.order.crops(batch)[first : first + rows].tolist()
-        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist(), crops)
+        into_rows = map(
+            Row,
+            arrays_rows,
+            text_ids,
+            features_rows,
+            drop.tolist(),
+            crops,
+            text_bytes,
+            teacher,
+        )
         for row, (sample, into) in enumerate(zip(samples.tolist(), into_rows)):
             if self._closed:
                 raise RuntimeError("the loader was closed")
@@ -312,7 +342,7 @@ class LatentDataLoader(BaseDataLoader):
                 lengths.append(row_lengths)
             used.append(sample)
         self.corrupt_samples.reads += rows
-        frames, speaker_frames, tokens = np.array(lengths, np.int64).T.copy()
+        frames, speaker_frames, tokens, n_bytes = np.array(lengths, np.int64).T.copy()
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
         valid = np.arange(T) < frames[:, None]
@@ -335,12 +365,23 @@ class LatentDataLoader(BaseDataLoader):
         }
         if self.features is not None:
             input_dict["text_features"] = features
+        if self.teacher is not None:
+            pinned = self.pin_memory
+            input_dict["teacher_features"] = (
+                teacher_features.pin_memory() if pinned else teacher_features
+            )
+        if self.text_bytes:
+            input_dict["text_bytes"] = self._tensor(np.asarray(text_bytes))
+            input_dict["aligns"] = self._tensor(n_bytes >= 0)
+            input_dict["ctc_lengths"] = list(
+                zip(frames.tolist(), n_bytes.clip(0).tolist(), strict=True)
+            )
         labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
         return input_dict, labels
 
     def _replace(
         self, batch: GlobalBatch, row: int, sample: int, error: CorruptSampleError, into: Row
-    ) -> tuple[int, tuple[int, int, int]]:
+    ) -> tuple[int, tuple[int, int, int, int]]:
         """Fill `row` of the global batch with the replacement of a corrupt sample.
 
         Returns:
@@ -362,13 +403,14 @@ class LatentDataLoader(BaseDataLoader):
 
     def _load_row(
         self, sample: int, fetched: dict[int, bytearray], into: Row
-    ) -> tuple[int, int, int]:
-        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid.
+    ) -> tuple[int, int, int, int]:
+        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
+        text's bytes, or -1 where they are not asked for or cannot be aligned with the frames.
 
         Args:
             fetched: bytes of remote samples, from `Dataset.fetch`.
         """
-        arrays, text_ids, features, drop, crop = into
+        arrays, text_ids, features, drop, crop, text_bytes, teacher = into
         try:
             loaded = self.dataset.load(sample, arrays, fetched.get(sample), crop)
         except CorruptSampleError:
@@ -396,7 +438,14 @@ class LatentDataLoader(BaseDataLoader):
                 f"tokens where its stored features are for {stored}; delete the folder of the "
                 "features, and they are made again"
             )
-        return frames, speaker_frames, tokens
+        n_bytes = -1
+        # A cropped sample speaks a part of its text only.
+        is_whole = frames == self.dataset.frames[sample]
+        if teacher is not None and self.teacher is not None and is_whole:
+            self.teacher.read(sample, teacher.view(np.int16))
+        if text_bytes is not None and is_whole:
+            n_bytes = _write_bytes(loaded.metadata["text"], frames, text_bytes)
+        return frames, speaker_frames, tokens, n_bytes
 
     def _load_features(self, sample: int, features: np.ndarray) -> int:
         """Fill features (L, h) and return their number of tokens, with those of conditioning."""
@@ -425,3 +474,13 @@ class LatentDataLoader(BaseDataLoader):
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.pin_memory else tensor
+
+
+def _write_bytes(text: str, frames: int, out: np.ndarray) -> int:
+    """Write a text's utf-8 to the start of out and return its length; -1, and nothing written, where CTC
+    cannot place it: each byte needs a frame of its own, and a blank between two equal ones."""
+    values = np.frombuffer(text.encode(), np.uint8)
+    if len(values) + np.count_nonzero(values[1:] == values[:-1]) > frames:
+        return -1
+    out[: len(values)] = values
+    return len(values)

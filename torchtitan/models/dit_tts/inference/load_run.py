@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.infra.checkpoint_storage import (
     verify,
 )
 from torchtitan.models.dit_tts.infra.ema import saved_prefixes
+from torchtitan.models.dit_tts.model.alignment import remove_heads
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
@@ -79,6 +80,7 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     """The run's model in eval mode, its weights arbitrary."""
     args = model_flavors()[config.model.flavor]
     args.update_from_config(config, folder=folder)
+    remove_heads(args)
     # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):

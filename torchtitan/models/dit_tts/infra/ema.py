@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
+from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.initialization import plain_name
 
 _ENTRY = re.compile(r"ema\.(decay-\d+(?:\.\d+)?(?:e-\d+)?\.)?")
@@ -38,7 +39,10 @@ class EMA(Stateful):
 
     def __init__(self, model: nn.Module, decays: Sequence[float]):
         self.num_updates = 0
-        self.weights = {plain_name(name): p for name, p in model.named_parameters()}
+        # Of what is used after training: no heads of the alignment.
+        self.weights = {
+            plain_name(name): p for name, p in model.named_parameters() if not is_of_head(name)
+        }
         self.averages = {
             decay: {
                 name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()

@@ -62,7 +62,7 @@ def ready_text_features(
         kinds = run_on_all_ranks(find_kinds, "find the text encoder", group)[0]
         assert kinds is not None
         of_weights, kind = kinds
-        maker = _Maker(dataset, tokenizer, job_config, source, kind)
+        maker = _Maker(dataset, kind, tokenizer, job_config, source)
         missing = maker.look_on_all_ranks(group)
         if any(missing) and of_weights.encoder_fingerprint is None:
             try:
@@ -73,7 +73,7 @@ def ready_text_features(
             maker.kind = replace(kind, encoder_fingerprint=fingerprint)
             missing = maker.look_on_all_ranks(group)
         if any(missing):
-            _make_all(maker, missing, group)
+            make_all(maker, missing, group)
     features = open_text_features(dataset, maker.kind)
     max_tokens = job_config.data.max_text_tokens
     _check_all_encoded(dataset, features.tokens, longest_text(source), max_tokens)
@@ -96,15 +96,40 @@ def split_missing(missing: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 @dataclass
-class _Maker:
-    """This rank's part of the work, with the encoder from its first use on."""
+class FeatureMaker:
+    """This rank's part of the work."""
 
     dataset: Dataset
+    kind: FeatureKind
+
+    def make(self, shards: list[int], progress: bool) -> None:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Gives up what only making needs."""
+
+    def look_on_all_ranks(
+        self, group: dist.ProcessGroup | None, wait_seconds: int = 0
+    ) -> list[list[int]]:
+        """The shards whose features each rank misses."""
+        return run_on_all_ranks(
+            lambda rank: missing_shards(find_feature_files(self.dataset, self.kind, wait_seconds)),
+            f"look for {self.kind.store.replace('_', ' ')}",
+            group,
+        )
+
+
+@dataclass
+class _Maker(FeatureMaker):
+    """With the encoder from its first use on."""
+
     tokenizer: SubwordTokenizer
     config: JobConfig
     source: HFEncoderSpec
-    kind: FeatureKind
     encoder: PretrainedTextEncoder | None = None
+
+    def release(self) -> None:
+        self.encoder = None
 
     def make(self, shards: list[int], progress: bool) -> None:
         if not shards:
@@ -120,16 +145,6 @@ class _Maker:
             progress=progress,
         )
 
-    def look_on_all_ranks(
-        self, group: dist.ProcessGroup | None, wait_seconds: int = 0
-    ) -> list[list[int]]:
-        """The shards whose features each rank misses."""
-        return run_on_all_ranks(
-            lambda rank: missing_shards(find_feature_files(self.dataset, self.kind, wait_seconds)),
-            "look for text features",
-            group,
-        )
-
     def _load(self) -> PretrainedTextEncoder:
         encoder, folder = self.config.encoder, Path(self.config.job.dump_folder)
         loaded = load_text_encoder(encoder, torch.device(device_type), folder)
@@ -142,22 +157,22 @@ class _Maker:
         return loaded
 
 
-def _make_all(maker: _Maker, missing: list[list[int]], group: dist.ProcessGroup | None) -> None:
+def make_all(
+    maker: FeatureMaker, missing: list[list[int]], group: dist.ProcessGroup | None
+) -> None:
     """Makes all that is missing on any rank."""
     while any(missing):
         parts = split_missing(missing)
         logger.info(
-            f"text features: {maker.kind.model} encodes the texts of {sum(map(len, parts))} of "
-            f"{len(maker.dataset.tar_paths)} shards"
+            f"{maker.kind.store.replace('_', ' ')}: {maker.kind.model} encodes {sum(map(len, parts))} "
+            f"of {len(maker.dataset.tar_paths)} shards"
         )
-        run_on_all_ranks(
-            lambda rank: maker.make(parts[rank], rank == 0), "make text features", group
-        )
+        run_on_all_ranks(lambda rank: maker.make(parts[rank], rank == 0), "make features", group)
         # Where each machine has its own disk, what others made is still to be made here.
         missing = maker.look_on_all_ranks(group, SETTLE_SECONDS)
         for part, left in zip(parts, missing, strict=True):
             assert not set(left) & set(part), "files that were made are not found"
-    maker.encoder = None
+    maker.release()
     device_module.empty_cache()
 
 

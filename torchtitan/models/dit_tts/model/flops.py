@@ -8,6 +8,7 @@ in full, as the counter does.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torchtitan.models.dit_tts.model.alignment import CTC_CLASSES
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
 
@@ -68,6 +69,13 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return flops
 
 
+def _heads_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """Forward FLOPs of one sample in the alignment heads, which only training has."""
+    widths = CTC_CLASSES if args.ctc_layer else 0
+    widths += args.dim + args.teacher_dim if args.teacher_layer else 0
+    return 2 * lengths.frames * args.dim * widths
+
+
 def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample's forward and backward pass, without recomputation and without a pretrained
     text encoder.
@@ -80,7 +88,7 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
     if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
         saved += 2 * lengths.text_tokens * args.text_dim * c
-    return 3 * forward_flops(args, lengths) - saved
+    return 3 * (forward_flops(args, lengths) + _heads_flops(args, lengths)) - saved
 
 
 def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> int:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torchtitan.models.dit_tts.model.alignment import AlignmentHeads, heads_of
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue, rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, JointKeys, prepare_keys
@@ -205,6 +206,7 @@ class DiTTTSModel(ModelProtocol):
         self.layers = nn.ModuleList(TransformerBlock(args) for _ in range(args.n_layers))
         self.norm = RMSNorm(args.dim, args.norm_eps)
         self.output = nn.Linear(args.dim, args.latent_channels)
+        self.alignment = AlignmentHeads(args) if heads_of(args) else None
         # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
@@ -311,8 +313,10 @@ class DiTTTSModel(ModelProtocol):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
+        aligned: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The network's output for encoded conditions; see `forward` for the arguments."""
+        """The network's output for encoded conditions; see `forward` for the arguments. `aligned`, where
+        it is given, gets the outputs of the alignment heads."""
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         if keep_text is not None:
             text_mask = text_mask & keep_text[:, None]
@@ -323,7 +327,7 @@ class DiTTTSModel(ModelProtocol):
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         x = self.input(latents.to(self.input.weight.dtype))
         keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
-        return self._decode(x, t, keys, conditions, frame_mask.sum(dim=1))
+        return self._decode(x, t, keys, conditions, frame_mask.sum(dim=1), aligned=aligned)
 
     def denoise_guided(
         self,
@@ -355,6 +359,7 @@ class DiTTTSModel(ModelProtocol):
         conditions: Conditions,
         frames: torch.Tensor,
         caches: list[BlockCache] | None = None,
+        aligned: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         args, groups = self.args, rotated_groups(self.args.n_heads)
         rope = rope_table(positions_of(x), args.dim // args.n_heads, args.rope_theta, groups)
@@ -364,6 +369,8 @@ class DiTTTSModel(ModelProtocol):
         for index, layer in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
             x = layer(x, shared, rope, keys, text, speaker, text_rope, cache)
+            if aligned is not None and self.alignment is not None:
+                aligned |= self.alignment(index + 1, x)
         return self.output(self.norm(x)).float()
 
     def forward(
@@ -380,7 +387,7 @@ class DiTTTSModel(ModelProtocol):
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
         text_places: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Predicts the target of the objective for every frame.
 
         Args:
@@ -392,13 +399,16 @@ class DiTTTSModel(ModelProtocol):
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
 
         Returns:
-            (B, T, C) float32; not defined at frames that are masked out.
+            (B, T, C) float32; not defined at frames that are masked out. With alignment heads (that,
+            their outputs by name): FSDP must see every tensor that a loss is computed from.
         """
         # FSDP wraps these two methods of an instance, so that samplers can call them alone. Here the
         # weights are gathered already, so the plain functions of the class are called.
         conditions = DiTTTSModel.encode_conditions(
             self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_places
         )
-        return DiTTTSModel.denoise(
-            self, latents, t, frame_mask, conditions, keep_text, keep_speaker
+        aligned: dict[str, torch.Tensor] = {}
+        prediction = DiTTTSModel.denoise(
+            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, aligned
         )
+        return prediction if self.alignment is None else (prediction, aligned)

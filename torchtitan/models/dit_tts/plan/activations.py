@@ -149,7 +149,15 @@ def kind_memory(
     compiler = ModelCompiler(compiled_stacks(config), decoder, encoders)
     two, three = (
         measure(config, each, samples, lengths, kind, sharded=sharded, compiler=compiler)
-        for each in (replace(args, n_layers=2), replace(args, n_layers=3))
+        for each in (
+            replace(
+                args,
+                n_layers=n_layers,
+                ctc_layer=min(args.ctc_layer, 2),
+                teacher_layer=min(args.teacher_layer, 2),
+            )
+            for n_layers in (2, 3)
+        )
     )
     block = three.saved - two.saved
     shared = two.saved - 2 * block
@@ -211,7 +219,11 @@ def measure(
 
         def forward() -> torch.Tensor:
             with torch.autocast("cpu", compute_dtype, enabled=autocast):
-                return squared_error_sums(model(**batch), target, batch["frame_mask"]).sum()
+                output = model(**batch)
+                prediction, aligned = output if isinstance(output, tuple) else (output, {})
+                loss = squared_error_sums(prediction, target, batch["frame_mask"]).sum()
+                # CTC keeps a table of about as many numbers as its log-probabilities.
+                return loss + sum(each.log_softmax(-1).exp().sum() for each in aligned.values())
 
         traced = -1
         # Tracing makes tensors of its own: such a pass is repeated.

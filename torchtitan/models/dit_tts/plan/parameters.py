@@ -30,6 +30,7 @@ _PARTS = {
     "layers": "blocks",
     "norm": "output",
     "output": "output",
+    "alignment": "alignment heads",
 }
 
 _CODEC_FILE = "weights.pth"

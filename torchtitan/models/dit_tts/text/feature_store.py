@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -71,6 +72,9 @@ class FeatureKind:
 
     stored_dtype: str
     """precision of the features: float32, bfloat16 or float16"""
+
+    store: ClassVar[str] = FOLDER_NAME
+    """name of the folder beside the shards that holds them"""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -212,21 +216,22 @@ def read_feature_file(path: str) -> FeatureFile | None:
         return None
 
 
-def feature_paths(tar_path: str, shard_digest: str, folder_name: str) -> list[str]:
+def feature_paths(tar_path: str, shard_digest: str, kind: FeatureKind) -> list[str]:
     """Where a shard's features are looked for; new ones go to the first that can be written."""
     return [
-        os.path.join(folder, folder_name, name) for folder, name in _places(tar_path, shard_digest)
+        os.path.join(folder, kind.folder_name, name)
+        for folder, name in _places(tar_path, shard_digest, kind.store)
     ]
 
 
-def _places(tar_path: str, shard_digest: str) -> list[tuple[str, str]]:
+def _places(tar_path: str, shard_digest: str, store: str) -> list[tuple[str, str]]:
     """(folder of all kinds, name of the file in the folder of one kind)"""
     name = shard_name(tar_path) + SUFFIX
     # Other shards have the same name; the digest tells them apart in the user's cache folder.
-    cached = (user_cache_folder(FOLDER_NAME), f"{shard_digest[:20]}-{name[-100:]}")
+    cached = (user_cache_folder(store), f"{shard_digest[:20]}-{name[-100:]}")
     if is_remote(tar_path):
         return [cached]
-    return [(os.path.join(os.path.dirname(tar_path), FOLDER_NAME), name), cached]
+    return [(os.path.join(os.path.dirname(tar_path), store), name), cached]
 
 
 def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
@@ -239,7 +244,7 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         return kind
     for tar_path, digest in zip(dataset.tar_paths, dataset.digests, strict=True):
         found: dict[str | None, str] = {}
-        for folder, name in _places(tar_path, digest.hex()):
+        for folder, name in _places(tar_path, digest.hex(), kind.store):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
                 # Not the model's full path, as its folder may have been elsewhere.
@@ -264,7 +269,7 @@ def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> Featur
     if kind.encoder_fingerprint is None:
         return None
     digest = dataset.digests[shard].hex()
-    for path in feature_paths(dataset.tar_paths[shard], digest, kind.folder_name):
+    for path in feature_paths(dataset.tar_paths[shard], digest, kind):
         found = read_feature_file(path)
         if found is not None and (found.kind.folder_name, found.shard_digest) == (
             kind.folder_name,
@@ -301,7 +306,7 @@ def missing_shards(files: Sequence[FeatureFile | None]) -> list[int]:
 def describe_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]) -> str:
     """The beginning of a sentence about shards without features."""
     return (
-        f"text features of {kind.model!r} are missing for {len(missing)} of "
+        f"{kind.store.replace('_', ' ')} of {kind.model!r} are missing for {len(missing)} of "
         f"{len(dataset.tar_paths)} shards, the first is {plain_name(dataset.tar_paths[missing[0]])}"
     )
 

@@ -1,0 +1,97 @@
+"""The losses of the alignment heads against their definition, row by row."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.flow.alignment import cosine_sums, ctc_sums
+
+CLASSES = 257
+
+
+def spoken(path: tuple[int, ...]) -> bytes:
+    """The text of a class per frame: repeats become one, then blanks go."""
+    return bytes(each - 1 for each, _ in itertools.groupby(path) if each)
+
+
+def by_definition(logits: torch.Tensor, text: bytes) -> float:
+    """-log of the sum over all paths that speak the text; logits (T, 257)."""
+    log_probs = logits.double().log_softmax(-1)
+    classes = [0, *(1 + byte for byte in set(text))]
+    total = sum(
+        math.exp(sum(float(log_probs[frame, each]) for frame, each in enumerate(path)))
+        for path in itertools.product(classes, repeat=len(logits))
+        if spoken(path) == text
+    )
+    return -math.log(total) if total else math.inf
+
+
+def sums(logits, frames, texts, counted=None):
+    width = max(map(len, texts), default=0) + 2
+    padded = torch.tensor([[*text, *[7] * (width - len(text))] for text in texts])
+    counted = torch.tensor([True] * len(texts) if counted is None else counted)
+    return ctc_sums(logits, frames, padded.to(torch.uint8), [len(t) for t in texts], counted)
+
+
+def test_against_the_sum_over_all_paths():
+    torch.manual_seed(0)
+    logits = torch.randn(5, 6, CLASSES)
+    frames, texts = [6, 4, 5, 3, 2], [b"ab", b"\xff\x00", b"aa", b"", b"x"]
+    found = sums(logits, frames, texts)
+    for row, (length, text) in enumerate(zip(frames, texts)):
+        wanted = by_definition(logits[row, :length], text)
+        assert float(found[row]) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("text", [b"abcd", b"aab"])
+def test_a_text_that_the_frames_have_no_room_for_is_zero_with_its_gradient(text):
+    logits = torch.randn(2, 3, CLASSES, requires_grad=True)
+    found = sums(logits, [3, 3], [text, b"ab"])
+    assert found.tolist()[0] == 0 < found.tolist()[1] < math.inf
+    found.sum().backward()
+    assert not logits.grad[0].any() and logits.grad[1].isfinite().all() and logits.grad[1].any()
+
+
+def test_a_row_that_is_not_counted_is_zero_with_its_gradient():
+    logits = torch.randn(2, 5, CLASSES, requires_grad=True)
+    found = sums(logits, [5, 5], [b"ab", b"ab"], [False, True])
+    assert found[0] == 0 and found[1] > 0
+    found.sum().backward()
+    assert not logits.grad[0].any() and logits.grad[1].any()
+
+
+def test_neither_padding_nor_other_rows_matter():
+    torch.manual_seed(1)
+    logits = torch.randn(3, 8, CLASSES)
+    frames, texts = [8, 5, 6], [b"two one", b"one", b"nine"]
+    together = sums(logits, frames, texts)
+    changed = logits.clone()
+    changed[1, 5:] = 9.0
+    assert torch.equal(sums(changed, frames, texts), together)
+    for row in range(3):
+        alone = sums(logits[row : row + 1, : frames[row]], [frames[row]], [texts[row]])
+        assert torch.equal(alone[0], together[row])
+
+
+def test_low_precision_logits_are_summed_in_float32():
+    logits = torch.randn(1, 4, CLASSES, dtype=torch.bfloat16)
+    assert torch.equal(sums(logits, [4], [b"ab"]), sums(logits.float(), [4], [b"ab"]))
+
+
+def test_cosines_of_frames_that_have_features():
+    torch.manual_seed(2)
+    predicted, features = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
+    features[0, 2] = 0.0
+    mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    predicted.requires_grad_()
+    found = cosine_sums(predicted, features.half(), mask)
+    wanted = [0.0, 0.0]
+    for row, frame in ((0, 0), (0, 1), (1, 0)):
+        one, other = predicted[row, frame].detach(), features[row, frame].half().float()
+        wanted[row] += float(1 - one @ other / (one.norm() * other.norm()))
+    assert found.tolist() == pytest.approx(wanted, rel=1e-5)
+    found.sum().backward()
+    counted = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    assert torch.equal((predicted.grad != 0).any(-1), counted)

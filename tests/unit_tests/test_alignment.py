@@ -1,0 +1,135 @@
+"""Runs with alignment heads: what changes, what is the same on any split, resume, and starts from weights
+without heads and with them."""
+
+import json
+
+import pytest
+import torch
+
+from tests.helpers.tiny_runs import Folder
+from torchtitan.models.dit_tts.inference.load_run import load_run
+from torchtitan.models.dit_tts.model.alignment import is_of_head
+
+CTC = ["--alignment.ctc_weight=0.1"]
+
+
+def run_out(trainer) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.long
+def test_a_head_acts_on_the_weights_and_not_on_the_loss(tmp_path, train, caplog):
+    caplog.set_level("INFO")
+    runs = {}
+    for name, arguments in {
+        "plain": [],
+        "ctc": CTC,
+        "whole": [*CTC, "--training.local_batch_size=8"],
+        "heavier": ["--alignment.ctc_weight=0.2"],
+    }.items():
+        caplog.clear()
+        assert train(name, "--training.steps=4", *arguments) == 0
+        runs[name] = Folder(tmp_path / name).metrics()
+        assert ("8,513 of alignment heads" in caplog.text) == (name != "plain")
+        assert ("alignment" in Folder(tmp_path / name).checkpoint(4)["ema"]) is False
+    plain, ctc, whole, heavier = runs.values()
+    # The loss is the flow's alone, and the first is of the same weights.
+    assert plain[0]["loss"] == ctc[0]["loss"] == heavier[0]["loss"]
+    assert plain[0]["grad_norm"] < ctc[0]["grad_norm"] < heavier[0]["grad_norm"]
+    assert ctc[0]["ctc"] == heavier[0]["ctc"] > 1.0 and "ctc" not in plain[0]
+    assert abs(plain[-1]["loss"] - ctc[-1]["loss"]) > 1e-5
+    assert ctc[-1]["ctc"] < ctc[0]["ctc"] - 0.5
+    # However the batch is split.
+    for row, other in zip(ctc, whole, strict=True):
+        for name in ("loss", "grad_norm", "ctc"):
+            assert row[name] == pytest.approx(other[name], rel=1e-5), name
+
+
+@pytest.mark.long
+def test_a_killed_run_with_heads_ends_as_the_unbroken_one(tmp_path, train, after_step):
+    unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
+    assert train("unbroken", "--training.steps=6", *CTC) == 0
+    steps = {5: run_out}
+    after_step(steps)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train("killed", "--training.steps=6", *CTC)
+    del steps[5]
+    assert train("killed", "--training.steps=6", *CTC) == 0
+    assert killed.losses() == unbroken.losses()
+    values = [[row["ctc"] for row in folder.metrics()] for folder in (unbroken, killed)]
+    assert values[0] == values[1]
+    found, expected = killed.checkpoint(6), unbroken.checkpoint(6)
+    heads = [name for name in expected if is_of_head(name)]
+    assert len(heads) == 3 and not any("alignment" in name for name in expected["ema"])
+    for name, value in expected.items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(found[name], value), name
+    for name in heads:
+        moment = f"state.{name}.exp_avg"
+        assert torch.equal(found["optimizer"][moment], expected["optimizer"][moment])
+        assert expected["optimizer"][moment].any()
+
+
+@pytest.mark.long
+def test_heads_are_in_no_model_that_is_used(tmp_path, train):
+    assert train("run", "--training.steps=2", *CTC) == 0
+    for weights in ("raw", "ema:0.999"):
+        model = load_run(tmp_path / "run", weights=weights).model
+        assert model.alignment is None
+        assert not any(map(is_of_head, model.state_dict()))
+
+
+@pytest.mark.long
+def test_what_trains_is_refused_to_change_on_resume(tmp_path, train, capsys):
+    assert train("plain", "--training.steps=2") == 0
+    assert train("plain", "--training.steps=4", *CTC) == 2
+    refused = capsys.readouterr().err
+    assert "alignment.ctc_weight = 0.1, but" in refused and "trained with 0.0" in refused
+    assert train("plain", "--training.steps=4", *CTC, "--resume.allow=alignment.ctc_weight") == 0
+    rows = Folder(tmp_path / "plain").metrics()
+    assert [("ctc" in row) for row in rows] == [False, False, True, True]
+    optimizer = Folder(tmp_path / "plain").checkpoint(4)["optimizer"]
+    assert optimizer["state.layers.0.mlp.down.weight.step"] == 4
+    assert optimizer["state.alignment.ctc.output.weight.step"] < 4
+    # And without it again.
+    assert train("plain", "--training.steps=6", "--resume.allow=alignment.ctc_weight") == 0
+    assert "ctc" not in Folder(tmp_path / "plain").metrics()[-1]
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_an_earlier_version_had_no_heads(tmp_path, train, capsys):
+    """Its manifest has no key of them."""
+    assert train("run", "--training.steps=2") == 0
+    path = tmp_path / "run/checkpoint/step-2/manifest.json"
+    manifest = json.loads(path.read_text())
+    names = [name for name in manifest["trained_with"] if name.startswith("alignment.")]
+    for name in names:
+        del manifest["trained_with"][name]
+    path.write_text(json.dumps(manifest))
+    assert names and train("run", "--training.steps=4", *CTC) == 2
+    assert "alignment.ctc_weight = 0.1, but" in capsys.readouterr().err
+    assert train("run", "--training.steps=4") == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_run_starts_from_weights_without_heads_and_with_them(tmp_path, train, everything):
+    names = {"plain": [], "ctc": CTC}
+    state = ["--checkpoint.no-initial_load_model_only"] if everything else []
+    for name, arguments in names.items():
+        assert train(name, "--training.steps=2", *arguments) == 0
+    for name, other in (("plain", "ctc"), ("ctc", "plain")):
+        new = f"{name}_from_{other}"
+        initial = f"--checkpoint.initial_load_path={tmp_path}/{other}/checkpoint/step-2"
+        assert train(new, "--training.steps=4", initial, *state, *names[name]) == 0
+        rows = Folder(tmp_path / new).metrics()
+        assert len(rows) == (2 if everything else 4) and ("ctc" in rows[0]) == (name == "ctc")
+
+
+def test_a_block_that_the_model_does_not_have(train, capsys):
+    assert train("run", "--training.steps=1", *CTC, "--alignment.ctc_layer=2") == 2
+    assert (
+        "[alignment] ctc_layer = 2, but [model] flavor = 'debug' has 1 blocks"
+        in capsys.readouterr().err
+    )
+    assert train("run", "--training.steps=1", "--alignment.ctc_weight=-1") == 2
+    assert "[alignment] ctc_weight = -1.0, but it must not be negative" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""Losses of the alignment heads, per row, so that any split of a batch has the same sum."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+
+def ctc_sums(
+    logits: torch.Tensor,
+    frames: Sequence[int],
+    text_bytes: torch.Tensor,
+    lengths: Sequence[int],
+    counted: torch.Tensor,
+) -> torch.Tensor:
+    """(B,) float32: -log p(text | frames) of each row (CTC, Graves et al. 2006), 0 where it is not
+    counted or the text does not fit the frames.
+
+    Args:
+        logits: (B, T, 257), of the blank first.
+        frames: valid frames of each row. On the host, as the lengths: the kernels need both there.
+        text_bytes: (B, N) the texts' bytes, anything at padding.
+        lengths: bytes of each row.
+        counted: (B,) bool.
+    """
+    log_probs = F.log_softmax(logits.float(), dim=-1).transpose(0, 1)
+    losses = F.ctc_loss(
+        log_probs,
+        text_bytes.long() + 1,
+        torch.tensor(frames),
+        torch.tensor(lengths),
+        reduction="none",
+        zero_infinity=True,
+    )
+    return torch.where(counted, losses, 0.0)
+
+
+def cosine_sums(
+    predicted: torch.Tensor, features: torch.Tensor, frame_mask: torch.Tensor
+) -> torch.Tensor:
+    """(B,) float32: per row, the sum over frames of 1 - cosine of both (B, T, K); 0 at frames (B, T) that
+    are masked out or have no features, which are zero there."""
+    features = features.float()
+    losses = 1.0 - F.cosine_similarity(predicted.float(), features, dim=-1)
+    return torch.where(frame_mask & (features != 0).any(-1), losses, 0.0).sum(-1)
