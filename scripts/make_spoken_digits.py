@@ -25,9 +25,9 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 VOICES = ("slt", "rms", "awb", "kal16")
 LICENSE = "LicenseRef-CMU-Flite"
 SAMPLE_RATE = 16_000
-# How many utterances of each length (in digits) a voice has; 220 for training, 12 held out.
-TRAIN_COUNTS = {1: 10, 2: 45, 3: 66, 4: 60, 5: 39}
-HELDOUT_COUNTS = {2: 3, 3: 3, 4: 3, 5: 3}
+# How many utterances of each length (in digits) a voice has; 600 for training, 24 held out.
+TRAIN_COUNTS = {1: 10, 2: 70, 3: 150, 4: 185, 5: 185}
+HELDOUT_COUNTS = {2: 4, 3: 6, 4: 7, 5: 7}
 RMS_LEVEL_DBFS = -20.0
 PEAK_LIMIT = 0.9
 EDGE_SILENCE_SECONDS = 0.05

@@ -70,6 +70,7 @@ OPTIMIZERS = {
     "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "muon": (2, ["--optimizer.name=Muon"], FSDP),
+    "base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
 }
 
 

@@ -26,13 +26,14 @@ def validate(toml: str, world_size: int = 1, accelerator: str | None = None) -> 
 
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
-1 | model.flavor = '2B' | [model] flavor | '2B' | debug, 800M, 3B, 8B
+1 | model.flavor = '2B' | [model] flavor | '2B' | debug, 60M, 300M, 800M, 3B, 8B
 1 | model.name = 'llama3' | [model] name | 'llama3' | 'dit_tts'
 1 | job.experiment = 'a/b' | [job] experiment | 'a/b' | '/'
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.max_norm = nan | [training] max_norm = nan | greater than 0
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
 1 | ema.decays = [-0.1] | [ema] decays = [-0.1] | from 0 to 1
+1 | optimizer.base_dim = -1 | [optimizer] base_dim = -1 | negative
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torchtitan.config import LRScheduler
 
-from tests.helpers.small_models import small_args
+from tests.helpers.small_models import full_inputs, small_args
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer
 from torchtitan.models.dit_tts.infra.low_precision_adamw import (
@@ -38,6 +38,7 @@ KINDS = {
     "bfloat16": replace(CONFIG, state_dtype="bfloat16"),
     "8bit": replace(CONFIG, state_dtype="8bit"),
     "Muon": replace(CONFIG, name="Muon"),
+    "other width": replace(CONFIG, base_dim=16),
 }
 
 
@@ -200,6 +201,94 @@ def test_muon_has_its_own_rate_and_the_decay():
     assert [group["betas"] for group in adam.param_groups] == [(0.7, 0.8)] * 2
     _, plain = build(small_model(), "Muon").optimizers
     assert plain.param_groups[0]["lr"] == 1e-2
+
+
+def rates(model: nn.Module, config: Optimizer) -> dict[str, tuple[float, float]]:
+    """Learning rate and decay of each parameter."""
+    optimizers = build_tts_optimizers([model], config, None).optimizers
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return {
+        name: (group["lr"], group["weight_decay"])
+        for group in groups
+        for name in names_of(model, group["params"])
+    }
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16", "8bit"])
+def test_matrices_that_grow_with_the_width_have_smaller_rates(state_dtype):
+    """At four times the width: a quarter of the rate and four times the decay."""
+    model = small_model()
+    config = replace(CONFIG, base_dim=16, state_dtype=state_dtype)
+    found = rates(model, config)
+    assert found.keys() == dict(model.named_parameters()).keys()
+    wide = {name for name, rate in found.items() if rate == pytest.approx((0.0025, 0.4))}
+    kinds = {name.replace("0", "1") for name in wide}
+    products = ("attention.qkv_gate", "attention.out", "mlp.gate_and_up", "mlp.down")
+    block = (*products, "attention.text_kv", "attention.speaker_kv", "adaln.down", "adaln.up")
+    expected = {f"layers.1.{name}.weight" for name in block}
+    for stack in ("speaker_encoder", "text_encoder"):
+        expected |= {f"{stack}.layers.1.{name}.weight" for name in products}
+    others = ("output", "text_input", "timestep.layers.2", "timestep.layers.4")
+    assert kinds == expected | {f"{name}.weight" for name in others}
+    assert all(found[name] in ((0.01, 0.1), (0.01, 0.0)) for name in found.keys() - wide)
+    # What is logged is the rate of the config.
+    optimizers = build_tts_optimizers([model], config, None).optimizers
+    assert float(optimizers[0].param_groups[0]["lr"]) == pytest.approx(0.01)
+    assert rates(model, replace(config, base_dim=64)) == rates(model, replace(config, base_dim=0))
+
+
+def test_a_pretrained_encoder_keeps_its_rate_at_any_width():
+    model = small_model()
+    model.text_encoder = Pretrained()
+    found = rates(model, replace(CONFIG, base_dim=16, encoder_lr=3e-4))
+    assert found["text_encoder.core.weight"] == (3e-4, 0.1)
+    assert found["text_input.weight"] == (0.01, 0.1)  # its width is not the model's
+    assert found["output.weight"] == pytest.approx((0.0025, 0.4))
+
+
+def changes(width: int, config: Optimizer) -> dict[str, float]:
+    """Root mean squares of what four steps change of activations, for inputs that they have not seen."""
+    sizes = dict(dim=width, mlp_dim=3 * width, n_heads=width // 32, adaln_rank=width // 8)
+    half = dict(dim=width // 2, mlp_dim=3 * width // 2, n_heads=width // 64)
+    sizes |= {f"speaker_{name}": value for name, value in half.items()}
+    sizes |= dict(text_dim=width // 2, text_n_heads=width // 64, text_vocab_size=20)
+    torch.manual_seed(0)
+    model = initialized(DiTTTSModel(small_args(**sizes)))
+    seen = {}
+    for name in ("timestep", "text_norm", "speaker_encoder", "layers.0", "layers.1", "output"):
+        model.get_submodule(name).register_forward_hook(
+            lambda module, inputs, output, name=name: seen.__setitem__(
+                name, output[0] if isinstance(output, tuple) else output
+            )
+        )
+    probe = full_inputs(model.args, 2, 8, 5, 8) | {"text_ids": torch.arange(10).view(2, 5)}
+    with torch.no_grad():
+        model(**probe)
+        first = dict(seen)
+        with torch.enable_grad():
+            train(model, build_tts_optimizers([model], config, None), range(4))
+        model(**probe)
+    return {name: (seen[name] - first[name]).square().mean().sqrt().item() for name in seen}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("muon_lr", [0.0, 0.02])
+def test_steps_change_activations_alike_at_every_width(muon_lr):
+    """The coordinate check of Tensor Programs V; with Muon, that of the blocks at its own rate."""
+    config = replace(CONFIG, lr=3e-4 if muon_lr else 3e-3, weight_decay=0.0, beta2=0.95)
+    config = replace(config, name="Muon" if muon_lr else "AdamW", muon_lr=muon_lr)
+    widths = (64, 128, 256) if muon_lr else (128, 256, 512)  # Muon is slow on a CPU
+    with_base, without = (
+        [changes(width, replace(config, base_dim=base)) for width in widths]
+        for base in (widths[0], 0)
+    )
+    assert with_base[0] == without[0]
+    blocks = {"layers.0", "layers.1"}
+    for name in blocks if muon_lr else with_base[0]:
+        assert max(c[name] for c in with_base) < 1.5 * min(c[name] for c in with_base), name
+    growth = {name: without[2][name] / without[0][name] for name in without[0]}
+    least = {name: 1.8 for name in blocks} if muon_lr else {"timestep": 2.5, "layers.1": 5}
+    assert all(growth[name] > factor for name, factor in least.items())
 
 
 def test_muon_has_the_blocks_products_and_adamw_the_rest():
@@ -443,7 +532,7 @@ def train_shards(rank: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     moved = {}
-    for kind in ("bfloat16", "8bit", "Muon"):
+    for kind in ("bfloat16", "8bit", "Muon", "other width"):
         assert resume_apart(kind, f"{folder}/{kind}", sharded) == 0, kind
         model = sharded()
         train(model, build(model, kind), range(3))

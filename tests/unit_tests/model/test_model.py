@@ -39,7 +39,13 @@ SMALL = small_args(
     text_positions="scaled",
 )
 
-COUNTS = {"800M": 780_973_696, "3B": 3_507_659_904, "8B": 8_238_706_816}
+COUNTS = {
+    "60M": 57_858_176,
+    "300M": 307_511_424,
+    "800M": 780_973_696,
+    "3B": 3_507_659_904,
+    "8B": 8_238_706_816,
+}
 
 
 def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tensor]:
@@ -80,7 +86,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_flavors_build_the_plain_model():
     spec = get_train_spec("dit_tts")
-    assert set(spec.model_args) == {"debug", "800M", "3B", "8B"}
+    assert set(spec.model_args) == {"debug", *COUNTS}
     with torch.device("meta"):
         assert type(spec.model_cls(spec.model_args["debug"])) is DiTTTSModel
     assert get_train_spec("dit_tts").model_args["debug"] is not spec.model_args["debug"]

@@ -83,7 +83,7 @@ def test_every_bucket_has_to_fit(by_hand):
     assert plan.longest.memory.fits and not plan.neediest.memory.fits
     assert plan.neediest.batches.lengths.frames == 32
     assert plan.neediest.memory.total == states + 32 * 132 * MIB
-    lines = "\n".join(plan_lines(plan))
+    lines = "\n".join(plan_lines(plan, 1000.0))
     assert "DOES NOT FIT" in lines
     # What compiles only the loss leaves the blocks eager.
     assert "; eager, activation checkpointing 'none'" in lines
@@ -97,6 +97,33 @@ def test_every_bucket_has_to_fit(by_hand):
     assert plan.mean_seconds.middle == pytest.approx(mean)
     assert plan.mean_mfu.middle == pytest.approx(fractions @ flops / mean / H200.peak_flops)
     assert seconds[0] != pytest.approx(seconds[1], rel=1e-3) and fractions[0] < 0.4
+
+
+def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
+    arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
+    arguments += ["--training.steps=7200", "--lr_scheduler.warmup_steps=720"]
+    config = debug_config(*arguments, "--training.global_batch_size=16")
+    plan = make_plan(config, Cluster(H200, 2, 1), GUESS, price=2.5)
+    run, data = plan.run, config.data
+    frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames
+    steps = (frames <= 32).sum() / 32 + (frames > 32).sum() / 16
+    assert run.hours_per_step == pytest.approx(frames.sum() / 25 / 3600 / steps)
+    for hours, cost, seconds in (
+        (run.gpu_hours.low, run.cost.low, plan.mean_seconds.low),
+        (run.gpu_hours.middle, run.cost.middle, plan.mean_seconds.middle),
+        (run.gpu_hours.high, run.cost.high, plan.mean_seconds.high),
+    ):
+        assert hours == pytest.approx(7200 * seconds * 2 / 3600)
+        assert cost == pytest.approx(2.5 * hours)
+    lines = "\n".join(plan_lines(plan, 4.0))
+    for words in (
+        f"720 steps, {720 * run.hours_per_step:,.0f} hours of audio",
+        f"{7200 * run.hours_per_step:,.0f} hours of audio: {1800 * run.hours_per_step:,.1f} passes over 4 hours",
+        f"{run.gpu_hours.middle / 2:,.1f} hours on 2",
+        f"cost            {run.cost.middle:,.0f} (",
+    ):
+        assert words in lines, lines
+    assert "cost " not in "\n".join(plan_lines(replace(plan, run=replace(run, cost=None)), 4.0))
 
 
 def test_buckets_have_as_many_steps_as_their_samples_fill():
@@ -155,6 +182,8 @@ def test_the_command(gpus, capsys):
         ([str(DEBUG), "--gpus-per-node", "1"], "mixed_precision_param = 'float32'"),
         ([str(DEBUG), "--gpus-per-node", "1", *SMALL, "--attention.backend=flex"], "'flex' needs"),
         (["--calibrate", "nowhere"], "--calibrate nowhere"),
+        (["debug", "--price", "-1"], "--price -1 must be 0 or more"),
+        (["debug", "--data-hours", "0"], "--data-hours 0 above 0"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words, capsys):

@@ -9,6 +9,8 @@ import tyro
 
 from tests.helpers.speech_corpora import RATE, tone
 from torchtitan.models.dit_tts import errors
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare import command
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
@@ -81,13 +83,16 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "codec, encoder, keys",
+    "codec, encoder, config, keys",
     [
-        ("facebook/dacvae-watermarked", "", ""),
-        ("mel_dct", "", " --encoder.model chars --sampling.codec mel_dct"),
-        ("mel_dct", "some/encoder", " --sampling.codec mel_dct"),
-        ("/weights.pth", "", " --sampling.codec /weights.pth"),
+        ("facebook/dacvae-watermarked", "", "800m", ""),
+        ("mel_dct", "", "one_gpu", ""),
+        ("mel_dct", "some/encoder", "800m", " --sampling.codec mel_dct"),
+        ("/weights.pth", "", "800m", " --sampling.codec /weights.pth"),
     ],
 )
-def test_the_suggested_command_has_the_codec_of_the_data(codec, encoder, keys):
-    assert command._differing_keys(Options("in", "out", codec=codec, encode_text=encoder)) == keys
+def test_the_suggested_command_has_the_codec_of_the_data(codec, encoder, config, keys):
+    options = Options("in", "out", codec=codec, encode_text=encoder)
+    assert command._config_for(options) == (config, keys)
+    suggested = load_config([f"--job.config_file={find_config(config)}", *keys.split()])
+    assert suggested.sampling.codec == codec

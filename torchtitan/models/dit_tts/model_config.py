@@ -142,6 +142,32 @@ _FLAVORS = {
         adaln_rank=32,
         timestep_dim=128,
     ),
+    # 60M and 300M: every width of the second is twice the first's, at heads of the same width, as
+    # [optimizer] base_dim asks for.
+    "60M": DiTTTSModelConfig(
+        dim=512,
+        n_layers=12,
+        n_heads=8,
+        mlp_dim=1408,
+        speaker_dim=256,
+        speaker_n_layers=4,
+        speaker_n_heads=4,
+        speaker_mlp_dim=704,
+        text_dim=256,
+        adaln_rank=64,
+    ),
+    "300M": DiTTTSModelConfig(
+        dim=1024,
+        n_layers=16,
+        n_heads=16,
+        mlp_dim=2816,
+        speaker_dim=512,
+        speaker_n_layers=6,
+        speaker_n_heads=8,
+        speaker_mlp_dim=1408,
+        text_dim=512,
+        adaln_rank=128,
+    ),
     "800M": DiTTTSModelConfig(),
     "3B": DiTTTSModelConfig(
         dim=2560,

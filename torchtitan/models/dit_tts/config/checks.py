@@ -52,7 +52,7 @@ _POSITIVE = {
 _NOT_NEGATIVE = {
     "training": "local_batch_size",
     "data": "epochs cache_gib num_workers prefetch_batches max_reference_ratio",
-    "optimizer": "lr encoder_lr muon_lr weight_decay",
+    "optimizer": "lr encoder_lr muon_lr weight_decay base_dim",
     "encoder": "fsdp_min_gib vocab_size dim",
     "checkpoint": "keep_latest_k",
     "lr_scheduler": "warmup_steps",

@@ -46,7 +46,7 @@ class Model(titan.Model):
     """Model family to train"""
 
     flavor: str = "debug"
-    """Size of the model: debug, 800M, 3B or 8B"""
+    """Size of the model: debug, 60M, 300M, 800M, 3B or 8B"""
 
     text_positions: Literal["none", "scaled"] = "none"
     """Where the text's keys lie beside the frames in the attention's rotated heads: nowhere (none), or each
@@ -115,6 +115,10 @@ class Optimizer(titan.Optimizer):
 
     muon_lr: float = 0.0
     """Learning rate of Muon, whose updates are scaled to AdamW's RMS; 0: lr"""
+
+    base_dim: int = 0
+    """Decoder width for which lr and muon_lr were found: the rates of the matrices that grow with the
+    width are times base_dim / width (Muon's: its root), and rate times decay stays; 0: used as they are"""
 
     encoder_lr: float = 1e-5
     """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""

@@ -23,7 +23,9 @@ from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerCo
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.infra.muon import Muon
+from torchtitan.models.dit_tts.model.encoders import ByteEncoder
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -95,23 +97,45 @@ def without_decay(model: nn.Module) -> set[nn.Parameter]:
     return found
 
 
+def growing(model: DiTTTSModel) -> set[nn.Parameter]:
+    """The matrices whose fan-in grows with the width of the model: all but embeddings and those that
+    read latents, the time's sinusoids or the features of a pretrained text encoder.
+
+    Adam's updates have about the size of the learning rate, whatever the gradient's, and all entries of a
+    row push its output the same way, by rate times fan-in. With these matrices' rates in proportion to
+    1 / width a step changes activations alike at every width (μP; Yang et al. 2022, Tensor Programs V,
+    table 3). The rest of that table holds at any width: matrices start with variance 1 / fan-in and the
+    output at 0 (`model.initialization`), and QK-norm with heads of one width fixes the attention's scale.
+    """
+    inputs = [model.input, model.timestep.layers[0], model.speaker_encoder.input]
+    learned = isinstance(model.text_encoder, ByteEncoder)
+    inputs += [] if learned else [model.text_input]
+    encoder = [] if learned or model.text_encoder is None else model.text_encoder.parameters()
+    fixed = without_decay(model).union(*(module.parameters() for module in inputs), encoder)
+    return set(model.parameters()) - fixed
+
+
 def _groups(
     parameters: Iterable[nn.Parameter],
     undecayed: set[nn.Parameter],
     slow: set[nn.Parameter],
+    wide: set[nn.Parameter],
+    width: float,
     config: OptimizerConfig,
 ) -> list[dict[str, Any]]:
-    """Up to four groups: with and without decay, at the model's and at the encoder's learning rate."""
-    kinds: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    """Groups with and without decay, at the model's and at the encoder's learning rate, and at the
+    model's divided by `width` for the parameters in `wide`, whose rate times decay stays the same."""
+    kinds: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
-        kinds.setdefault((parameter in slow, parameter in undecayed), []).append(parameter)
+        kind = parameter in slow, parameter in undecayed, parameter in wide
+        kinds.setdefault(kind, []).append(parameter)
     return [
         {
-            "params": kinds[is_slow, plain],
-            "lr": config.encoder_lr if is_slow else config.lr,
-            "weight_decay": 0.0 if plain else config.weight_decay,
+            "params": kinds[is_slow, plain, is_wide],
+            "lr": config.encoder_lr if is_slow else config.lr / (width if is_wide else 1),
+            "weight_decay": 0.0 if plain else config.weight_decay * (width if is_wide else 1),
         }
-        for is_slow, plain in sorted(kinds)
+        for is_slow, plain, is_wide in sorted(kinds)
     ]
 
 
@@ -122,12 +146,14 @@ def build_tts_optimizers(
     ft_manager: FTManager | None = None,
 ) -> TTSOptimizers:
     """Upstream's hook, for one model part."""
-    [model] = model_parts
+    model = cast(DiTTTSModel, model_parts[0])
     config = optimizer_config
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     undecayed = without_decay(model)
     encoder = model.text_encoder
     slow = set(encoder.parameters()) if isinstance(encoder, PretrainedTextEncoder) else set()
+    width = model.args.dim / config.base_dim if config.base_dim else 1.0
+    wide = growing(model) if config.base_dim else set()
     optimizers: list[Optimizer] = []
     if config.name == "Muon":
         fused = {
@@ -135,11 +161,14 @@ def build_tts_optimizers(
             for linear, parts in matmul_weights(model).items()
         }
         parameters = [parameter for parameter in parameters if parameter not in fused]
+        # At one RMS an orthogonal update's spectral norm grows as √width, where AdamW's grows as width.
+        slower = width**0.5
         lr = config.muon_lr or config.lr
-        optimizers.append(Muon(fused, lr=lr, weight_decay=config.weight_decay, fused=fused))
+        decay = config.weight_decay * slower
+        optimizers.append(Muon(fused, lr=lr / slower, weight_decay=decay, fused=fused))
 
     def adam(some: list[nn.Parameter], kind: Callable[..., Optimizer]) -> Optimizer:
-        groups = _groups(some, undecayed, slow, config)
+        groups = _groups(some, undecayed, slow, wide, width, config)
         return kind(groups, betas=(config.beta1, config.beta2), eps=config.eps)
 
     if config.state_dtype == "8bit":

@@ -34,6 +34,12 @@ class Options:
     inter_node_gbps: float = 0.0
     """GB/s between one node and the others, in one direction; 0: 50 per GPU, a guess."""
 
+    price: float = 0.0
+    """Price of one GPU for an hour, in any currency; 0: no cost is printed."""
+
+    data_hours: float = 1000.0
+    """Hours of the data, over which the passes of the run are counted."""
+
     grid: bool = False
     """Rank data-parallel layouts, activation checkpointing, compilation and micro-batches."""
 
@@ -63,6 +69,10 @@ def run(options: Options) -> int:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
     if min(options.gpus_per_node, options.nodes) < 1 or not 0 <= options.inter_node_gbps < math.inf:
         raise InputError("--gpus-per-node, --nodes and --inter-node-gbps must be greater than 0")
+    if not 0 <= options.price < math.inf or not 0 < options.data_hours < math.inf:
+        raise InputError(
+            f"--price {options.price:g} must be 0 or more and --data-hours {options.data_hours:g} above 0"
+        )
     path = find_config(options.config)
     # torch takes seconds to import.
     from torchtitan.models.dit_tts.config.checks import validate_config
@@ -97,7 +107,7 @@ def run(options: Options) -> int:
         content = [dataclasses.asdict(choice) for choice in choices]
         lines = grid_lines(choices, cluster, factor)
     else:
-        plan = make_plan(config, cluster, factor)
-        content, lines = dataclasses.asdict(plan), plan_lines(plan)
+        plan = make_plan(config, cluster, factor, options.price)
+        content, lines = dataclasses.asdict(plan), plan_lines(plan, options.data_hours)
     print(json.dumps(content, indent=1, default=str) if options.json else "\n".join(lines))
     return 0

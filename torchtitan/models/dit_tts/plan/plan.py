@@ -6,6 +6,8 @@ capacity, communication and time on a named cluster, for every length bucket.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.benchmark.synthetic import (
     BYTES_PER_SECOND,
@@ -19,6 +21,7 @@ from torchtitan.models.dit_tts.config.checks import (
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
@@ -60,6 +63,7 @@ from torchtitan.models.dit_tts.plan.step_time import (
     optimizer_bytes,
     pointwise_work,
     rate,
+    scaled,
     step_time,
     with_error,
 )
@@ -135,6 +139,22 @@ class BucketPlan:
 
 
 @dataclass(frozen=True)
+class WholeRun:
+    """All steps of a run, for lengths as [benchmark] has them."""
+
+    steps: int
+    warmup_steps: int
+    hours_per_step: float
+    """of audio without padding, in the mean over the steps"""
+
+    gpu_hours: Interval
+    """without validation, checkpoints and restarts"""
+
+    cost: Interval | None
+    """None: no price was given"""
+
+
+@dataclass(frozen=True)
 class Plan:
     """What `titan-tts plan` prints of one config."""
 
@@ -153,6 +173,7 @@ class Plan:
     """of a step, over the buckets"""
 
     mean_mfu: Interval
+    run: WholeRun
 
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
@@ -173,9 +194,8 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     )
 
 
-def estimated_buckets(config: JobConfig, ranks: int) -> list[tuple[float, Batches]]:
-    """(fraction of the steps, batches) of each length bucket, shortest first, for lengths as [benchmark]
-    has them.
+def _estimated_policy(config: JobConfig, ranks: int) -> BatchPolicy:
+    """Of lengths as [benchmark] has them.
 
     Raises:
         InputError: lengths that hardly any utterance can have within the config's limits.
@@ -184,11 +204,26 @@ def estimated_buckets(config: JobConfig, ranks: int) -> list[tuple[float, Batche
     rate = SUBWORDS_PER_SECOND if is_pretrained(config.encoder.model) else BYTES_PER_SECOND
     extra_tokens = _BEGIN_AND_END + len(data.conditioning)
     dataset = SyntheticDataset(config.benchmark, data, data.seed, rate, extra_tokens)
-    per_step = ranks * accumulation
-    global_batch_size = per_step * config.training.local_batch_size
-    policy = batch_policy(
+    global_batch_size = ranks * accumulation * config.training.local_batch_size
+    return batch_policy(
         data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
     )
+
+
+def estimated_hours_per_step(config: JobConfig, ranks: int) -> float:
+    """Of audio without padding, in the mean over the steps. Raises as `_estimated_policy`."""
+    policy = _estimated_policy(config, ranks)
+    counts, sizes = np.array(policy.sample_counts), np.array(policy.batch_sizes)
+    frames = policy.useful_fraction * (counts * [shape[0] for shape in policy.shapes]).sum()
+    return float(frames / (counts / sizes).sum() / config.data.frames_per_second / 3600)
+
+
+def estimated_buckets(config: JobConfig, ranks: int) -> list[tuple[float, Batches]]:
+    """(fraction of the steps, batches) of each length bucket, shortest first. Raises as
+    `_estimated_policy`."""
+    accumulation = accumulation_steps(config, ranks)
+    per_step = ranks * accumulation
+    policy = _estimated_policy(config, ranks)
     steps = [n / size for n, size in zip(policy.sample_counts, policy.batch_sizes)]
     return [
         (number / sum(steps), Batches(Lengths(*shape), size // per_step, accumulation))
@@ -310,8 +345,8 @@ def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemor
     return summary, activations
 
 
-def make_plan(config: JobConfig, cluster: Cluster, factor: Factor) -> Plan:
-    """Raises InputError for what the GPU cannot train."""
+def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float = 0.0) -> Plan:
+    """price: of one GPU for an hour; 0: not known. Raises InputError for what the GPU cannot train."""
     check_device(config, cluster.device)
     planner = Planner(config, cluster.gpus)
     config, longest, device = planner.config, planner.longest, cluster.device
@@ -327,6 +362,8 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor) -> Plan:
     seconds = sum(each.fraction * each.step.seconds.middle for each in buckets)
     flops = sum(each.fraction * each.step.flops for each in buckets)
     mean = with_error(seconds, factor)
+    steps = config.training.steps
+    gpu_hours = scaled(mean, steps * cluster.gpus / 3600)
     return Plan(
         summary=planner.summary(),
         cluster=cluster,
@@ -337,4 +374,11 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor) -> Plan:
         buckets=buckets,
         mean_seconds=mean,
         mean_mfu=rate(flops / cluster.gpus / device.peak_flops, mean),
+        run=WholeRun(
+            steps,
+            config.lr_scheduler.warmup_steps,
+            estimated_hours_per_step(config, cluster.gpus),
+            gpu_hours,
+            scaled(gpu_hours, price) if price else None,
+        ),
     )

@@ -43,11 +43,12 @@ def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str
         *_section("Memory of one GPU", [*_table(lines), *_offloaded(summary.states), *notes]),
         *_section("Downloads", _downloads(summary)),
         *_section("One step in the longest bucket", _arithmetic(summary)),
+        *_section("All steps", _most_audio(summary)),
     ]
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """The report of `titan-tts plan`."""
+def plan_lines(plan: Plan, data_hours: float) -> list[str]:
+    """The report of `titan-tts plan`; data_hours: of the data that passes are counted over."""
     summary, config, neediest = plan.summary, plan.summary.config, plan.neediest
     mode = "compiled" if blocks_compiled(config) else "eager"
     lines = [
@@ -65,6 +66,7 @@ def plan_lines(plan: Plan) -> list[str]:
         *_section("Communication of one rank in that step", _communication(plan.longest)),
         *_section("Time of that step", _time(plan)),
         *_section("Buckets, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
+        *_section("The whole run, for these lengths", _whole_run(plan, data_hours)),
     ]
     if summary.states.offloaded:
         lines += ["", "the time is without the transfers of enable_cpu_offload and its optimizer"]
@@ -215,6 +217,17 @@ def _arithmetic(summary: Summary) -> list[str]:
     return rows
 
 
+def _most_audio(summary: Summary) -> list[str]:
+    """What the run hears if every batch is of the longest bucket and without padding."""
+    data, lengths = summary.config.data, summary.longest.lengths
+    hours = summary.samples * lengths.frames / data.frames_per_second / 3600
+    steps, warmup = summary.config.training.steps, summary.config.lr_scheduler.warmup_steps
+    return [
+        f"{steps:,} steps: up to {steps * hours:,.1f} hours of audio, {warmup * hours:,.1f} of them in the "
+        f"{warmup:,} of warm-up; titan-tts plan has the mean, GPU hours and cost"
+    ]
+
+
 def _communication(step: Step) -> list[str]:
     rows = [
         f"{each.name:24} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
@@ -253,6 +266,26 @@ def _buckets(plan: Plan) -> list[str]:
         f"mean step {_milliseconds(plan.mean_seconds)}",
         f"mean MFU  {_percent(plan.mean_mfu)} of padded shapes",
     ]
+
+
+def _whole_run(plan: Plan, data_hours: float) -> list[str]:
+    run, gpus = plan.run, plan.cluster.gpus
+    hours = run.steps * run.hours_per_step
+    time = f"{run.gpu_hours.middle / gpus:,.1f} hours on {gpus}"
+    rows = {
+        "audio per step": f"{run.hours_per_step:,.3g} hours in the mean, without padding",
+        "warm-up": f"{run.warmup_steps:,} steps, {run.warmup_steps * run.hours_per_step:,.0f} hours of audio",
+        "all": f"{run.steps:,} steps, {hours:,.0f} hours of audio: {hours / data_hours:,.1f} passes over "
+        f"{data_hours:,g} hours",
+        "GPU hours": f"{_amount(run.gpu_hours)}, {time}; without validation and restarts",
+    }
+    if run.cost is not None:
+        rows["cost"] = _amount(run.cost)
+    return [f"{name:15} {text}" for name, text in rows.items()]
+
+
+def _amount(interval: Interval) -> str:
+    return f"{interval.middle:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
 
 
 def grid_lines(choices: list[Choice], cluster: Cluster, factor: Factor) -> list[str]:

@@ -76,6 +76,10 @@ def with_error(seconds: float, factor: Factor) -> Interval:
     return Interval(seconds / (1 + factor.error), seconds, seconds * (1 + factor.error))
 
 
+def scaled(seconds: Interval, amount: float) -> Interval:
+    return Interval(seconds.low * amount, seconds.middle * amount, seconds.high * amount)
+
+
 def rate(amount: float, seconds: Interval) -> Interval:
     return Interval(amount / seconds.high, amount / seconds.middle, amount / seconds.low)
 

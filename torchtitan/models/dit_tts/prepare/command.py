@@ -48,15 +48,15 @@ def run(options: Options) -> int:
             )
     train = shlex.quote(str(Path(options.output, "train")))
     print(f"inspect it:   titan-tts data inspect {train}")
-    print(f"train on it:  titan-tts train 800m --data.path {train}{_differing_keys(options)}")
+    config, keys = _config_for(options)
+    print(f"train on it:  titan-tts train {config} --data.path {train}{keys}")
     return 0
 
 
-def _differing_keys(options: Options) -> str:
-    """The options with which the shipped large configs accept these data."""
-    if options.codec == "facebook/dacvae-watermarked":
-        return ""
+def _config_for(options: Options) -> tuple[str, str]:
+    """(a shipped config, the options with which it accepts these data)."""
     # The embedded codec is for work without downloads, as is an encoder that is learned.
-    learned = options.codec == "mel_dct" and not options.encode_text
-    encoder = " --encoder.model chars" if learned else ""
-    return f"{encoder} --sampling.codec {options.codec}"
+    if options.codec == "mel_dct" and not options.encode_text:
+        return "one_gpu", ""
+    large = options.codec == "facebook/dacvae-watermarked"
+    return "800m", "" if large else f" --sampling.codec {options.codec}"
