@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchtitan.protocols.model import ModelProtocol
 
 from torchtitan.models.dit_tts.model.attention_backends import attend
 from torchtitan.models.dit_tts.model.layers import apply_rope, rope_table, timestep_embedding
 from torchtitan.models.dit_tts.text.vocabulary import END_ID, PAD_ID
-from torchtitan.protocols.model import ModelProtocol
 
 FILLER_ID = PAD_ID
 """Id at frames behind the last character, and at all frames of a text that is dropped"""
@@ -181,10 +181,11 @@ class InfillModel(ModelProtocol):
         """PyTorch's own initial values by its seed; AdaLN and the output are zero, so that every block
         begins as the identity and the network predicts zero."""
         for module in self.modules():
-            if module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-        zero = [self.modulation, self.output, *(layer.modulation for layer in self.layers)]
-        for linear in zero:
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+        layers: Any = self.layers
+        for linear in [self.modulation, self.output, *(layer.modulation for layer in layers)]:
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchtitan.components.loss import IGNORE_INDEX
 
 from benchmarks.quality.infill_model import InfillModel, characters
 from benchmarks.quality.infill_task import (
@@ -25,7 +26,6 @@ from benchmarks.quality.infill_task import (
     joined,
     masked_spans,
 )
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts import train_spec, trainer
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.build import open_training_data

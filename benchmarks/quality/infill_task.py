@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torchtitan.components.loss import IGNORE_INDEX
 
 from benchmarks.quality.infill_model import InfillModel, characters
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys, uniform
 from torchtitan.models.dit_tts.sampling.sampler import SAMPLING_STREAM, SpeechRequest
