@@ -53,7 +53,13 @@ CALIBRATION_STEPS = 60
 
 def main(args: list[str]) -> int:
     options = parse(args)
-    place = Place(options.work.resolve(), options.data.resolve(), precision(options.precision))
+    place = Place(
+        options.work.resolve(),
+        options.data.resolve(),
+        precision(options.precision),
+        options.noise_seeds,
+        options.utterances,
+    )
     if not (place.data / "heldout").is_dir():
         prepare(place.data)
     if not options.report:
@@ -85,6 +91,7 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--sweep-budget", default=BUDGETS[0], help="budget of the sweep of rates")
     parser.add_argument("--sweep-seed", type=int, default=SEEDS[0])
     parser.add_argument("--noise-seeds", type=int, default=2, help="per text in the evaluation")
+    parser.add_argument("--utterances", type=int, default=0, help="to evaluate on; 0: all")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, each on its core")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--data", type=Path, default=ROOT / "outputs/data/spoken_digits")
@@ -225,6 +232,7 @@ def build(runs: list[dict[str, Any]], options: argparse.Namespace, place: Place)
             "threads": 1,
             "runs_at_once": options.jobs,
             "noise_seeds": place.noise_seeds,
+            "utterances": runs[0]["utterances"] if runs else 0,
             "sweep_budget": options.sweep_budget,
         },
         "conditions": environment(),

@@ -64,12 +64,14 @@ class Place:
         folder: of all runs.
         data: as `titan-tts prepare` writes it.
         noise_seeds: of each text in the evaluation.
+        utterances: held-out ones to evaluate on, evenly chosen; 0: all.
     """
 
     folder: Path
     data: Path
     precision: str
     noise_seeds: int = 2
+    utterances: int = 0
 
     def run_folder(self, job: Job) -> Path:
         return self.folder / job.name
@@ -114,6 +116,7 @@ def evaluate_arguments(job: Job, place: Place) -> list[str]:
         *("--test", str(place.data / "heldout"), "--recognizer", WORDS),
         *("--seeds", str(place.noise_seeds), "--dtype", place.precision),
         *("--out", str(folder / "evaluation"), "--on-page", "0"),
+        *("--max-utterances", str(place.utterances)),
     ]
 
 
