@@ -24,12 +24,14 @@ class RowModel:
 
     args = SimpleNamespace(latent_channels=CHANNELS, condition_base=CONDITION_BASE)
 
-    def encode_conditions(self, text, text_mask, speaker, speaker_mask, features=None):
+    def encode_conditions(
+        self, text, text_mask, speaker, speaker_mask, features=None, *, text_places=None
+    ):
         content = text[..., None].float() if features is None else features
         # Plus one: padding would be zeros, and zeros count for nothing whatever the mask is.
-        return Conditions(content + 1, text_mask, speaker[..., :1] + 1, speaker_mask)
+        return Conditions(content + 1, text_mask, speaker[..., :1] + 1, speaker_mask, text_places)
 
-    def block_caches(self, conditions, times):
+    def block_caches(self, conditions, times, frames):
         """K and V are those of `_key_values`; the modulation is the time plus the number of the block."""
         return [
             [
@@ -48,7 +50,7 @@ class RowModel:
             for layer in range(1, LAYERS + 1)
         ]
 
-    def denoise_guided(self, latents, t, keys, conditions, caches):
+    def denoise_guided(self, latents, t, keys, conditions, lengths, caches):
         key_values = self._key_values(conditions)
         if caches is not None:
             key_values = [cache.key_values for cache in caches]

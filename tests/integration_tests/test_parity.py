@@ -79,7 +79,7 @@ def seeded(tmp_path_factory):
     make_shards(folder / "data/train", 40, seed=3)
     make_shards(folder / "data/heldout", 13, seed=4)
     common = [*runs.TINY, "--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]
-    common += VALIDATION
+    common += ["--model.text_positions=scaled", *VALIDATION]
     runs.run(folder, "seed", [*common, "--checkpoint.create_seed_checkpoint"])
     seed_checkpoint = folder / "seed" / "checkpoint" / "step-0"
     common += ["--checkpoint.load_only", "--checkpoint.initial_load_path", str(seed_checkpoint)]

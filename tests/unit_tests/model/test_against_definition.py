@@ -25,7 +25,8 @@ ARGS = small_args(
     text_n_layers=2,
     adaln_rank=6,
 )
-CONDITIONED = replace(ARGS, text_vocab_size=0, condition_base=VOCABULARY, condition_ids=3)
+POSITIONED = replace(ARGS, text_positions="scaled")
+CONDITIONED = replace(POSITIONED, text_vocab_size=0, condition_base=VOCABULARY, condition_ids=3)
 """Text features come from outside; the last 3 ids have a row of the model's own."""
 
 Weights = dict[str, Tensor]
@@ -47,18 +48,24 @@ def silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
     """(T, K): the pair (i, i + K/2), as a complex number, turned by position·10000^(-2i/K)."""
     frequencies = 10000.0 ** -(torch.arange(0, x.shape[1], 2).double() / x.shape[1])
-    turns = torch.exp(1j * torch.arange(len(x))[:, None] * frequencies)
+    turns = torch.exp(1j * positions[:, None] * frequencies)
     pairs = torch.complex(*x.chunk(2, dim=1)) * turns
     return torch.cat([pairs.real, pairs.imag], dim=1)
 
 
 def attention(
-    w: Weights, name: str, x: Tensor, rotated_heads: int, causal: bool, contexts: dict[str, Tensor]
+    w: Weights,
+    name: str,
+    x: Tensor,
+    rotated_heads: int,
+    causal: bool,
+    contexts: dict[str, tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """(T, D); one softmax over the keys of x and of the contexts, projection's name -> (L, c)."""
+    """(T, D); one softmax over the keys of x and of the contexts: projection's name -> (L, c), and the
+    positions (L,) of its keys."""
     q_norm, k_norm = w[f"{name}.q_norm.weight"], w[f"{name}.k_norm.weight"]
     n_heads, width = q_norm.shape
 
@@ -68,15 +75,17 @@ def attention(
         return torch.einsum("hpkc,lc->hplk", rows, source)
 
     own = per_head("qkv_gate", x)
-    others = [per_head(projection, source) for projection, source in contexts.items()]
+    others = [(per_head(kind, source), at) for kind, (source, at) in contexts.items()]
+    frames = torch.arange(len(x)).double()
     heads = []
     for head in range(n_heads):
         q, k, v, gate = own[head]
         q, k = normed(q, q_norm[head]), normed(k, k_norm[head])
+        keys = [(k, frames), *((normed(y[head, 0], k_norm[head]), at) for y, at in others)]
         if head < rotated_heads:
-            q, k = rotated(q), rotated(k)
-        keys = torch.cat([k, *(normed(other[head, 0], k_norm[head]) for other in others)])
-        values = torch.cat([v, *(other[head, 1] for other in others)])
+            q, keys = rotated(q, frames), [(rotated(k, at), at) for k, at in keys]
+        keys = torch.cat([k for k, _ in keys])
+        values = torch.cat([v, *(other[head, 1] for other, _ in others)])
         scores = q @ keys.T / math.sqrt(width)
         if causal:
             scores = scores + torch.full_like(scores, -torch.inf).triu(1)
@@ -147,9 +156,10 @@ def predicted(w: Weights, sample: dict[str, Tensor]) -> Tensor:
     contexts = {}
     if "features" in sample:
         text = linear(w, "text_input", sample["features"])
-        contexts["text_kv"] = normed(text, w["text_norm.weight"])
+        contexts["text_kv"] = normed(text, w["text_norm.weight"]), sample["positions"]
     if "speaker" in sample:
-        contexts["speaker_kv"] = speaker_keys(w, sample["speaker"])
+        speaker = speaker_keys(w, sample["speaker"])
+        contexts["speaker_kv"] = speaker, torch.zeros(len(speaker))
     x = linear(w, "input", sample["latents"])
     for layer in range(2):
         x = decoder_block(w, f"layers.{layer}", x, shared_modulation(w, sample["t"]), contexts)
@@ -190,6 +200,9 @@ def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
     if args.condition_ids:
         batch["text_ids"][:, 0] = args.condition_base + torch.tensor([0, 1, 2, 0, 1])
         batch["text_features"] = normal(TEXT, args.text_dim)
+    if args.text_positions == "scaled":
+        places = torch.rand(batch["text_ids"].shape, generator=generator)
+        batch["text_places"] = places.where(batch["text_ids"] < VOCABULARY, -1.0)
     return batch
 
 
@@ -208,6 +221,12 @@ def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list
                 )
             else:
                 sample["features"] = text_features(w, ids)
+            sample["positions"] = torch.zeros(text)
+            if args.text_positions == "scaled":
+                places = batch["text_places"][row, :text].double()
+                sample["positions"] = torch.tensor(
+                    [place * frames - 0.5 if place >= 0 else 0.0 for place in places]
+                )
         if KEEP_SPEAKER[row]:
             sample["speaker"] = batch["speaker"][row, :speaker].double()
         found.append(sample)
@@ -226,7 +245,11 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
     assert (found.double() - expected).abs().max() < 3e-4 * largest, name
 
 
-@pytest.mark.parametrize("args", [ARGS, CONDITIONED], ids=["learned text", "text from outside"])
+@pytest.mark.parametrize(
+    "args",
+    [ARGS, POSITIONED, CONDITIONED],
+    ids=["learned text", "with positions", "text from outside"],
+)
 def test_the_network_and_its_gradients_are_as_defined(args):
     model, batch = random_model(args, seed=7), inputs(args)
     w = in_float64(model)

@@ -31,7 +31,13 @@ from torchtitan.models.dit_tts.model.attention_backends import (
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 SMALL = small_args(
-    n_heads=4, speaker_dim=16, speaker_mlp_dim=24, latent_channels=8, text_dim=16, adaln_rank=6
+    n_heads=4,
+    speaker_dim=16,
+    speaker_mlp_dim=24,
+    latent_channels=8,
+    text_dim=16,
+    adaln_rank=6,
+    text_positions="scaled",
 )
 
 OTHERS = ("matmul", "varlen", "flex")
@@ -61,6 +67,7 @@ def batch(
         "text_mask": until(text, L),
         "speaker": normal(S, SMALL.latent_channels, speaker),
         "speaker_mask": until(speaker, S),
+        "text_places": torch.rand(rows, L, generator=generator),
         "text_features": normal(L, SMALL.text_dim, text),
     } | {name: torch.tensor(value) for name, value in keep.items()}
 
@@ -329,6 +336,7 @@ def test_no_host_sync_in_the_step(backend):
             noisy.keep_text,
             noisy.keep_speaker,
             inputs["text_features"],
+            text_places=inputs["text_places"],
         )
         loss = squared_error_sums(out, noisy.target, inputs["frame_mask"]).sum() / 7
         loss.backward()

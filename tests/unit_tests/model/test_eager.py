@@ -15,6 +15,7 @@ ARGS = small_args(
     speaker_mlp_dim=24,
     latent_channels=8,
     text_vocab_size=10,
+    text_positions="scaled",
 )
 
 
@@ -57,7 +58,16 @@ def normal(*shape: int) -> torch.Tensor:
             (
                 normal(2, 3, 4, 2, 4),
                 normal(4, 1, 4),
-                rope_table(3, 4, 10.0, torch.device("cpu"), (True, False)).double(),
+                rope_table(torch.arange(3.0), 4, 10.0, (True, False)).double(),
+                1e-3,
+            ),
+        ),
+        (
+            eager.normed_heads,
+            (
+                normal(2, 3, 4, 2, 4),
+                normal(4, 1, 4),
+                rope_table(normal(2, 3).float(), 4, 10.0, (True, False)).double(),
                 1e-3,
             ),
         ),
@@ -68,7 +78,7 @@ def normal(*shape: int) -> torch.Tensor:
 )
 def test_backward_passes(function, inputs):
     for each in inputs:
-        if isinstance(each, torch.Tensor) and each.dim() != 5 or each is inputs[0]:
+        if isinstance(each, torch.Tensor) and each.dim() < 5 or each is inputs[0]:
             each.requires_grad_()
     with torch.enable_grad():
         assert torch.autograd.gradcheck(function, inputs)

@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.model.layers import (
     rms_norm,
     rope_table,
 )
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
 
 VOCABULARY = 40
 
@@ -36,6 +36,7 @@ SMALL = small_args(
     text_vocab_size=VOCABULARY,
     text_n_layers=2,
     adaln_rank=6,
+    text_positions="scaled",
 )
 
 COUNTS = {"800M": 780_973_696, "3B": 3_507_659_904, "8B": 8_238_706_816}
@@ -56,6 +57,7 @@ def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tens
         "t": torch.tensor([0.3, 0.8]),
         "frame_mask": until([11, 6], 11),
         "text_mask": until([4, 7], 7),
+        "text_places": torch.rand(2, 7, generator=generator),
         "speaker": normal(2, 10, args.latent_channels),
         "speaker_mask": until([10, 5], 10),
     }
@@ -106,7 +108,9 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
         latents, speaker = (torch.zeros(batch, n, args.latent_channels) for n in (T, S))
         t = torch.zeros(batch)
     with FlopCounterMode(display=False) as counter:
-        out = model(latents, t, masks[0], ids, masks[1], speaker, masks[2], text_features=features)
+        places = torch.zeros(batch, L, device="meta")
+        more = {"text_features": features, "text_places": places}
+        out = model(latents, t, masks[0], ids, masks[1], speaker, masks[2], **more)
         forward = counter.get_total_flops()
         out.sum().backward()
         return forward, counter.get_total_flops()
@@ -122,6 +126,33 @@ def test_flops_equal_the_counter(lengths, vocabulary, condition_ids):
     assert training == 3 * training_flops(args, Lengths(*lengths))
 
 
+# Positions of the text
+
+
+@torch.no_grad()
+def test_positions_act_where_they_are_on():
+    batch = inputs()
+    moved = batch | {"text_places": batch["text_places"] / 2}
+    for kind, acts in (("scaled", True), ("none", False)):
+        model = random_model(replace(SMALL, text_positions=kind))
+        change = output(model, moved) - output(model, batch)
+        assert (change[batch["frame_mask"]].abs().max() > 1e-3) == acts
+    with pytest.raises(ValueError, match="needs text_places"):
+        random_model(SMALL)(**{**batch, "text_places": None})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [4, 7])
+def test_a_token_is_on_the_frame_that_it_is_spoken_at(length):
+    """As many frames as tokens: in the first block, keys of the text are rotated as those of the frames."""
+    model = random_model(SMALL)
+    places = ((torch.arange(length) + 0.5) / length)[None]
+    conditions = Conditions(*[torch.empty(0)] * 4, text_places=places)
+    rope = model._text_rope(conditions, torch.tensor([length]))
+    expected = rope_table(torch.arange(float(length)), 8, 10000.0, (True, False))
+    torch.testing.assert_close(rope[:, 0], expected, rtol=0, atol=1e-5)
+
+
 # What the output does not depend on
 
 
@@ -134,20 +165,23 @@ def test_copies_for_guidance_are_the_rows_with_conditions_dropped(padded, cached
     if not padded:
         batch |= {name: torch.ones_like(batch[name]) for name in names}
     conditions = model.encode_conditions(
-        batch["text_ids"], batch["text_mask"], batch["speaker"], batch["speaker_mask"]
+        *(batch[name] for name in ("text_ids", "text_mask", "speaker", "speaker_mask")),
+        text_places=batch["text_places"],
     )
+    frames = batch["frame_mask"].sum(1)
     copies = ((True, True), (False, True), (True, False))
     masks = (batch["frame_mask"], conditions.text_mask, conditions.speaker_mask)
     keys = guided_keys(*masks, copies, torch.float32)
     assert [mask is None for mask in keys.masks] == [not padded] * 3
     times = torch.tensor([0.9, 0.3])
-    caches = model.block_caches(conditions, times)
+    caches = model.block_caches(conditions, times, frames)
     for place, t in enumerate(times):
         found = model.denoise_guided(
             batch["latents"].repeat(3, 1, 1),
             t[None],
             keys,
             conditions,
+            frames,
             caches[place] if cached else None,
         )
         for (text, speaker), rows in zip(copies, found.chunk(3), strict=True):
@@ -260,7 +294,7 @@ def test_initial_scale():
 def test_decoder_rotates_the_first_half_of_its_heads(heads):
     """Against complex numbers."""
     x = torch.randn(2, 7, heads, 8, generator=torch.Generator().manual_seed(0))
-    rotated = apply_rope(x, rope_table(7, 8, 10000.0, x.device, rotated_groups(heads)))
+    rotated = apply_rope(x, rope_table(torch.arange(7.0), 8, 10000.0, rotated_groups(heads)))
     half = heads // 2
     angles = torch.arange(7.0)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2) / 8)
     turns = torch.polar(torch.ones_like(angles), angles)
@@ -290,7 +324,7 @@ def test_norms_and_rotation_are_computed_in_float32():
         norm.weight.copy_(torch.linspace(0.5, 2, norm.weight.numel()).view_as(norm.weight))
         norm.bfloat16()
         assert_rounded_once(norm(x), exact * norm.weight.double())
-    rope = rope_table(7, 64, 10000.0, x.device)
+    rope = rope_table(torch.arange(7.0), 64, 10000.0)
     assert_rounded_once(apply_rope(x, rope), apply_rope(x.float(), rope).double())
 
 

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -171,13 +172,17 @@ class Rows:
     def encode(self, text, metadata):
         return [int(each) for each in text.split()]
 
+    def places(self, ids, mask):
+        middles = (np.arange(ids.shape[1]) + 0.5) / mask.sum(1, keepdims=True)
+        return np.where(mask, middles, -1.0).astype(np.float32)
+
 
 # Frames, text and reference; none is one of the model's own sizes, which the compiler would take for the same.
 SIZES = [(21, 9, 41), (35, 12, 53), (50, 18, 74)]
 
 
 def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
-    args = small_args(text_vocab_size=10)
+    args = small_args(text_vocab_size=10, text_positions="scaled")
     model = random_model(args).eval()
 
     def batches(model, sizes=SIZES):

@@ -133,6 +133,27 @@ def test_round_trip_with_conditions(model):
         assert max(tokenizer.text_ids(text)) < 512
 
 
+def test_a_token_has_the_room_of_its_characters(model):
+    """Beside the library's offsets, which do not count the mark of the first word."""
+    tokenizer = conditioned(model)
+    for text in ("one two three four", "nine " * 20):
+        ids = np.array([tokenizer.encode(text, {"speaker": "slt"})])
+        places = tokenizer.places(ids, np.ones_like(ids, bool))[0, 3:]
+        offsets = np.array(tokenizer.text._backend.encode(text).offsets)
+        middles = np.where(np.ptp(offsets, axis=1) > 0, offsets.mean(1) / len(text), -1.0)
+        assert (places == -1).sum() == (middles == -1).sum() == 1  # begin or end
+        np.testing.assert_allclose(places, middles, atol=1.5 / len(text))
+        assert (np.diff(places[places >= 0]) > 0).all()
+    assert (tokenizer.places(ids, np.ones_like(ids, bool))[0, :3] == -1).all()
+
+
+def test_bytes_and_continued_words_have_the_room_of_their_characters():
+    contents = json.loads(unigram())
+    contents["model"]["vocab"] += [["<0xE2>", -9.0], ["##ing", -9.0]]
+    lengths = TextTokenizer(json.dumps(contents)).characters_per_id()
+    assert lengths[-2:].tolist() == [1, 3] and lengths[1] == 0
+
+
 def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):
     tokenizer = conditioned(model)
     names = [token(tokenizer.vocabulary, i) for i in range(512, tokenizer.vocab_size)]

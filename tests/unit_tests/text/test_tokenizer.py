@@ -109,6 +109,23 @@ def test_tokens_stand_in_the_order_of_the_config():
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_places_are_of_the_text_alone(unit):
+    tokenizer = conditioned(unit)
+    rows = [tokenizer.encode(text, {"speaker": "slt"}) for text in ("abcd", "a", "")]
+    ids = np.full((3, 16), 5, np.int64)  # an id of text in the padding
+    mask = np.zeros((3, 16), bool)
+    for row, own in enumerate(rows):
+        ids[row, : len(own)], mask[row, : len(own)] = own, True
+    first = 1 + len(FIELDS)
+    places = tokenizer.places(ids, mask)
+    assert places.dtype == np.float32
+    assert places[0, first : first + 4].tolist() == [0.125, 0.375, 0.625, 0.875]
+    assert places[1, first] == 0.5
+    places[0, first : first + 4] = places[1, first] = -1
+    assert (places == -1).all()
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
 def test_round_trip(unit):
     tokenizer = conditioned(unit)
     for text in TEXTS:

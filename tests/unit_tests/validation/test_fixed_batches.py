@@ -11,7 +11,7 @@ from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, with_duration
+from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer, with_duration
 
 ROWS = [
     ("one", "ann", 20, 6),
@@ -97,7 +97,10 @@ def test_the_reference_of_another_speaker(four):
         for name in ("speaker", "speaker_mask"):
             assert torch.equal(other[name][row], inputs[name][partner])
     assert set(other) == {"speaker", "speaker_mask"}
-    assert set(batch.other_text) == {"text_ids", "text_mask"}
+    assert set(batch.other_text) == {"text_ids", "text_mask", "text_places"}
+    other = [batch.other_text[name] for name in ("text_ids", "text_mask", "text_places")]
+    places = byte_tokenizer().places(other[0].numpy(), other[1].numpy())
+    assert places.max() > 0 and (other[2].numpy() == places).all()
 
 
 @pytest.mark.parametrize(

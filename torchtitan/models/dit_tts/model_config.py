@@ -54,6 +54,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
+        self.text_positions = job_config.model.text_positions
         encoder = job_config.encoder
         if is_pretrained(encoder.model):
             self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)

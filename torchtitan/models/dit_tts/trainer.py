@@ -291,6 +291,7 @@ class DiTTTSTrainer(Trainer):
                 noisy.keep_speaker,
                 features,
                 batch["text_rows"],
+                batch["text_places"],
             )
         losses = self.loss_fn(prediction, noisy.target, frame_mask)
         self.metrics_processor.count_losses(noisy.t, losses.detach(), frame_mask)
@@ -308,7 +309,8 @@ class DiTTTSTrainer(Trainer):
         features = self._text_features(batch)
         model: Any = self.model_parts[0]
         with self.maybe_enable_amp:
-            return model.encode_conditions(*inputs, features, batch["text_rows"])
+            rows, places = batch["text_rows"], batch["text_places"]
+            return model.encode_conditions(*inputs, features, rows, places)
 
     def _denoise(self, *inputs: Any) -> torch.Tensor:
         model: Any = self.model_parts[0]

@@ -7,6 +7,7 @@ value is zero: zeros need less power, and a GPU then runs faster than in trainin
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,10 @@ class RandomTokens(ConditionedTokenizer):
         self._pool = generator.integers(self.pad_id + 1, text_ids, 2 * longest)
         self._conditions_ids = np.arange(text_ids, self.vocab_size)
         self._longest = longest
+
+    @cached_property
+    def characters_per_id(self) -> np.ndarray:
+        return np.ones(self.vocab_size - self.n_conditions, np.float32)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         assert isinstance(dataset, SyntheticDataset)

@@ -376,6 +376,11 @@ def _check_text(config: JobConfig) -> None:
     encoder, data = config.encoder, config.data
     pretrained = is_pretrained(encoder.model)
     require(
+        config.model.text_positions == "none" or not config.objective.loss_on_padding,
+        "[model] text_positions = 'scaled' with [objective] loss_on_padding = true: positions follow from "
+        "the length of the speech, which such a model decides itself; set one of them to its default",
+    )
+    require(
         not pretrained or "/" in encoder.model,
         f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', a folder of "
         f"a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",

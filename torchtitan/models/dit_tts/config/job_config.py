@@ -48,6 +48,10 @@ class Model(titan.Model):
     flavor: str = "debug"
     """Size of the model: debug, 800M, 3B or 8B"""
 
+    text_positions: Literal["none", "scaled"] = "none"
+    """Where the text's keys lie beside the frames in the attention's rotated heads: nowhere (none), or each
+    token at its place in the text, scaled to the length of the speech (scaled)"""
+
     hf_assets_path: str = "."
     """Not used by this family"""
 

@@ -72,6 +72,11 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """(B, L) float32: where in its text the middle of each of the ids (B, L) is, in (0, 1); -1 where
+        it is not of the text or mask (B, L) is false."""
+        ...
+
 
 class Features(Protocol):
     """A text encoder's features of every sample's text, stored before the run.
@@ -126,6 +131,7 @@ class LatentDataLoader(BaseDataLoader):
     latents           (B, T, C) float32   zero at padding; cropped to T
     text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_mask         (B, L) bool         True at valid tokens
+    text_places       (B, L) float32      `Tokenizer.places` of the ids
     text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
     speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
@@ -310,9 +316,11 @@ class LatentDataLoader(BaseDataLoader):
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
         valid = np.arange(T) < frames[:, None]
+        text_mask = np.arange(L) < tokens[:, None]
         input_dict = {
             "text_ids": text_ids,
-            "text_mask": np.arange(L) < tokens[:, None],
+            "text_mask": text_mask,
+            "text_places": self.tokenizer.places(text_ids, text_mask),
             "speaker_mask": np.arange(R) < speaker_frames[:, None],
             "frames": frames,
             "global_batch": np.array(number, np.int64),

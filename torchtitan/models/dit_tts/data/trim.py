@@ -19,7 +19,7 @@ def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     T, L, R = (max(1, -(-int(length) // ALIGNMENT)) * ALIGNMENT for length in longest)
     for end, names in (
         (T, ("latents",)),
-        (L, ("text_ids", "text_mask", "text_features")),
+        (L, ("text_ids", "text_mask", "text_features", "text_places")),
         (R, ("speaker", "speaker_mask")),
     ):
         for name in names:

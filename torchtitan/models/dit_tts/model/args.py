@@ -98,5 +98,9 @@ class DiTTTSModelArgs(BaseModelArgs):
     norm_eps: float = 1e-6
     """Epsilon of every RMSNorm"""
 
+    text_positions: str = "none"
+    """Where the text's keys lie beside the frames, in the rotated heads: nowhere (none), or each at its
+    place in the text, scaled to the length of the speech (scaled)"""
+
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""

@@ -75,19 +75,22 @@ class JointAttention(GatedAttention):
         self.text_kv = nn.Linear(context_dim, 2 * dim, bias=False)
         self.speaker_kv = nn.Linear(context_dim, 2 * dim, bias=False)
 
-    def _key_value(self, kv: torch.Tensor) -> KeyValue:
+    def _key_value(self, kv: torch.Tensor, rope: torch.Tensor | None = None) -> KeyValue:
         parts = kv.unflatten(-1, (-1, 2, self.head_dim))
         if eager.applies(kv):
-            k, v = eager.normed_heads(parts, self.k_norm.weight[:, None], None, self.k_norm.eps)
+            k, v = eager.normed_heads(parts, self.k_norm.weight[:, None], rope, self.k_norm.eps)
             return k, v
         k, v = parts.unbind(-2)
-        return self.k_norm(k), v
+        k = self.k_norm(k)
+        return k if rope is None else apply_rope(k, rope), v
 
     def condition_key_values(
-        self, text: torch.Tensor, speaker: torch.Tensor
+        self, text: torch.Tensor, speaker: torch.Tensor, text_rope: torch.Tensor | None
     ) -> tuple[KeyValue, KeyValue]:
-        """text (B, L, c), speaker (B, P, c)."""
-        return self._key_value(self.text_kv(text)), self._key_value(self.speaker_kv(speaker))
+        """text (B, L, c), speaker (B, P, c). `text_rope` of `rope_table` turns the text's keys, where they
+        have positions."""
+        text_key_value = self._key_value(self.text_kv(text), text_rope)
+        return text_key_value, self._key_value(self.speaker_kv(speaker))
 
     def forward(
         self,

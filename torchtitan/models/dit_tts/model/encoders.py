@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from torchtitan.models.dit_tts.model.attention import SelfAttention
-from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, rope_table
+from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, positions_of, rope_table
 
 
 class EncoderBlock(nn.Module):
@@ -61,7 +61,7 @@ class SpeakerEncoder(nn.Module):
         mask = nn.functional.pad(mask, (0, missing))
         patches = latents.unflatten(1, (-1, self.patch_size)).flatten(2)
         x = self.input(patches.to(self.input.weight.dtype))
-        rope = rope_table(x.shape[1], self.head_dim, self.rope_theta, x.device)
+        rope = rope_table(positions_of(x), self.head_dim, self.rope_theta)
         for layer in self.layers:
             x = layer(x, rope, None, True)
         return self.norm(x), mask.unflatten(1, (-1, self.patch_size)).any(-1)
@@ -94,7 +94,7 @@ class ByteEncoder(nn.Module):
 
     def forward(self, text_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.embedding(text_ids)
-        rope = rope_table(x.shape[1], self.head_dim, self.rope_theta, x.device)
+        rope = rope_table(positions_of(x), self.head_dim, self.rope_theta)
         # Position 0 is always a valid key: an empty text would otherwise give an empty softmax.
         keys = mask.clone()
         keys[:, 0] = True

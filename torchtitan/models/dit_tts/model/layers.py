@@ -95,24 +95,27 @@ def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
+def positions_of(x: torch.Tensor) -> torch.Tensor:
+    """0, 1, ... of x (B, L, ...), (L,) float32."""
+    return torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
+
+
 def rope_table(
-    length: int,
-    head_dim: int,
-    theta: float,
-    device: torch.device,
-    rotated: Sequence[bool] = (True,),
+    positions: torch.Tensor, head_dim: int, theta: float, rotated: Sequence[bool] = (True,)
 ) -> torch.Tensor:
-    """Rotary angles (Su et al. 2021) in the layout of `apply_rope`, (2, length, G, 1, head_dim) float32.
+    """Rotary angles (Su et al. 2021) in the layout of `apply_rope`, (2, ..., L, G, 1, head_dim) float32.
 
     Channels (i, i + head_dim/2) turn by position·theta^(-2i/head_dim) in those of the G groups of heads
     that are `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its
     sine, negative in the first half.
+
+    Args:
+        positions: (..., L) float32.
     """
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-    positions = torch.arange(length, dtype=torch.float32, device=device)
-    angles = positions[:, None] * theta**-exponent
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions[..., None] * theta**-exponent
     angles = torch.stack(
-        [angles if turns else torch.zeros_like(angles) for turns in rotated], dim=1
+        [angles if turns else torch.zeros_like(angles) for turns in rotated], dim=-2
     )
     cos, sin = angles.cos(), angles.sin()
     halves = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
@@ -120,11 +123,12 @@ def rope_table(
 
 
 def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Rotates channel i with channel i + K/2 in float32. x (B, L, H, K), rope (2, L, G, 1, K)."""
+    """Rotates channel i with channel i + K/2 in float32. x (B, L, H, K), rope (2, L, G, 1, K), or
+    (2, B, L, G, 1, K) where positions differ between rows."""
     # Swapping the halves instead of splitting them, and rotating the other heads by zero, lets the
     # compiler fuse all of it into one kernel, forward and backward. Halves and not neighbours, the other
     # common order of the channels: a CPU's vector units cannot swap neighbours.
     cos, sin = rope.unbind(0)
-    grouped = eager.wide(x).unflatten(2, (rope.shape[2], -1))
+    grouped = eager.wide(x).unflatten(2, (rope.shape[-3], -1))
     swapped = grouped.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return (grouped * cos + swapped * sin).flatten(2, 3).to(x.dtype)

@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.model.layers import (
     RMSNorm,
     add_gated,
     modulated_norm,
+    positions_of,
     rope_table,
     timestep_embedding,
 )
@@ -40,6 +41,10 @@ class Conditions:
 
     speaker_mask: torch.Tensor
     """(B, P) bool"""
+
+    text_places: torch.Tensor | None = None
+    """(B, L) float32: where in its text each token's middle is, in (0, 1); -1 for tokens that are not of
+    the text. For `text_positions` = "scaled" only"""
 
 
 class BlockCache(NamedTuple):
@@ -134,12 +139,14 @@ class TransformerBlock(nn.Module):
         keys: JointKeys,
         text: torch.Tensor,
         speaker: torch.Tensor,
+        text_rope: torch.Tensor | None = None,
         cache: BlockCache | None = None,
     ) -> torch.Tensor:
-        """Text and speaker are encoded conditions; they and `shared` are not used with a cache."""
+        """Text and speaker are encoded conditions; they, `text_rope` and `shared` are not used with a
+        cache."""
         if cache is None:
             assert shared is not None
-            key_values = self.attention.condition_key_values(text, speaker)
+            key_values = self.attention.condition_key_values(text, speaker, text_rope)
             modulation = self.adaln(shared)
         else:
             key_values, modulation = cache
@@ -227,6 +234,7 @@ class DiTTTSModel(ModelProtocol):
         speaker_mask: torch.Tensor,
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
+        text_places: torch.Tensor | None = None,
     ) -> Conditions:
         """Encodes text and speaker.
 
@@ -235,11 +243,12 @@ class DiTTTSModel(ModelProtocol):
             speaker, speaker_mask: (B, S, C) and (B, S), true where there is a frame.
             text_features: (B, L, text_dim) of an encoder outside the model, which then has none.
             text_rows: packing of the texts, which a pretrained encoder inside the model gets.
+            text_places: as of `Conditions`.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows)
         text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
-        return Conditions(text, text_mask, speaker, speaker_mask)
+        return Conditions(text, text_mask, speaker, speaker_mask, text_places)
 
     def _text_features(
         self,
@@ -261,12 +270,31 @@ class DiTTTSModel(ModelProtocol):
         own = self.condition_embedding(condition.clamp_min(0))
         return torch.where((condition >= 0)[..., None], own, features.to(own.dtype))
 
-    def block_caches(self, conditions: Conditions, times: torch.Tensor) -> list[list[BlockCache]]:
-        """For each of the times (N,) what every block needs of it and of the conditions."""
+    def _text_rope(self, conditions: Conditions, frames: torch.Tensor) -> torch.Tensor | None:
+        """Angles of the text's keys, at place·T - 1/2 of utterances of T frames (B,): with L tokens, token
+        i is at (i + 1/2)·T/L - 1/2, on the frame that it would be on if all took the same time. After
+        LARoPE (arXiv 2509.11084), which scales both axes to a constant instead. Tokens that are not of the
+        text do not turn."""
+        args = self.args
+        if args.text_positions == "none":
+            return None
+        places = conditions.text_places
+        if places is None:
+            raise ValueError('text_positions = "scaled" needs text_places')
+        positions = torch.where(places < 0, 0.0, places * frames[:, None] - 0.5)
+        head_dim = args.dim // args.n_heads
+        return rope_table(positions, head_dim, args.rope_theta, rotated_groups(args.n_heads))
+
+    def block_caches(
+        self, conditions: Conditions, times: torch.Tensor, frames: torch.Tensor
+    ) -> list[list[BlockCache]]:
+        """For each of the times (N,) what every block needs of it and of the conditions, for utterances of
+        `frames` (B,)."""
         shared = self.timestep(times)
+        text_rope = self._text_rope(conditions, frames)
         layers = [cast(TransformerBlock, layer) for layer in self.layers]
         key_values = [
-            layer.attention.condition_key_values(conditions.text, conditions.speaker)
+            layer.attention.condition_key_values(conditions.text, conditions.speaker, text_rope)
             for layer in layers
         ]
         modulations = [layer.adaln(shared).split(1) for layer in layers]
@@ -295,7 +323,7 @@ class DiTTTSModel(ModelProtocol):
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         x = self.input(latents.to(self.input.weight.dtype))
         keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
-        return self._decode(x, t, keys, conditions)
+        return self._decode(x, t, keys, conditions, frame_mask.sum(dim=1))
 
     def denoise_guided(
         self,
@@ -303,6 +331,7 @@ class DiTTTSModel(ModelProtocol):
         t: torch.Tensor,
         keys: GuidedKeys,
         conditions: Conditions,
+        frames: torch.Tensor,
         caches: list[BlockCache] | None = None,
     ) -> torch.Tensor:
         """The output for N copies of a batch with one time.
@@ -312,10 +341,11 @@ class DiTTTSModel(ModelProtocol):
             t: (1,).
             keys: what each copy has of the conditions.
             conditions: of B rows.
+            frames: (B,) lengths of the utterances.
             caches: of `block_caches` at this time, one per block.
         """
         x = self.input(latents.to(self.input.weight.dtype))
-        return self._decode(x, t, keys, conditions, caches)
+        return self._decode(x, t, keys, conditions, frames, caches)
 
     def _decode(
         self,
@@ -323,15 +353,17 @@ class DiTTTSModel(ModelProtocol):
         t: torch.Tensor,
         keys: JointKeys,
         conditions: Conditions,
+        frames: torch.Tensor,
         caches: list[BlockCache] | None = None,
     ) -> torch.Tensor:
-        args, frames = self.args, x.shape[1]
-        groups = rotated_groups(args.n_heads)
-        rope = rope_table(frames, args.dim // args.n_heads, args.rope_theta, x.device, groups)
-        shared = self.timestep(t) if caches is None else None
+        args, groups = self.args, rotated_groups(self.args.n_heads)
+        rope = rope_table(positions_of(x), args.dim // args.n_heads, args.rope_theta, groups)
+        text, speaker, shared, text_rope = conditions.text, conditions.speaker, None, None
+        if caches is None:
+            shared, text_rope = self.timestep(t), self._text_rope(conditions, frames)
         for index, layer in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
-            x = layer(x, shared, rope, keys, conditions.text, conditions.speaker, cache)
+            x = layer(x, shared, rope, keys, text, speaker, text_rope, cache)
         return self.output(self.norm(x)).float()
 
     def forward(
@@ -347,6 +379,7 @@ class DiTTTSModel(ModelProtocol):
         keep_speaker: torch.Tensor | None = None,
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
+        text_places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Predicts the target of the objective for every frame.
 
@@ -354,7 +387,7 @@ class DiTTTSModel(ModelProtocol):
             latents: (B, T, C) noisy latents.
             t: (B,) time in [0, 1], 1 is noise.
             frame_mask: (B, T) bool, true at frames of the utterance.
-            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows: see
+            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_places: see
                 `encode_conditions`.
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
 
@@ -364,7 +397,7 @@ class DiTTTSModel(ModelProtocol):
         # FSDP wraps these two methods of an instance, so that samplers can call them alone. Here the
         # weights are gathered already, so the plain functions of the class are called.
         conditions = DiTTTSModel.encode_conditions(
-            self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
+            self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_places
         )
         return DiTTTSModel.denoise(
             self, latents, t, frame_mask, conditions, keep_text, keep_speaker

@@ -77,6 +77,7 @@ def generate_latents(
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
     )
+    places = torch.from_numpy(tokenizer.places(text.numpy(), text_mask.numpy()))
     speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
     if not speaker.shape[1]:  # no request has a reference
         speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
@@ -90,12 +91,14 @@ def generate_latents(
     features = None
     if text_encoder is not None:
         features = text_encoder(text, text_mask & (text < model.args.condition_base))
-    conditions = model.encode_conditions(text, text_mask, speaker, speaker_mask, features)
+    conditions = model.encode_conditions(
+        text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
+    )
     times = linear_times(steps)
     caches: dict[float, list[BlockCache]] = {}
     if cache_blocks:
         inner = torch.tensor(times[:-1], device=device)
-        caches = dict(zip(times, model.block_caches(conditions, inner), strict=False))
+        caches = dict(zip(times, model.block_caches(conditions, inner, lengths), strict=False))
 
     dtype = conditions.text.dtype
     masks = (frame_mask, conditions.text_mask, conditions.speaker_mask)
@@ -107,7 +110,8 @@ def generate_latents(
         if copies not in keys:
             keys[copies] = guided_keys(*masks, copies, dtype)
         one_time = torch.full((1,), t, device=device)
-        output = model.denoise_guided(latents, one_time, keys[copies], conditions, caches.get(t))
+        cache = caches.get(t)
+        output = model.denoise_guided(latents, one_time, keys[copies], conditions, lengths, cache)
         return objective.velocity(output, latents, one_time, smallest_step=1.0 / steps)
 
     rows = torch.tensor([request.noise_row() for request in requests], device=device)

@@ -7,7 +7,9 @@ Face tokenizer would (T5Gemma's pads on the left).
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +30,9 @@ if TYPE_CHECKING:  # runs with the learned encoder do without the library
 _MIN_PIECES = 16
 
 _TEXTS_AT_ONCE = 1024
+
+# What sentencepiece calls a byte that no piece has.
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class TextTokenizer:
@@ -95,6 +100,16 @@ class TextTokenizer:
             for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
         ]
 
+    def characters_per_id(self) -> np.ndarray:
+        """(`end`,) float32: length of each piece, 0 for special tokens and for ids without a piece. The
+        mark of a word's beginning counts as the space that it stands for."""
+        lengths = np.zeros(self.end, np.float32)
+        for piece, token_id in self._backend.get_vocab(with_added_tokens=True).items():
+            if token_id < self.end and token_id not in self._special:
+                byte = _BYTE_PIECE.fullmatch(piece) is not None
+                lengths[token_id] = 1 if byte else len(piece.removeprefix("##"))
+        return lengths
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text, without special tokens."""
         return self._backend.decode(ids, skip_special_tokens=True)
@@ -158,6 +173,10 @@ class SubwordTokenizer(ConditionedTokenizer):
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
+
+    @cached_property
+    def characters_per_id(self) -> np.ndarray:
+        return self.text.characters_per_id()
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()

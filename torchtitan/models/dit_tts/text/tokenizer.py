@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,29 @@ class ConditionedTokenizer(BaseTokenizer):
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         """(n,) int32: maximum number of ids of each sample; `part` as in `open_dataset`."""
 
+    @cached_property
+    @abstractmethod
+    def characters_per_id(self) -> np.ndarray:
+        """(ids of the text,) float32: characters that each stands for; 0 for special ones. Ids of
+        conditioning tokens are beyond it."""
+
+    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Where in its text the middle of each id is, by characters.
+
+        Args:
+            ids: (B, L) of `encode_into`.
+            mask: (B, L) bool, true at those of the row.
+
+        Returns:
+            (B, L) float32 in (0, 1); -1 for padding, special and conditioning tokens.
+        """
+        known = self.characters_per_id
+        of_text = mask & (ids < len(known))
+        lengths = np.where(of_text, known.take(ids, mode="clip"), np.float32(0.0))
+        ends = lengths.cumsum(1)
+        middles = (ends - lengths / 2) / np.maximum(ends[:, -1:], 1)
+        return np.where(lengths > 0, middles, np.float32(-1.0)).astype(np.float32)
+
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
         """The text's characters that the vocabulary does not have, each once."""
@@ -193,6 +217,13 @@ class Tokenizer(ConditionedTokenizer):
         points = [ord(character) for character in vocabulary.characters]
         self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
+
+    @cached_property
+    def characters_per_id(self) -> np.ndarray:
+        # In bytes each of them has the same room.
+        lengths = np.ones(self.vocabulary.first_conditioning_id, np.float32)
+        lengths[[PAD_ID, BEGIN_ID, END_ID]] = 0.0
+        return lengths
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         units = dataset.text_bytes if self._bytes else dataset.text_chars

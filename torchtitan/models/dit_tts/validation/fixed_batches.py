@@ -195,7 +195,8 @@ class FixedSet:
             said = metadata[row if partner is None else partner]["text"]
             length = self.tokenizer.encode_into(ids[row].numpy(), said, metadata[row])
             mask[row, :length] = True
-        other_text = {"text_ids": ids, "text_mask": mask}
+        places = torch.from_numpy(self.tokenizer.places(ids.numpy(), mask.numpy()))
+        other_text = {"text_ids": ids, "text_mask": mask, "text_places": places}
         if "text_features" in inputs:
             other_text["text_features"] = inputs["text_features"][_filled(text)]
         first = int(self._first[number])
