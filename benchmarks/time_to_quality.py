@@ -245,6 +245,9 @@ def say(report: dict[str, Any], out: Path) -> int:
     disturbed = [name for name, each in report["recipes"].items() if each["cpu_fraction"] < 0.9]
     if disturbed:
         print(f"warning: other processes had the cores, too: seconds of {', '.join(disturbed)}")
+    commits = {run["commit"] for run in report["runs"]}
+    if len(commits) > 1:
+        print(f"warning: the runs are of {len(commits)} commits; begin anew with another --work")
     for name, each in report["recipes"].items():
         if each["lr_at_edge_of_sweep"]:
             print(f"note: the best rate of {name}, {each['lr']:g}, is at the edge of its sweep")

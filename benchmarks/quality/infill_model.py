@@ -215,7 +215,7 @@ class InfillModel(ModelProtocol):
         x = x + F.gelu(self.position(x.mT)).mT.to(x.dtype)
         time = self.time(timestep_embedding(t, self.sizes.time_dim).to(dtype))
         head = self.sizes.dim // self.sizes.n_heads
-        rope = rope_table(x.shape[1], head, 10000.0, x.device)
+        rope = rope_table(torch.arange(x.shape[1], device=x.device).float(), head, 10000.0)
         # No softmax is empty: a row without frames attends to all.
         mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         additive = torch.zeros(mask.shape, dtype=x.dtype, device=x.device)

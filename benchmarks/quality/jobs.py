@@ -1,5 +1,6 @@
 """Runs of recipes: trained and evaluated in processes of one thread each, every one on a core of its own."""
 
+import hashlib
 import json
 import os
 import queue
@@ -152,6 +153,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "text_gain": validation[-1]["text_gain"],
         "training_loss": metrics[-1]["loss"],
         "utterances": len(report["utterances"]),
+        "commit": json.loads((folder / "env.json").read_text())["git_commit"],
     }
 
 
@@ -176,10 +178,11 @@ def finished(job: Job, place: Place) -> dict[str, Any] | None:
 
 
 def _identity(job: Job, place: Place) -> list[str]:
-    """What a result depends on; folders may move."""
+    """What a result depends on: the arguments, without folders, which may move, and the shipped config."""
+    config = hashlib.sha256((ROOT / CONFIG).read_bytes()).hexdigest()[:16]
     arguments = [*train_arguments(job, place), *evaluate_arguments(job, place)]
-    folders = {str(place.run_folder(job)), str(place.run_folder(job).parent), str(place.folder)}
-    return [each for each in arguments if not any(each.startswith(folder) for folder in folders)]
+    kept = [each for each in arguments if not each.startswith(str(place.folder))]
+    return [*kept, f"{CONFIG}: {config}"]
 
 
 def do(job: Job, place: Place, core: int) -> dict[str, Any]:

@@ -203,6 +203,10 @@ def test_a_result_of_other_settings_is_not_taken(place):
     assert jobs.finished(job, place) is not None
     other = jobs.Place(place.folder, place.data, "bfloat16")
     assert jobs.finished(job, other) is None and not jobs.collect(other)
+    other = jobs.Place(place.folder, place.data, "float32", utterances=4)
+    assert jobs.finished(job, other) is None
+    moved = place.folder.rename(place.folder.with_name("moved"))
+    assert jobs.finished(job, jobs.Place(moved, place.data, "float32")) is not None
 
 
 def test_a_failed_run_ends_the_call_with_its_reason(place):
