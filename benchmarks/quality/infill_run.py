@@ -83,6 +83,13 @@ class InfillTrainer(trainer.DiTTTSTrainer):
         self.metrics_processor.count_losses(noisy.t, losses.detach(), spans)
         return losses.sum()
 
+    def _loss_sums(
+        self, batch: dict[str, Any], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the trainer asks for the loss without and with that of alignment heads: there are none."""
+        loss = self._loss_sum(batch, labels)
+        return loss, loss
+
     def _encode(self, batch: dict[str, Any]) -> Any:
         return self._texts().prompted(batch)
 

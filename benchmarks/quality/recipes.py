@@ -51,9 +51,6 @@ class Recipe:
     before: tuple[str, ...] = ()
     """arguments of the program before its command"""
 
-    base_lr: float = 0.0
-    """middle of the sweep; 0: the shipped config's"""
-
     def settings(self, steps: int) -> dict[str, Any]:
         """SECTION.KEY -> value for a run of so many steps."""
         known = {key: value for key, value in self.keys_where_known.items() if has_key(key)}
@@ -147,7 +144,6 @@ RECIPES: dict[str, Recipe] = {
             _F5,
             _NONE_OF_OURS,
             program=INFILL,
-            base_lr=1e-3,
         ),
         Recipe(
             "f5_joined",
@@ -156,7 +152,6 @@ RECIPES: dict[str, Recipe] = {
             _NONE_OF_OURS,
             program=INFILL,
             before=("--joined",),
-            base_lr=1e-3,
         ),
     )
 }
