@@ -19,9 +19,10 @@ from benchmarks.quality.infill_task import (
     sway_times,
 )
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest
+from torchtitan.models.dit_tts.sampling.sampler import SAMPLING_STREAM, SpeechRequest
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 # ---- seconds, ranges, ties
@@ -360,6 +361,30 @@ def test_sampling_is_of_a_request_whatever_its_batch():
     found = fill_in(model, both, requests, 0, cpu)
     assert [len(each) for each in found] == [6, 9]
     assert torch.allclose(found[0], fill_in(model, one, requests[:1], 0, cpu)[0], atol=1e-4)
+
+
+class _Constant:
+    """Velocity 5 with text and prompt, 2 without both."""
+
+    args = _args()
+
+    def __call__(self, noisy, t, frame_mask, given, ids, keep_text):
+        assert given[keep_text].any() and not given[~keep_text].any()
+        return torch.where(keep_text, 5.0, 2.0)[:, None, None].expand_as(noisy)
+
+
+def test_guidance_leads_away_from_what_is_said_without_text_and_prompt():
+    prompts = _prompted()
+    request = SpeechRequest("two", prompts.reference[0, :5], 9)
+    [one] = fill_in(_Constant(), prompts, [request], 0, torch.device("cpu"))
+    noise = stream_keys(0, torch.tensor(0), torch.tensor([request.noise_row()]), SAMPLING_STREAM)
+    expected = normal(noise, (14, 128))[0, 5:] - (5 + 2 * (5 - 2))
+    assert torch.allclose(one, expected, atol=1e-4)
+
+
+def test_characters_have_no_begin_and_no_end():
+    text_ids = torch.tensor([[*byte_tokenizer().encode("ab"), 0]])
+    assert characters(text_ids).tolist() == [[ord("a") + 3, ord("b") + 3, 0, 0]]
 
 
 def test_sizes_of_the_infill_model_fit_together():
