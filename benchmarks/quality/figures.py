@@ -147,34 +147,36 @@ def against(recipes: Mapping[str, Any], base: str = "shipped") -> dict[str, list
 
 
 def against_peers(recipes: Mapping[str, Any], peers: Sequence[str]) -> dict[str, Any]:
-    """Seconds of the shipped recipe to the first target over those of the better peer, and over the
-    longest run of a peer that never reaches it, which is an upper bound of the ratio."""
+    """Seconds of the shipped recipe to the first target over those of the better peer; where no peer
+    arrives, over the shortest of their longest runs, which is an upper bound of the ratio.
+
+    Returns:
+        "verdict": "reached" or "missed", of the aim; "not shown" where the bound does not tell, and
+        without peers or the shipped recipe. "ratio" is None where the shipped recipe does not arrive.
+    """
     target = f"{TARGETS[0]:g}"
     found = {name: recipes[name] for name in peers if name in recipes}
-    own = recipes.get("shipped", {}).get("seconds_to", {}).get(target, {}).get("median")
-    if not found or own is None:
-        return {"ratio": None, "reached": False}
-    reached = {
-        name: each["seconds_to"][target]["median"]
-        for name, each in found.items()
-        if each["seconds_to"][target]["median"] is not None
-    }
-    if reached:
-        peer = min(reached, key=lambda name: reached[name])
-        seconds, bound = reached[peer], ""
-    else:
-        # The peer that may come next is not known: the least of what they were given.
-        longest = {name: each["budgets"][-1]["seconds"]["mean"] for name, each in found.items()}
-        peer = min(longest, key=lambda name: longest[name])
-        seconds, bound = longest[peer], "at most: no peer reaches it"
+    if not found or "shipped" not in recipes:
+        return {"ratio": None, "verdict": "not shown"}
+    arrivals = {name: each["seconds_to"][target]["median"] for name, each in found.items()}
+    arrivals = {name: seconds for name, seconds in arrivals.items() if seconds is not None}
+    longest = {name: each["budgets"][-1]["seconds"]["mean"] for name, each in found.items()}
+    peer, seconds = min((arrivals or longest).items(), key=lambda each: each[1])
+    own = recipes["shipped"]["seconds_to"][target]["median"]
+    ratio = None if own is None else own / seconds
+    verdict = "missed"
+    if ratio is not None and ratio <= AIM:
+        verdict = "reached"
+    elif not arrivals:
+        verdict = "not shown"
     return {
         "peer": peer,
-        "shipped_seconds": own,
+        "peer_arrives": bool(arrivals),
         "peer_seconds": seconds,
-        "ratio": own / seconds,
-        "bound": bound,
+        "shipped_seconds": own,
+        "ratio": ratio,
         "aim": AIM,
-        "reached": own / seconds <= AIM,
+        "verdict": verdict,
     }
 
 

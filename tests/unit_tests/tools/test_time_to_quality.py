@@ -115,15 +115,25 @@ def _report(seconds_of_peer, last_wer_of_peer):
 def test_the_aim_beside_a_peer_that_arrives():
     found = _report(200.0, 0.05)
     peers = found["against_peers"]
-    assert peers["peer"] == "f5" and peers["ratio"] == pytest.approx(0.2) and peers["reached"]
+    assert peers["peer"] == "f5" and peers["ratio"] == pytest.approx(0.2)
+    assert peers["verdict"] == "reached" and peers["peer_arrives"]
     assert found["against_shipped"]["f5"][-1]["verdict"] == "tie"
-    assert not _report(80.0, 0.05)["against_peers"]["reached"]
+    assert _report(80.0, 0.05)["against_peers"]["verdict"] == "missed"
 
 
 def test_the_aim_beside_a_peer_that_does_not_arrive_is_a_bound():
     peers = _report(200.0, 0.4)["against_peers"]
-    assert peers["bound"].startswith("at most") and peers["peer_seconds"] == 200.0
-    assert peers["ratio"] < 0.2 and peers["reached"]
+    assert not peers["peer_arrives"] and peers["peer_seconds"] == 200.0
+    assert peers["ratio"] < 0.2 and peers["verdict"] == "reached"
+    assert _report(80.0, 0.4)["against_peers"]["verdict"] == "not shown"
+
+
+def test_a_shipped_recipe_that_does_not_arrive_misses_the_aim_beside_one_that_does():
+    found = _report(80.0, 0.05)["recipes"]
+    swapped = {"shipped": _report(80.0, 0.4)["recipes"]["f5"], "f5": found["shipped"]}
+    peers = figures.against_peers(swapped, ["f5"])
+    assert peers["ratio"] is None and peers["verdict"] == "missed"
+    assert figures.against_peers({"f5": found["f5"]}, ["f5"])["verdict"] == "not shown"
 
 
 def test_the_table_has_a_line_per_recipe_and_names_what_was_not_reached():
