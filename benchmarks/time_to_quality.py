@@ -1,7 +1,7 @@
 """Trains recipes on the embedded corpus for several budgets, and compares word error rates over seconds.
 
     scripts/setup.sh speech
-    python benchmarks/time_to_quality.py                      # 2 cores, about an hour; killed, it continues
+    python benchmarks/time_to_quality.py                      # 2 cores, 60 to 80 minutes; killed, it continues
     python benchmarks/time_to_quality.py --only f5 --budgets 2000
     python benchmarks/time_to_quality.py --report             # of what has run, trains nothing
 
