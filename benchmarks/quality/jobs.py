@@ -20,7 +20,7 @@ from typing import IO, Any
 from benchmarks.quality.recipes import CONFIG, RECIPES, ROOT
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
-from torchtitan.models.dit_tts.supervisor import last_line
+from torchtitan.models.dit_tts.supervisor import die_with_parent, last_line
 
 WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 RESULT, CALIBRATION = "result.json", "calibration.json"
@@ -195,7 +195,7 @@ def do(job: Job, place: Place, core: int) -> dict[str, Any]:
     folder = place.run_folder(job)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.with_suffix(".log")
+    log = folder.with_name(f"{folder.name}.log")
     began = time.monotonic()
     fractions = []
     with log.open("w") as output:
@@ -222,6 +222,11 @@ def do(job: Job, place: Place, core: int) -> dict[str, Any]:
 def _run_on(core: int, arguments: Sequence[str], output: IO[str]) -> tuple[int, float]:
     """Exit status of Python on one core, and CPU seconds over wall seconds: well below 1 where other
     processes had the core, too."""
+
+    def prepare() -> None:
+        os.sched_setaffinity(0, {core})
+        die_with_parent()  # also of a SIGKILL: what is left would disturb the next call's runs
+
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *arguments],
@@ -229,7 +234,7 @@ def _run_on(core: int, arguments: Sequence[str], output: IO[str]) -> tuple[int, 
         env={**os.environ, **_ENVIRONMENT},
         stdout=output,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        preexec_fn=prepare,
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -249,7 +254,7 @@ def step_seconds(job: Job, place: Place, core: int) -> dict[str, Any]:
     if not kept.is_file():
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        log = folder.with_suffix(".log")
+        log = folder.with_name(f"{folder.name}.log")
         arguments = [*train_arguments(job, place), "--metrics.log_freq", str(_UNTIMED)]
         with log.open("w") as output:
             if _run_on(core, [*arguments, "--checkpoint.no_enable"], output)[0]:
