@@ -68,7 +68,10 @@ class InfillTrainer(trainer.DiTTTSTrainer):
             batch = {**batch, "rows": rows, "spans": spans, "valid_frames": int(spans.sum())}
             yield batch, labels
 
-    def _loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
+    def _loss_sums(
+        self, batch: dict[str, Any], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Without and with the losses of alignment heads, of which there are none."""
         rows, spans = batch["rows"], batch["spans"]
         with torch.no_grad():
             place = batch["global_batch"], batch["row"]
@@ -81,13 +84,7 @@ class InfillTrainer(trainer.DiTTTSTrainer):
             )
         losses = self.loss_fn(prediction, noisy.target, spans)
         self.metrics_processor.count_losses(noisy.t, losses.detach(), spans)
-        return losses.sum()
-
-    def _loss_sums(
-        self, batch: dict[str, Any], labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the trainer asks for the loss without and with that of alignment heads: there are none."""
-        loss = self._loss_sum(batch, labels)
+        loss = losses.sum()
         return loss, loss
 
     def _encode(self, batch: dict[str, Any]) -> Any:

@@ -17,12 +17,13 @@ from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 def bad_batches(monkeypatch):
     """Sets what the losses of global batches, by their number, are multiplied by."""
     factors: dict[int, float] = {}
-    loss_sum = DiTTTSTrainer._loss_sum
+    loss_sums = DiTTTSTrainer._loss_sums
 
     def planted(trainer, batch, labels):
-        return loss_sum(trainer, batch, labels) * factors.get(int(batch["global_batch"]), 1.0)
+        factor = factors.get(int(batch["global_batch"]), 1.0)
+        return tuple(each * factor for each in loss_sums(trainer, batch, labels))
 
-    monkeypatch.setattr(DiTTTSTrainer, "_loss_sum", planted)
+    monkeypatch.setattr(DiTTTSTrainer, "_loss_sums", planted)
     return factors
 
 

@@ -208,13 +208,14 @@ def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, mon
 
 def test_undone_steps_are_validated_once(tmp_path, train, options, monkeypatch):
     """Bad steps right after a validation, and at one."""
-    loss_sum, init = DiTTTSTrainer._loss_sum, LatentDataLoader.__init__
+    loss_sums, init = DiTTTSTrainer._loss_sums, LatentDataLoader.__init__
     bad = {3: math.nan, 6: math.nan}
 
     def planted(trainer, batch, labels):
-        return loss_sum(trainer, batch, labels) * bad.get(int(batch["global_batch"]), 1.0)
+        factor = bad.get(int(batch["global_batch"]), 1.0)
+        return tuple(each * factor for each in loss_sums(trainer, batch, labels))
 
-    monkeypatch.setattr(DiTTTSTrainer, "_loss_sum", planted)
+    monkeypatch.setattr(DiTTTSTrainer, "_loss_sums", planted)
     arguments = [*options, "--training.steps=6", "--metrics.log_freq=100"]
     assert train("run", *arguments) == 0
     bad.clear()
