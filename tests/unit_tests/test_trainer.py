@@ -127,7 +127,7 @@ BY_HAND = [
 ]
 
 
-def problem(latents, global_batch, row, global_batch_size) -> NoisyBatch:
+def problem(latents, global_batch, row, global_batch_size, progress=0.0) -> NoisyBatch:
     """Times, noise and dropout that differ from row to row and from step to step."""
     generator = torch.Generator().manual_seed(int(1000 * global_batch + row[0]))
     # Of as many frames as the loader pads to: what is trimmed leaves the rest unchanged.

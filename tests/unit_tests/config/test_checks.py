@@ -32,6 +32,8 @@ REFUSED = """
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.max_norm = nan | [training] max_norm = nan | greater than 0
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
+1 | objective.time_shift = 0.0 | [objective] time_shift = 0.0 | greater than 0
+1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
 1 | ema.decays = [-0.1] | [ema] decays = [-0.1] | from 0 to 1
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8

@@ -45,7 +45,7 @@ _POSITIVE = {
     "sampling": "steps",
     "validation": "freq samples batch_size",
     "samples": "count",
-    "objective": "logit_std",
+    "objective": "logit_std time_shift",
     "benchmark": "warmup_steps mean_seconds sigma",
 }
 _NOT_NEGATIVE = {
@@ -197,6 +197,12 @@ def validate_config(
     global_batch, steps = batch_split(config.training, dp_degree)
     _check_data(config.data, global_batch, dp_degree, steps)
     _check_text(config)
+    objective = config.objective
+    require(
+        objective.logit_mean_end is None or objective.time_distribution == "logit_normal",
+        f"[objective] logit_mean_end = {objective.logit_mean_end} with time_distribution = "
+        f"{objective.time_distribution!r}, which has no mean; use 'logit_normal' or leave logit_mean_end out",
+    )
     _check_attention(config, accelerator or device_type)
     _check_benchmark(config)
     _check_checkpoint(config, world_size)

@@ -289,8 +289,15 @@ class Objective:
     logit_mean: float = 0.0
     """Mean of the logit-normal's normal; higher means more noise"""
 
+    logit_mean_end: float | None = None
+    """Mean at the run's last step, reached in even steps from logit_mean; not given: logit_mean throughout"""
+
     logit_std: float = 1.0
     """Standard deviation of the logit-normal's normal"""
+
+    time_shift: float = 1.0
+    """Shift s of the times for the latent's size, in training and in sampling: t becomes
+    s·t / (1 + (s - 1)·t); above 1 means more noise"""
 
     text_dropout: float = 0.1
     """Fraction of samples whose text keys are hidden"""
