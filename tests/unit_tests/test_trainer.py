@@ -81,7 +81,6 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.maybe_enable_amp = nullcontext()
     trainer.text_encoder = trainer.benchmark = None
-    trainer.gradient_accumulation_steps = MICRO_BATCHES
     trainer.step, trainer.ntokens_seen, trainer.step_ids = 2, 0, []
     return trainer
 
@@ -104,6 +103,7 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "global_batch_size": torch.tensor(rows * MICRO_BATCHES),
             "sample_id": [f"s{row}" for row in range(rows)],
             "replaced": 0,
+            "accumulation_steps": MICRO_BATCHES,
         }
         batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
     return batches

@@ -125,6 +125,13 @@ class Training(titan.Training):
     global_batch_size: int = 32
     """Samples of the longest bucket in a global batch; shorter buckets have more, to as many frames"""
 
+    batch_ramp: list[int] = field(default_factory=list)
+    """Divisors of the global batch at the start of a run, such as 8,4,2: batch_ramp_steps steps with an
+    eighth of it, as many with a quarter, as many with a half, then all of it"""
+
+    batch_ramp_steps: int = 0
+    """Steps with each divisor of batch_ramp, a multiple of all of them"""
+
 
 @dataclass
 class Data:

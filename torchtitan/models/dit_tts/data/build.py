@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import (
     BatchPolicy,
@@ -79,9 +80,10 @@ def build_dataloader(
         data.seed,
         None if draws is None else [draws[rows] for rows in inside],
     )
+    ramp = batch_ramp(job_config.training)
     if data.epochs:
         # Upstream reads it after this call: for the schedule, the end and the log.
-        job_config.training.steps = order.batches_before_epoch(data.epochs)
+        job_config.training.steps = ramp.steps_before(order.batches_before_epoch(data.epochs))
         if job_config.training.steps < 1:
             raise InputError(
                 f"[data] epochs = {data.epochs} of {len(samples)} samples are less than one global "
@@ -101,6 +103,7 @@ def build_dataloader(
         pin_memory=torch.cuda.is_available(),
         frames_per_second=data.frames_per_second,
         features=features,
+        ramp=ramp,
     )
     if dp_rank == 0:
         for line in describe(dataset, selection, loader):
@@ -203,4 +206,11 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         f"{1 - policy.useful_fraction:.1%} of the frames, {1 - policy.useful_text_fraction:.1%} of the "
         f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
+    ramp, accumulation = loader.ramp, loader.accumulation_steps
+    for number, divisor in enumerate(ramp.divisors):
+        first = number * ramp.steps
+        lines.append(
+            f"data: steps {first + 1} to {first + ramp.steps}: 1/{divisor} of a global batch, "
+            f"{ramp.accumulation(first, accumulation)} accumulation steps"
+        )
     return lines

@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.batch_ramp import BatchRamp
 from torchtitan.models.dit_tts.data.batch_sampler import (
     ORDER_VERSION,
     GlobalBatch,
@@ -42,7 +44,10 @@ _SET_BY = {
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
     "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
     "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
+    "batch_ramp": "[training] batch_ramp or batch_ramp_steps",
 }
+# Parts that older checkpoints do not have, and what those were trained with.
+_PARTS_ADDED = {"batch_ramp": []}
 # A bucket in which so many samples in a row are corrupt ends the run.
 _MAX_REPLACEMENTS = 100
 
@@ -117,7 +122,8 @@ class LatentDataLoader(BaseDataLoader):
 
     A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
     contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
-    the same rows to the same step.
+    the same rows to the same step. During a batch ramp, what a step trains on, a part of a global batch of
+    the order, is called global batch here: it has a number, rows and a size of its own.
 
     `input_dict`, for B rows of a bucket of shape (T, L, R), holds the arrays of `members.ARRAYS`,
     float32, and the rest:
@@ -136,6 +142,7 @@ class LatentDataLoader(BaseDataLoader):
     global_batch      () int64            number of the global batch, from 0
     row               (B,) int64          row in the global batch
     global_batch_size () int64            G, samples of the global batch
+    accumulation_steps  int               micro-batches of the global batch
     replaced          int                 corrupt samples that another one replaces
     ================  ==================  =====================================================
 
@@ -147,7 +154,9 @@ class LatentDataLoader(BaseDataLoader):
         order: made from the batch sizes of `policy` over samples of `dataset`.
         corrupt_samples: what to do about corrupt samples, and their count.
         frames_per_second: of the latents.
+        accumulation_steps: micro-batches of a global batch of the order.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
+        ramp: the smaller global batches of the start.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
@@ -169,6 +178,7 @@ class LatentDataLoader(BaseDataLoader):
         pin_memory: bool,
         frames_per_second: float,
         features: Features | None = None,
+        ramp: BatchRamp = BatchRamp(),
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
@@ -186,6 +196,7 @@ class LatentDataLoader(BaseDataLoader):
         self.pin_memory = pin_memory
         self.frames_per_second = frames_per_second
         self.features = features
+        self.ramp = ramp
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
@@ -208,6 +219,7 @@ class LatentDataLoader(BaseDataLoader):
             "batch_sizes": list(policy.batch_sizes),
             "reference_frames": [R for _, _, R in policy.shapes],
             "samples": order.samples_fingerprint(),
+            "batch_ramp": [*ramp.divisors, ramp.steps] if ramp.divisors else [],
         }
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -221,6 +233,21 @@ class LatentDataLoader(BaseDataLoader):
             yield batch
             del batch  # its memory is for the one that is loaded next
 
+    @property
+    def global_batch(self) -> int:
+        """Number of the next micro-batch's global batch."""
+        return self.ramp.of_micro_batch(self.consumed, self.accumulation_steps)[0]
+
+    def go_to(self, number: int) -> None:
+        """The next micro-batch is the first of this global batch."""
+        self.consumed = self.ramp.first_micro_batch(number, self.accumulation_steps)
+
+    def micro_batches(self, number: int) -> Iterator[MicroBatch]:
+        """Those of this rank in a global batch."""
+        first = self.ramp.first_micro_batch(number, self.accumulation_steps)
+        for step in range(self.ramp.accumulation(number, self.accumulation_steps)):
+            yield self.micro_batch(first + step)
+
     def close(self) -> None:
         """Stop prefetching, so that the process can end at once."""
         self._closed = True
@@ -228,7 +255,7 @@ class LatentDataLoader(BaseDataLoader):
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank. Between two micro-batches of one step it points before that step."""
         return {
-            "global_batch": self.consumed // self.accumulation_steps,
+            "global_batch": self.global_batch,
             "skipped": json.dumps(sorted(self.skipped)),
             "order_fingerprint": json.dumps(self._order_parts, sort_keys=True),
         }
@@ -241,7 +268,7 @@ class LatentDataLoader(BaseDataLoader):
         """
         if not state_dict:
             return
-        saved = json.loads(state_dict["order_fingerprint"])
+        saved = _PARTS_ADDED | json.loads(state_dict["order_fingerprint"])
         differing = [name for name, value in self._order_parts.items() if saved.get(name) != value]
         if differing:
             # The first is the cause: other shards or buckets change all that follows.
@@ -252,24 +279,26 @@ class LatentDataLoader(BaseDataLoader):
                 f"{_SET_BY[name]}, or start the data from its beginning with "
                 '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
-        self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
+        self.go_to(int(state_dict["global_batch"]))
         self.skipped = set(json.loads(state_dict["skipped"]))
 
     def _after_skipped(self, position: int) -> int:
         """The first micro-batch from `position` on whose global batch is not skipped."""
-        while position % self.accumulation_steps == 0 and self.skipped:
-            if position // self.accumulation_steps not in self.skipped:
-                break
-            position += self.accumulation_steps
-        return position
+        number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
+        if step or number not in self.skipped:
+            return position
+        while number in self.skipped:
+            number += 1
+        return self.ramp.first_micro_batch(number, self.accumulation_steps)
 
     def micro_batch(self, position: int) -> MicroBatch:
         """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""
         if self._closed:
             raise RuntimeError("the loader was closed")
-        number, step = divmod(position, self.accumulation_steps)
+        number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
+        accumulation_steps = self.ramp.accumulation(number, self.accumulation_steps)
         batch = self._global_batch(number)
-        rows = len(batch.samples) // (self.dp_world_size * self.accumulation_steps)
+        rows = len(batch.samples) // (self.dp_world_size * accumulation_steps)
         first = (step * self.dp_world_size + self.dp_rank) * rows
         samples = batch.samples[first : first + rows]
         T, L, R = self.policy.shapes[batch.bucket]
@@ -324,6 +353,7 @@ class LatentDataLoader(BaseDataLoader):
         input_dict |= {
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
+            "accumulation_steps": accumulation_steps,
         }
         if self.features is not None:
             input_dict["text_features"] = features
@@ -404,7 +434,12 @@ class LatentDataLoader(BaseDataLoader):
         with self._order_lock:
             batch = self._recent.get(number)
             if batch is None:
-                batch = self._recent[number] = self.order.batch(number)
+                full, part, divisor = self.ramp.place(number)
+                batch = self.order.batch(full)
+                rows = len(batch.samples) // divisor
+                samples = batch.samples[part * rows : (part + 1) * rows]
+                batch = replace(batch, number=number, samples=samples)
+                self._recent[number] = batch
                 if len(self._recent) > 4:
                     self._recent.popitem(last=False)
             return batch
