@@ -192,6 +192,10 @@ class Data:
     """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
     bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
 
+    references: Literal["stored", "drawn"] = "stored"
+    """References in training: those of the samples, or drawn anew for each row of a batch from other samples
+    with the same speaker in their JSON: one to three joined, a part of a drawn length of them"""
+
     speaker_patch_size: int = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""
 

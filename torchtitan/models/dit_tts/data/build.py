@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.data.buckets import (
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader, Tokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, printable
@@ -104,6 +105,7 @@ def build_dataloader(
         frames_per_second=data.frames_per_second,
         features=features,
         ramp=ramp,
+        references=_drawn_references(data, dataset, samples),
     )
     if dp_rank == 0:
         for line in describe(dataset, selection, loader):
@@ -135,7 +137,7 @@ def batch_policy(
     """The policy that `[data]` sets for samples of these lengths; see `make_batch_policy`."""
     return make_batch_policy(
         frames,
-        reference_frames,
+        None if data.references == "drawn" else reference_frames,
         text_tokens,
         max_frames=data.max_frames,
         max_speaker_frames=data.max_speaker_frames,
@@ -175,6 +177,19 @@ def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     )
 
 
+def _drawn_references(data, dataset: Dataset, samples: np.ndarray) -> DrawnReferences | None:
+    if data.references != "drawn":
+        return None
+    codes, _ = dataset.labels("speaker")
+    drawn = DrawnReferences(samples, codes, dataset.frames, dataset.latents_hash)
+    if not drawn.with_others:
+        raise InputError(
+            "[data] references = 'drawn', but no two samples have the same speaker in their JSON; prepare "
+            "the data with speaker labels or set references = 'stored'"
+        )
+    return drawn
+
+
 def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -> list[str]:
     """The arithmetic of a run's data, as lines for the log."""
     policy = loader.policy
@@ -206,6 +221,12 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         f"{1 - policy.useful_fraction:.1%} of the frames, {1 - policy.useful_text_fraction:.1%} of the "
         f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
+    if loader.references is not None:
+        drawn, total = loader.references.with_others, len(selection.samples)
+        lines.append(
+            f"data: references are drawn anew for {drawn} samples of {loader.references.speakers} "
+            f"speakers; {total - drawn} without another one by their speaker keep theirs"
+        )
     ramp, accumulation = loader.ramp, loader.accumulation_steps
     for number, divisor in enumerate(ramp.divisors):
         first = number * ramp.steps

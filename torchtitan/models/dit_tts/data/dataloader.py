@@ -29,8 +29,9 @@ from torchtitan.models.dit_tts.data.batch_sampler import (
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
 from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
+from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences, Piece
 from torchtitan.models.dit_tts.errors import InputError
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
@@ -42,12 +43,14 @@ _SET_BY = {
     "order_version": "the version of this program",
     "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
+    "references": "[data] references",
     "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
     "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
     "batch_ramp": "[training] batch_ramp or batch_ramp_steps",
 }
 # Parts that older checkpoints do not have, and what those were trained with.
-_PARTS_ADDED = {"batch_ramp": []}
+_PARTS_ADDED = {"references": "stored", "batch_ramp": []}
+_REFERENCE = [member.name for member in members.ARRAYS].index("reference")
 # A bucket in which so many samples in a row are corrupt ends the run.
 _MAX_REPLACEMENTS = 100
 
@@ -107,7 +110,8 @@ class Row(NamedTuple):
     """What a sample is written to.
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
-    which of the conditioning tokens to drop, and which part of a reference to take, as in `fill`.
+    which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, and
+    the random words of a drawn one.
     """
 
     arrays: Sequence[np.ndarray]
@@ -115,6 +119,14 @@ class Row(NamedTuple):
     features: np.ndarray | None
     drop: Sequence[bool]
     crop: int
+    words: Sequence[int]
+
+
+class Fetched(NamedTuple):
+    """Bytes of remote samples, and of the latents alone of others, from `Dataset.fetch_with_latents`."""
+
+    samples: dict[int, bytearray]
+    latents: dict[int, bytearray]
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -157,6 +169,7 @@ class LatentDataLoader(BaseDataLoader):
         accumulation_steps: micro-batches of a global batch of the order.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         ramp: the smaller global batches of the start.
+        references: draws references; None: those that are stored.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
@@ -179,6 +192,7 @@ class LatentDataLoader(BaseDataLoader):
         frames_per_second: float,
         features: Features | None = None,
         ramp: BatchRamp = BatchRamp(),
+        references: DrawnReferences | None = None,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
@@ -197,6 +211,7 @@ class LatentDataLoader(BaseDataLoader):
         self.frames_per_second = frames_per_second
         self.features = features
         self.ramp = ramp
+        self.references = references
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
@@ -217,6 +232,7 @@ class LatentDataLoader(BaseDataLoader):
             "seed": order.seed,
             "bucket_frames": list(policy.edges),
             "batch_sizes": list(policy.batch_sizes),
+            "references": "stored" if references is None else "drawn",
             "reference_frames": [R for _, _, R in policy.shapes],
             "samples": order.samples_fingerprint(),
             "batch_ramp": [*ramp.divisors, ramp.steps] if ramp.divisors else [],
@@ -321,10 +337,16 @@ class LatentDataLoader(BaseDataLoader):
         text_ids = np.full((rows, L), self.tokenizer.pad_id, np.int64)
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
-        fetched = self.dataset.fetch(samples)
         lengths, used = [], []
         crops = self.order.crops(batch)[first : first + rows].tolist()
-        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist(), crops)
+        words: list[list[int]] = [[]] * rows
+        pieces: list[Piece] = []
+        if self.references is not None:
+            words = self.order.reference_words(batch, WORDS)[first : first + rows].tolist()
+            for sample, row_words in zip(samples.tolist(), words):
+                pieces += self.references.draw(row_words, sample, R)
+        fetched = self._fetch(samples, pieces)
+        into_rows = map(Row, arrays_rows, text_ids, features_rows, drop.tolist(), crops, words)
         for row, (sample, into) in enumerate(zip(samples.tolist(), into_rows)):
             if self._closed:
                 raise RuntimeError("the loader was closed")
@@ -374,7 +396,7 @@ class LatentDataLoader(BaseDataLoader):
             self.corrupt_samples.count(self.dataset, sample, error)
             sample = self.order.replacement(batch, row, attempt)
             try:
-                return sample, self._load_row(sample, self.dataset.fetch([sample]), into)
+                return sample, self._load_row(sample, self._fetch([sample]), into)
             except CorruptSampleError as next_error:
                 error = next_error
         raise InputError(
@@ -382,27 +404,22 @@ class LatentDataLoader(BaseDataLoader):
             f"{self.policy.edges[batch.bucket]} frames; restore the shards"
         )
 
-    def _load_row(
-        self, sample: int, fetched: dict[int, bytearray], into: Row
-    ) -> tuple[int, int, int]:
-        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid.
+    def _fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
+        if not pieces:
+            return Fetched(self.dataset.fetch(samples), {})
+        others = [piece.sample for piece in pieces]
+        return Fetched(*self.dataset.fetch_with_latents(samples, others))
 
-        Args:
-            fetched: bytes of remote samples, from `Dataset.fetch`.
-        """
-        arrays, text_ids, features, drop, crop = into
-        try:
-            loaded = self.dataset.load(sample, arrays, fetched.get(sample), crop)
-        except CorruptSampleError:
-            if sample not in fetched:
-                raise
-            # Perhaps the cache or the way here corrupted it: once more, from its origin.
-            self.dataset.forget(sample)
-            again = self.dataset.fetch([sample])[sample]
-            loaded = self.dataset.load(sample, arrays, again, crop)
-        for array, target in zip(loaded.arrays, arrays):
-            target[len(array) :].fill(0)
+    def _load_row(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int]:
+        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid."""
+        arrays, text_ids, features, drop, _, words = into
+        pieces = []
+        if self.references is not None:
+            pieces = self.references.draw(words, sample, len(arrays[_REFERENCE]))
+        loaded = self._load_sample(sample, fetched, into, stored_reference=not pieces)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
+        if pieces:
+            speaker_frames = self._load_reference(sample, pieces, fetched, into)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if features is None else self._load_features(sample, features)
@@ -419,6 +436,58 @@ class LatentDataLoader(BaseDataLoader):
                 "features, and they are made again"
             )
         return frames, speaker_frames, tokens
+
+    def _load_sample(
+        self, sample: int, fetched: Fetched, into: Row, stored_reference: bool = True
+    ) -> LoadedSample:
+        """A sample in its row, zero behind it. Without its stored reference that row's is left alone."""
+        arrays = list(into.arrays)
+        if not stored_reference:
+            arrays[_REFERENCE] = arrays[_REFERENCE][:0]
+        data = fetched.samples.get(sample)
+        try:
+            loaded = self.dataset.load(sample, arrays, data, into.crop)
+        except CorruptSampleError:
+            if data is None:
+                raise
+            # Perhaps the cache or the way here corrupted it: once more, from its origin.
+            self.dataset.forget(sample)
+            again = self.dataset.fetch([sample])[sample]
+            loaded = self.dataset.load(sample, arrays, again, into.crop)
+        for array, target in zip(loaded.arrays, arrays):
+            target[len(array) :].fill(0)
+        return loaded
+
+    def _load_reference(
+        self, sample: int, pieces: Sequence[Piece], fetched: Fetched, into: Row
+    ) -> int:
+        """Fill a row's reference with the joined pieces, or with the stored one where a piece is corrupt,
+        and return its frames."""
+        target, end = into.arrays[_REFERENCE], 0
+        for piece in pieces:
+            try:
+                self._load_piece(piece, fetched, target[end:])
+            except CorruptSampleError as error:
+                if self.corrupt_samples.on_error == "raise":
+                    raise
+                self.corrupt_samples.count(self.dataset, piece.sample, error)
+                return len(self._load_sample(sample, fetched, into).reference)
+            end += piece.frames
+        target[end:].fill(0)
+        return end
+
+    def _load_piece(self, piece: Piece, fetched: Fetched, target: np.ndarray) -> None:
+        """A part of a drawn reference at the start of target (n, C)."""
+        sample, data = piece.sample, fetched.latents.get(piece.sample)
+        out = target[: piece.frames]
+        try:
+            self.dataset.load_latents(sample, out, piece.start, data)
+        except CorruptSampleError:
+            if data is None:
+                raise
+            self.dataset.forget(sample, latents_only=True)
+            again = self.dataset.fetch_with_latents((), [sample])[1][sample]
+            self.dataset.load_latents(sample, out, piece.start, again)
 
     def _load_features(self, sample: int, features: np.ndarray) -> int:
         """Fill features (L, h) and return their number of tokens, with those of conditioning."""
