@@ -70,6 +70,14 @@ def test_parts_are_the_orders_global_batches(folder):
         assert batch["row"].tolist() == list(range(size))
 
 
+def test_parts_draw_for_themselves(folder):
+    """Two parts of one global batch, row by row."""
+    loader = build(folder, **RAMP)
+    first, second = (loader._global_batch(number) for number in (0, 1))
+    assert (first.number, second.number) == (0, 1)
+    assert (loader.order.crops(first) != loader.order.crops(second)).all()
+
+
 def test_any_split_and_resume(folder):
     whole = global_batches(folder, 1, 1, 22, **RAMP)
     for ranks, accumulation in ((1, 4), (2, 1), (2, 4), (1, 8)):
