@@ -81,6 +81,7 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.maybe_enable_amp = nullcontext()
     trainer.text_encoder = trainer.benchmark = None
+    trainer.gradient_accumulation_steps = MICRO_BATCHES
     trainer.step, trainer.ntokens_seen, trainer.step_ids = 2, 0, []
     return trainer
 
@@ -359,3 +360,19 @@ class Collectives(TorchDispatchMode):
         if func.namespace == "c10d":
             self.calls[func._schema.name.split("::")[1]] += 1
         return func(*args, **(kwargs or {}))
+
+
+def test_progress_of_the_run(one_process_group):
+    """From 0 at the first step to 1 at the last."""
+    trainer, seen = trainer_on("cpu", replace(ONE), "--training.steps=5"), []
+
+    def drawn(*arguments) -> NoisyBatch:
+        seen.append(float(arguments[-1]))
+        return problem(*arguments)
+
+    trainer.add_noise = drawn
+    for step in (1, 2, 5):
+        trainer.step = step
+        [(batch, labels), *_] = trainer.batch_generator(step_data(step)[:1])
+        trainer._loss_sum(batch, labels)
+    assert seen == [0.0, 0.25, 1.0]

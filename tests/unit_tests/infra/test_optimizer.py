@@ -469,14 +469,9 @@ def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
 def test_warm_up_stable_decay_and_a_longer_run_from_the_stable_part():
     def rates(steps: int, first: int = 0, saved: dict | None = None) -> list[float]:
         model = initialized(small_model())
-        options = [
-            "--optimizer.lr=1",
-            "--lr_scheduler.warmup_steps=4",
-            "--lr_scheduler.decay_ratio=0.2",
-        ]
-        config = load_config([*options, "--lr_scheduler.decay_type=sqrt"])
-        optimizers = build_tts_optimizers([model], config.optimizer, None)
-        schedulers = build_tts_lr_schedulers(optimizers, config.lr_scheduler, steps)
+        optimizers = build_tts_optimizers([model], Optimizer(lr=1.0), None)
+        schedule = LRScheduler(warmup_steps=4, decay_ratio=0.2, decay_type="sqrt")
+        schedulers = build_tts_lr_schedulers(optimizers, schedule, steps)
         if saved is not None:
             schedulers.load_state_dict(saved)
         found = []

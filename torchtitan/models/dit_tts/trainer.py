@@ -277,11 +277,11 @@ class DiTTTSTrainer(Trainer):
         """The loss of a micro-batch, summed over its valid frames."""
         frame_mask = labels != IGNORE_INDEX
         with torch.no_grad():
-            places = (batch[name] for name in ("global_batch", "row", "global_batch_size"))
+            place = batch["global_batch"], batch["row"], batch["global_batch_size"]
             # From 0 at the first step to 1 at the last; a tensor made there is no copy to the device.
             done = (self.step - 1) / max(1, self.job_config.training.steps - 1)
             progress = torch.full((), done, device=self.device)
-            noisy = self.add_noise(batch["latents"], *places, progress)
+            noisy = self.add_noise(batch["latents"], *place, progress)
             features = self._text_features(batch)
         with self.maybe_enable_amp:
             prediction = self.model_parts[0](

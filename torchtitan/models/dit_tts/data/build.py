@@ -228,8 +228,8 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
             f"speakers; {total - drawn} without another one by their speaker keep theirs"
         )
     ramp, accumulation = loader.ramp, loader.accumulation_steps
-    for number, divisor in enumerate(ramp.divisors):
-        first = number * ramp.steps
+    for phase, divisor in enumerate(ramp.divisors):
+        first = phase * ramp.steps
         lines.append(
             f"data: steps {first + 1} to {first + ramp.steps}: 1/{divisor} of a global batch, "
             f"{ramp.accumulation(first, accumulation)} accumulation steps"
