@@ -229,9 +229,9 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         )
     ramp, accumulation = loader.ramp, loader.accumulation_steps
     for phase, divisor in enumerate(ramp.divisors):
-        first = phase * ramp.steps
+        begin = phase * ramp.steps
         lines.append(
-            f"data: steps {first + 1} to {first + ramp.steps}: 1/{divisor} of a global batch, "
-            f"{ramp.accumulation(first, accumulation)} accumulation steps"
+            f"data: steps {begin + 1} to {begin + ramp.steps}: 1/{divisor} of a global batch, "
+            f"{ramp.accumulation(begin, accumulation)} accumulation steps"
         )
     return lines
