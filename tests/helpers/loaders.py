@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import Alignment, Data, Encoder
+from torchtitan.models.dit_tts.config.job_config import Alignment, Data, Encoder, Training
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
@@ -12,7 +12,7 @@ CHANNELS = 8
 SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
 
 
-def config(folder, *, local=8, total=-1, **changes):
+def config(folder, *, local=8, total=-1, ramp=(), ramp_steps=0, **changes):
     """What `build_dataloader` needs of a job config, with `changes` to `[data]`."""
     data = dict(
         path=str(folder),
@@ -24,7 +24,8 @@ def config(folder, *, local=8, total=-1, **changes):
         latent_channels=CHANNELS,
         max_dropped_fraction=1.0,
     )
-    training = SimpleNamespace(local_batch_size=local, global_batch_size=total, steps=1)
+    training = Training(local_batch_size=local, global_batch_size=total, steps=1)
+    training.batch_ramp, training.batch_ramp_steps = list(ramp), ramp_steps
     return SimpleNamespace(
         data=Data(**(data | changes)), encoder=Encoder(), alignment=Alignment(), training=training
     )
@@ -57,6 +58,8 @@ def joined(batches):
     """Micro-batches of one global batch as one dictionary with the labels, rows in their order."""
     merged = {}
     for name in batches[0][0]:
+        if name == "accumulation_steps":  # of the split, and not of the batch
+            continue
         values = [inputs[name] for inputs, _ in batches]
         if name in ("sample_id", "ctc_lengths"):
             merged[name] = sum(values, [])
@@ -79,10 +82,14 @@ def global_batches(folder, ranks, accumulation, count, state=None, **changes):
             folder, state or {}, ranks=ranks, rank=rank, accumulation=accumulation, **changes
         )
         per_rank.append(iter(take(loader, count * accumulation)))
-    return [
-        joined([next(batches) for _ in range(accumulation) for batches in per_rank])
-        for _ in range(count)
-    ]
+    return [joined(micro_batches_of_one(per_rank)) for _ in range(count)]
+
+
+def micro_batches_of_one(per_rank):
+    """Those of one global batch from every rank, in the order of their rows."""
+    first = [next(batches) for batches in per_rank]
+    steps = first[0][0]["accumulation_steps"]
+    return first + [next(batches) for _ in range(1, steps) for batches in per_rank]
 
 
 def assert_same(left, right):

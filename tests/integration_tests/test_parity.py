@@ -66,11 +66,15 @@ SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=ow
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
 SAMPLED = ("ddp", "fsdp", "hsdp")
 
-OPTIMIZERS = {
+RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.batch_multiple=8"]
+VARIANTS = {
     "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "muon": (2, ["--optimizer.name=Muon"], FSDP),
     "base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
+    "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
+    "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),
+    "moving_times": (2, ["--objective.logit_mean_end=-2", "--objective.time_shift=2"], DDP),
 }
 
 
@@ -158,15 +162,15 @@ def test_layout_trains_as_one_process_does(seeded, layout):
         assert_same_samples(folder / layout / "samples", folder / "plain/samples")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizer_trains_on_shards_as_in_one_process(seeded, optimizer):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded
-    processes, arguments, layout = OPTIMIZERS[optimizer]
+    processes, arguments, layout = VARIANTS[variant]
     common = [*common, *arguments]
-    alone = runs.run(folder, optimizer, common).metrics()
-    sharded = runs.run(folder, f"{optimizer}_sharded", [*common, *layout], processes)
+    alone = runs.run(folder, variant, common).metrics()
+    sharded = runs.run(folder, f"{variant}_sharded", [*common, *layout], processes)
     assert_same(sharded.metrics(), alone)
-    # Another optimizer than the plain run's.
+    # It acts: the plain run is another.
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
 
 

@@ -109,6 +109,7 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "text_bytes": torch.zeros(rows, frames, dtype=torch.uint8),
             "aligns": torch.ones(rows, dtype=torch.bool),
             "ctc_lengths": [(int(length), 2) for length in lengths],
+            "accumulation_steps": MICRO_BATCHES,
         }
         batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
     return batches
@@ -132,7 +133,7 @@ BY_HAND = [
 ]
 
 
-def problem(latents, global_batch, row, global_batch_size) -> NoisyBatch:
+def problem(latents, global_batch, row, global_batch_size, progress=0.0) -> NoisyBatch:
     """Times, noise and dropout that differ from row to row and from step to step."""
     generator = torch.Generator().manual_seed(int(1000 * global_batch + row[0]))
     # Of as many frames as the loader pads to: what is trimmed leaves the rest unchanged.
@@ -393,3 +394,19 @@ class Collectives(TorchDispatchMode):
         if func.namespace == "c10d":
             self.calls[func._schema.name.split("::")[1]] += 1
         return func(*args, **(kwargs or {}))
+
+
+def test_progress_of_the_run(one_process_group):
+    """From 0 at the first step to 1 at the last."""
+    trainer, seen = trainer_on("cpu", replace(ONE), "--training.steps=5"), []
+
+    def drawn(*arguments) -> NoisyBatch:
+        seen.append(float(arguments[-1]))
+        return problem(*arguments)
+
+    trainer.add_noise = drawn
+    for step in (1, 2, 5):
+        trainer.step = step
+        batch, labels = next(trainer.batch_generator(loaded()))
+        trainer._loss_sum(batch, labels)
+    assert seen == [0.0, 0.25, 1.0]

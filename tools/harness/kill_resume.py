@@ -88,7 +88,7 @@ def plain_data(folder: Path, samples: int = 40) -> Iterator[list[str]]:
 @contextmanager
 def everything_at_once(folder: Path) -> Iterator[list[str]]:
     """Arguments of runs on mixed, balanced, cropped and corrupt data, half of it behind a server that
-    answers as long as the context lasts."""
+    answers as long as the context lasts, with all that depends on the step's place in the run."""
     for name, seed in (("local", 5), ("remote", 6)):
         make_shards(folder / name, 40, seed=seed)
         open_dataset(str(folder / name))  # writes indexes of the valid shards
@@ -108,6 +108,11 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
             "--data.max_frames=96",
             "--data.on_error=skip",
             "--data.max_corrupt_fraction=0.5",
+            "--data.references=drawn",
+            "--training.batch_ramp=2",
+            "--training.batch_ramp_steps=4",
+            "--objective.logit_mean_end=-1",
+            "--objective.time_shift=2",
             "--data.cache_folder",
             str(folder / "cache"),
         ]

@@ -32,6 +32,13 @@ REFUSED = """
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.max_norm = nan | [training] max_norm = nan | greater than 0
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
+1 | training.batch_ramp = [2, 4] | [training] batch_ramp = [2, 4] | descending
+1 | training.batch_ramp = [2, 1] | batch_ramp = [2, 1] | above 1
+1 | training.batch_ramp = [4, 2] | batch_ramp_steps = 0 | multiple of each divisor
+1 | training = {batch_ramp = [4], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
+4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
+1 | objective.time_shift = 0.0 | [objective] time_shift = 0.0 | greater than 0
+1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
 1 | ema.decays = [-0.1] | [ema] decays = [-0.1] | from 0 to 1
 1 | optimizer.base_dim = -1 | [optimizer] base_dim = -1 | negative
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative

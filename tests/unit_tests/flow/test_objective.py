@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.flow.counter_rng import _bits, normal, stream_keys, uniform
+from torchtitan.models.dit_tts.flow.counter_rng import (
+    _bits,
+    normal,
+    permuted,
+    stream_keys,
+    uniform,
+)
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import (
     FlowMatching,
@@ -187,18 +193,65 @@ def strata(objective: FlowMatching, t: torch.Tensor) -> torch.Tensor:
     ids=["logit_normal", "uniform", "shifted"],
 )
 def test_times_are_stratified_and_follow_the_distribution(objective):
-    n, pooled = 48, []
+    n, pooled, of_rows = 48, [], []
     for batch in range(100):
         t = objective.sample_times(torch.tensor(batch), torch.arange(n), torch.tensor(n))
         assert t.dtype == torch.float32 and 0 < t.min() and t.max() < 1
         u = strata(objective, t)
-        # Exactly one time in each of n equal parts of the distribution.
-        assert torch.equal((u * n).floor().long(), torch.arange(n))
+        # Exactly one time in each of n equal parts of the distribution, whichever rows have them.
+        taken = (u * n).floor().long()
+        assert torch.equal(taken.sort().values, torch.arange(n))
         pooled.append(u)
+        of_rows.append(taken.double())
     # Within a stratum the place is uniform, else a mean would be biased.
     places = torch.cat(pooled) * n % 1
     assert kolmogorov_smirnov(places) < 1.95 / math.sqrt(len(places))
     assert kolmogorov_smirnov(torch.cat(pooled)) < 1 / n
+    # No row, hence no rank, has a band of its own: over 100 batches their means are alike.
+    means = torch.stack(of_rows).mean(0)
+    assert (means - (n - 1) / 2).abs().max() < 4 * n / math.sqrt(12 * 100)
+
+
+def test_rows_are_permuted_for_every_size():
+    for size in (*range(1, 200), 510510):
+        rows, seen = torch.arange(size), set()
+        for batch in range(12 if size < 200 else 2):
+            keys = stream_keys(5, torch.tensor(batch), torch.zeros_like(rows), 4)
+            places = permuted(rows, keys, torch.tensor(size))
+            assert torch.equal(places.sort().values, rows), size
+            assert torch.equal(permuted(rows[3:5], keys[3:5], size), places[3:5])
+            seen.add(tuple(places[:3].tolist()))
+        assert len(seen) > 6 or size in (1, 2, 3, 4, 510510)
+
+
+def test_the_mean_of_the_logit_moves_with_the_progress():
+    rows, n = torch.arange(200), torch.tensor(200)
+
+    def mean(objective: FlowMatching, *progress) -> float:
+        t = objective.sample_times(torch.tensor(3), rows, n, *progress)
+        return torch.logit(t.double()).mean().item()
+
+    moving = FlowMatching(logit_mean=0.5, logit_mean_end=-1.0)
+    for progress, expected in ((0.0, 0.5), (0.5, -0.25), (torch.tensor(1.0), -1.0)):
+        assert mean(moving, progress) == pytest.approx(expected, abs=0.01)
+        assert mean(FlowMatching(logit_mean=0.5), progress) == mean(FlowMatching(logit_mean=0.5))
+
+
+def test_shift_of_the_times():
+    """It adds log s to the logit, in training and in the solver's schedule, whose ends stay."""
+    place = torch.tensor(3), torch.arange(6), 6
+    for rest in ({}, {"time_distribution": "uniform"}):
+        plain, moved = FlowMatching(**rest), FlowMatching(**rest, time_shift=3.0)
+        t, other = (each.sample_times(*place).double() for each in (plain, moved))
+        moved_logit, logit = torch.logit(other), torch.logit(t)
+        torch.testing.assert_close(moved_logit, logit + math.log(3.0), rtol=1e-4, atol=1e-4)
+    assert plain.schedule(7) == linear_times(7)
+    times = torch.tensor(moved.schedule(7), dtype=torch.float64)
+    assert times[0] == 1.0 and times[-1] == 0.0
+    linear = torch.tensor(linear_times(7), dtype=torch.float64)
+    inner = slice(1, -1)
+    expected = torch.logit(linear[inner]) + math.log(3.0)
+    torch.testing.assert_close(torch.logit(times[inner]), expected)
 
 
 def test_condition_dropout_rates_and_independence():
@@ -242,6 +295,7 @@ def test_objective_from_the_config():
         "time_distribution": "uniform",
         "logit_mean": 0.5,
         "logit_std": 2.0,
+        "time_shift": 1.5,
         "text_dropout": 0.2,
         "speaker_dropout": 0.4,
     }
@@ -250,6 +304,7 @@ def test_objective_from_the_config():
         **given, seed=11
     )
     assert build_objective(load_config([])) == FlowMatching()
+    assert build_objective(load_config(["--objective.logit_mean_end=-1"])).logit_mean_end == -1.0
 
 
 # Loss

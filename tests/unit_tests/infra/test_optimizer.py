@@ -553,3 +553,31 @@ def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
         # Sums of parts differ in the last bit, which bfloat16 and 8 bits may make larger.
         apart, moved = distance(weights(model), end), distance(weights(model), start)
         assert apart < 0.02 * moved, kind
+
+
+def test_warm_up_stable_decay_and_a_longer_run_from_the_stable_part():
+    def rates(steps: int, first: int = 0, saved: dict | None = None) -> list[float]:
+        model = initialized(small_model())
+        optimizers = build_tts_optimizers([model], Optimizer(lr=1.0), None)
+        schedule = LRScheduler(warmup_steps=4, decay_ratio=0.2, decay_type="sqrt")
+        schedulers = build_tts_lr_schedulers(optimizers, schedule, steps)
+        if saved is not None:
+            schedulers.load_state_dict(saved)
+        found = []
+        for step in range(first, steps):
+            if step == 12:
+                states[steps] = schedulers.state_dict()
+            found.append(schedulers.schedulers[0].get_last_lr()[0])
+            schedulers.step()
+        return found
+
+    states: dict[int, dict] = {}
+    short, long = rates(20), rates(40)
+    assert short[:4] == [0.25, 0.5, 0.75, 1.0] and short[4:17] == [1.0] * 13
+    falling = [
+        1 - (n / 4) ** 0.5 for n in (1, 2, 3)
+    ]  # the last step, not a step after it, ends above 0
+    assert short[17:] == pytest.approx(falling)
+    # The first 12 steps of both are alike, and the longer run decays over its own last fifth.
+    assert long[:33] == short[:4] + [1.0] * 29 and long[33] < 1.0
+    assert rates(40, 12, states[20]) == long[12:]

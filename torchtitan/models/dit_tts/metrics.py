@@ -17,6 +17,7 @@ import torch
 from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.nvml import GpuMonitor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -126,6 +127,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         )
         # A benchmark corrects these as it goes.
         self.total_steps = job_config.training.steps
+        self._ramp = batch_ramp(job_config.training)
         self.step_seconds: float | None = None
         """of the steps to come; None: as the mean so far"""
         self.seconds_after = 0.0
@@ -294,8 +296,10 @@ class TTSMetricsProcessor(MetricsProcessor):
         memory = self.device_memory_monitor.get_peak_stats()
         self._max_memory_gib = self._max_memory_with(memory)
         total = self.total_steps
-        mean_seconds = (now - self.start_time) / (step - self.first_step)
-        remaining = (total - step) * (self.step_seconds or mean_seconds) + self.seconds_after
+        # In complete global batches: the steps of a batch ramp are shorter than those to come.
+        first, done, all_batches = map(self._ramp.global_batches, (self.first_step, step, total))
+        mean_seconds = (now - self.start_time) / (done - first)
+        remaining = (all_batches - done) * (self.step_seconds or mean_seconds) + self.seconds_after
         audio_seconds = counts.valid_frames / self.job_config.data.frames_per_second
         executed = counts.executed_flops / seconds / devices
         useful = counts.useful_flops / seconds / devices

@@ -32,8 +32,7 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) ->
     tensors: dict[str, torch.Tensor] = {}
     samples: list[dict[str, Any]] = []
     try:
-        for number in range(loader.accumulation_steps):
-            batch, _ = loader.micro_batch(bad.global_batch * loader.accumulation_steps + number)
+        for number, (batch, _) in enumerate(loader.micro_batches(bad.global_batch)):
             peaks = batch["latents"].abs().amax((1, 2)).tolist()
             lengths = batch["frames"].tolist()
             for name, frames, peak in zip(batch["sample_id"], lengths, peaks, strict=True):

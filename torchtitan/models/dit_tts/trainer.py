@@ -194,7 +194,7 @@ class DiTTTSTrainer(Trainer):
         config = self.job_config
         self.add_noise = build_objective(config).add_noise
         if config.compile.enable and "loss" in config.compile.components:
-            backend, shapes = config.compile.backend, static_shapes(config.data)
+            backend, shapes = config.compile.backend, static_shapes(config)
             self.add_noise = compile_function(self.add_noise, backend, shapes)
             self.loss_fn = compile_function(self.loss_fn, backend, shapes)
 
@@ -287,9 +287,11 @@ class DiTTTSTrainer(Trainer):
         of the alignment heads."""
         frame_mask = labels != IGNORE_INDEX
         with torch.no_grad():
-            noisy = self.add_noise(
-                batch["latents"], batch["global_batch"], batch["row"], batch["global_batch_size"]
-            )
+            place = batch["global_batch"], batch["row"], batch["global_batch_size"]
+            # From 0 at the first step to 1 at the last; a tensor made there is no copy to the device.
+            done = (self.step - 1) / max(1, self.job_config.training.steps - 1)
+            progress = torch.full((), done, device=self.device)
+            noisy = self.add_noise(batch["latents"], *place, progress)
             features = self._text_features(batch)
         with self.maybe_enable_amp:
             output = self.model_parts[0](
@@ -392,7 +394,12 @@ class DiTTTSTrainer(Trainer):
         with self.benchmark.step(self.step) if self.benchmark is not None else nullcontext():
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             self.optimizers.zero_grad()
-            micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
+            micro_batches = [next(data_iterator)]
+            # Fewer than upstream counts where the step's batch is a part of a global one.
+            self.gradient_accumulation_steps = micro_batches[0][0]["accumulation_steps"]
+            micro_batches += [
+                next(data_iterator) for _ in range(1, self.gradient_accumulation_steps)
+            ]
             self.progress.at(self.step, 1)
             valid_frames = self._valid_frames(micro_batches)
             self._mark("data")
@@ -458,7 +465,7 @@ class DiTTTSTrainer(Trainer):
         kept = save_bad_step(self.run_folder.path, self.dataloader, bad)
         limits, loader = self.config.divergence, self.dataloader
         if self.benchmark is None and self.divergence.bad_recently <= limits.max_bad_steps:
-            loader.consumed = bad.global_batch * self.gradient_accumulation_steps
+            loader.go_to(bad.global_batch)
             loader.skipped.add(bad.global_batch)
             self.step = bad.step - 1
             self.lr_schedulers.load_state_dict({"last_epoch": self.lr_epoch})
@@ -482,8 +489,7 @@ class DiTTTSTrainer(Trainer):
                 f"{bad}: too many bad steps, and no checkpoint of this start to go back to; lower "
                 f"[optimizer] lr, or look at the batches in {kept.parent}"
             )
-        first = loader.consumed // self.gradient_accumulation_steps
-        loader.skipped = skipped.union(range(first, bad.global_batch + 1))
+        loader.skipped = skipped.union(range(loader.global_batch, bad.global_batch + 1))
         self.divergence.recent.clear()
         self._continue_from_step()
 

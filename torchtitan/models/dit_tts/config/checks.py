@@ -45,12 +45,12 @@ _POSITIVE = {
     "sampling": "steps",
     "validation": "freq samples batch_size",
     "samples": "count",
-    "objective": "logit_std",
+    "objective": "logit_std time_shift",
     "alignment": "teacher_dim",
     "benchmark": "warmup_steps mean_seconds sigma",
 }
 _NOT_NEGATIVE = {
-    "training": "local_batch_size",
+    "training": "local_batch_size batch_ramp_steps",
     "data": "epochs cache_gib num_workers prefetch_batches max_reference_ratio",
     "optimizer": "lr encoder_lr muon_lr weight_decay base_dim",
     "encoder": "fsdp_min_gib vocab_size dim",
@@ -153,6 +153,12 @@ def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
     return total, total // per_pass
 
 
+def ramp_accumulation(accumulation: int, divisor: int) -> int:
+    """Micro-batches of a step with a part of the global batch: as few as keep each within its size in a
+    complete one, of `accumulation`."""
+    return -(-accumulation // divisor)
+
+
 def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
     """Micro-batches per step; see `batch_split`."""
     return batch_split(config.training, dp_degree)[1]
@@ -199,7 +205,14 @@ def validate_config(
     dp_degree = data_parallel_degree(config, world_size)
     global_batch, steps = batch_split(config.training, dp_degree)
     _check_data(config.data, global_batch, dp_degree, steps)
+    _check_batch_ramp(config, dp_degree, steps)
     _check_text(config)
+    objective = config.objective
+    require(
+        objective.logit_mean_end is None or objective.time_distribution == "logit_normal",
+        f"[objective] logit_mean_end = {objective.logit_mean_end} with time_distribution = "
+        f"{objective.time_distribution!r}, which has no mean; use 'logit_normal' or leave logit_mean_end out",
+    )
     _check_attention(config, accelerator or device_type)
     _check_benchmark(config)
     _check_checkpoint(config, world_size)
@@ -343,6 +356,32 @@ def _check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int
         f"[data] prefetch_batches = 0 with num_workers = {data.num_workers}, but workers need at least "
         f"1; raise it or set num_workers = 0",
     )
+
+
+def _check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> None:
+    training, data = config.training, config.data
+    ramp, steps = training.batch_ramp, training.batch_ramp_steps
+    require(
+        all(high > low for high, low in zip(ramp, [*ramp[1:], 1])),
+        f"[training] batch_ramp = {ramp}, but it must be divisors above 1 in descending order, such as "
+        f"[8, 4, 2], or empty",
+    )
+    require(
+        not ramp or (steps > 0 and not any(steps % divisor for divisor in ramp)),
+        f"[training] batch_ramp_steps = {steps}, but it must be a positive multiple of each divisor in "
+        f"batch_ramp = {ramp}, so that every phase ends with a global batch",
+    )
+    multiple = math.gcd(*(data.bucket_batch_sizes or [data.batch_multiple]))
+    key = "bucket_batch_sizes" if data.bucket_batch_sizes else "batch_multiple"
+    for divisor in ramp:
+        micro_batches = ramp_accumulation(accumulation, divisor)
+        blocks = divisor * micro_batches * dp_degree
+        require(
+            multiple % blocks == 0,
+            f"[training] batch_ramp = {ramp}: a part of 1/{divisor} cannot be divided among {dp_degree} "
+            f"data-parallel ranks x {micro_batches} accumulation steps; make [data] {key} multiples of "
+            f"{blocks}, or leave {divisor} out",
+        )
 
 
 def _check_validation(config: JobConfig) -> None:

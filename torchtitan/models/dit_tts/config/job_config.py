@@ -133,6 +133,13 @@ class Training(titan.Training):
     global_batch_size: int = 32
     """Samples of the longest bucket in a global batch; shorter buckets have more, to as many frames"""
 
+    batch_ramp: list[int] = field(default_factory=list)
+    """Divisors of the global batch at the start of a run, such as 8,4,2: batch_ramp_steps steps with an
+    eighth of it, as many with a quarter, as many with a half, then all of it"""
+
+    batch_ramp_steps: int = 0
+    """Steps with each divisor of batch_ramp, a multiple of all of them"""
+
 
 @dataclass
 class Data:
@@ -192,6 +199,10 @@ class Data:
     max_reference_ratio: float = 1.0
     """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
     bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
+
+    references: Literal["stored", "drawn"] = "stored"
+    """References in training: those of the samples, or drawn anew for each row of a batch from other samples
+    with the same speaker in their JSON: one to three joined, a part of a drawn length of them"""
 
     speaker_patch_size: int = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""
@@ -297,8 +308,15 @@ class Objective:
     logit_mean: float = 0.0
     """Mean of the logit-normal's normal; higher means more noise"""
 
+    logit_mean_end: float | None = None
+    """Mean at the run's last step, reached in even steps from logit_mean; not given: logit_mean throughout"""
+
     logit_std: float = 1.0
     """Standard deviation of the logit-normal's normal"""
+
+    time_shift: float = 1.0
+    """Shift s of the times for the latent's size, in training and in sampling: t becomes
+    s·t / (1 + (s - 1)·t); above 1 means more noise"""
 
     text_dropout: float = 0.1
     """Fraction of samples whose text keys are hidden"""

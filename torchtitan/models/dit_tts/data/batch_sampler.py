@@ -47,7 +47,7 @@ from torchtitan.models.dit_tts.errors import InputError
 _SHUFFLE = 2**32 - 1
 # Third words of the weights' offsets and of replacements are their bucket number plus one of these.
 _OFFSETS, _REPLACEMENTS = 2**30, 2**31
-_CROPS = 2**29
+_REFERENCES, _CROPS = 2**28, 2**29
 
 ORDER_VERSION = 2
 """Bump when the batch order, or what is taken of its samples, changes for the same inputs."""
@@ -259,6 +259,12 @@ class GlobalBatchSampler:
         """(G_b,) uint64, random: which part of its reference each row takes, where that is too long."""
         key = (self.seed, batch.number, _CROPS)
         return np.random.Philox(np.random.SeedSequence(key)).random_raw(len(batch.samples))
+
+    def reference_words(self, batch: GlobalBatch, count: int) -> np.ndarray:
+        """(G_b, count) uint64, random: by which each row's reference is drawn."""
+        key = (self.seed, batch.number, _REFERENCES)
+        words = np.random.Philox(np.random.SeedSequence(key)).random_raw(len(batch.samples) * count)
+        return words.reshape(-1, count)
 
     def _shuffle(self, epoch: int, length: int) -> np.ndarray:
         if epoch not in self._shuffles:

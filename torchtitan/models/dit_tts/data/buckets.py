@@ -128,7 +128,7 @@ def select_samples(
 
 def make_batch_policy(
     frames: np.ndarray,
-    reference_frames: np.ndarray,
+    reference_frames: np.ndarray | None,
     text_tokens: np.ndarray,
     *,
     max_frames: int,
@@ -146,7 +146,8 @@ def make_batch_policy(
     """Choose buckets for selected samples (see `select_samples`).
 
     Args:
-        frames, reference_frames, text_tokens: (n,) over the selected samples.
+        frames, reference_frames, text_tokens: (n,) over the selected samples; without reference_frames
+            references are drawn, of any length up to a bucket's R.
         max_reference_ratio: maximum reference of a bucket over its longest utterance; 0: no limit. The
             longest bucket has none.
         num_buckets: at most this many buckets, where `bucket_frames` is empty.
@@ -171,7 +172,9 @@ def make_batch_policy(
         inside = bucket == number
         # An empty bucket still has a shape, as if it held one short sample.
         max_text = int(text_tokens[inside].max(initial=1))
-        max_reference = int(reference_frames[inside].max(initial=1))
+        max_reference = max_speaker_frames
+        if reference_frames is not None:
+            max_reference = int(reference_frames[inside].max(initial=1))
         L = min(max_text_tokens, _round_up(max_text, ALIGNMENT))
         if max_reference_ratio and number < bucket.max():
             max_reference = min(max_reference, max(1, int(max_reference_ratio * edge)))
@@ -183,6 +186,8 @@ def make_batch_policy(
         counts.append(int(inside.sum()))
     often = np.ones(len(frames)) if draws is None else draws
     useful = []
+    if reference_frames is None:
+        reference_frames = np.array([(R + 1) / 2 for _, _, R in shapes])[bucket]  # their mean
     for lengths, stream in zip((frames, text_tokens, reference_frames), zip(*shapes)):
         padded = np.array(stream)[bucket]
         useful.append(float(often @ np.minimum(lengths, padded) / (often @ padded)))

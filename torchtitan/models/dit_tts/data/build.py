@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import (
     BatchPolicy,
@@ -17,6 +18,7 @@ from torchtitan.models.dit_tts.data.buckets import (
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader, Tokenizer
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, printable
@@ -81,9 +83,10 @@ def build_dataloader(
         data.seed,
         None if draws is None else [draws[rows] for rows in inside],
     )
+    ramp = batch_ramp(job_config.training)
     if data.epochs:
         # Upstream reads it after this call: for the schedule, the end and the log.
-        job_config.training.steps = order.batches_before_epoch(data.epochs)
+        job_config.training.steps = ramp.steps_before(order.batches_before_epoch(data.epochs))
         if job_config.training.steps < 1:
             raise InputError(
                 f"[data] epochs = {data.epochs} of {len(samples)} samples are less than one global "
@@ -105,6 +108,8 @@ def build_dataloader(
         features=features,
         text_bytes=text_bytes,
         teacher=None if find_teacher is None else find_teacher(dataset),
+        ramp=ramp,
+        references=_drawn_references(data, dataset, samples),
     )
     if dp_rank == 0:
         for line in describe(dataset, selection, loader):
@@ -136,7 +141,7 @@ def batch_policy(
     """The policy that `[data]` sets for samples of these lengths; see `make_batch_policy`."""
     return make_batch_policy(
         frames,
-        reference_frames,
+        None if data.references == "drawn" else reference_frames,
         text_tokens,
         max_frames=data.max_frames,
         max_speaker_frames=data.max_speaker_frames,
@@ -176,6 +181,19 @@ def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     )
 
 
+def _drawn_references(data, dataset: Dataset, samples: np.ndarray) -> DrawnReferences | None:
+    if data.references != "drawn":
+        return None
+    codes, _ = dataset.labels("speaker")
+    drawn = DrawnReferences(samples, codes, dataset.frames, dataset.latents_hash)
+    if not drawn.with_others:
+        raise InputError(
+            "[data] references = 'drawn', but no two samples have the same speaker in their JSON; prepare "
+            "the data with speaker labels or set references = 'stored'"
+        )
+    return drawn
+
+
 def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -> list[str]:
     """The arithmetic of a run's data, as lines for the log."""
     policy = loader.policy
@@ -207,4 +225,17 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         f"{1 - policy.useful_fraction:.1%} of the frames, {1 - policy.useful_text_fraction:.1%} of the "
         f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
+    if loader.references is not None:
+        drawn, total = loader.references.with_others, len(selection.samples)
+        lines.append(
+            f"data: references are drawn anew for {drawn} samples of {loader.references.speakers} "
+            f"speakers; {total - drawn} without another one by their speaker keep theirs"
+        )
+    ramp, accumulation = loader.ramp, loader.accumulation_steps
+    for phase, divisor in enumerate(ramp.divisors):
+        begin = phase * ramp.steps
+        lines.append(
+            f"data: steps {begin + 1} to {begin + ramp.steps}: 1/{divisor} of a global batch, "
+            f"{ramp.accumulation(begin, accumulation)} accumulation steps"
+        )
     return lines

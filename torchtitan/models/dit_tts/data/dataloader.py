@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.batch_ramp import BatchRamp
 from torchtitan.models.dit_tts.data.batch_sampler import (
     ORDER_VERSION,
     GlobalBatch,
@@ -27,8 +29,9 @@ from torchtitan.models.dit_tts.data.batch_sampler import (
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
 from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
+from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences, Piece
 from torchtitan.models.dit_tts.errors import InputError
 
 MicroBatch = tuple[dict[str, Any], torch.Tensor]
@@ -40,9 +43,14 @@ _SET_BY = {
     "order_version": "the version of this program",
     "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
+    "references": "[data] references",
     "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
     "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
+    "batch_ramp": "[training] batch_ramp or batch_ramp_steps",
 }
+# Parts that older checkpoints do not have, and what those were trained with.
+_PARTS_ADDED = {"references": "stored", "batch_ramp": []}
+_REFERENCE = [member.name for member in members.ARRAYS].index("reference")
 # A bucket in which so many samples in a row are corrupt ends the run.
 _MAX_REPLACEMENTS = 100
 
@@ -107,8 +115,8 @@ class Row(NamedTuple):
     """What a sample is written to.
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
-    which of the conditioning tokens to drop, which part of a reference to take, as in `fill`,
-    text_bytes (N,) or None, and a teacher's features (T, K), zero, or None.
+    which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
+    random words of a drawn one, text_bytes (N,) or None, and a teacher's features (T, K), zero, or None.
     """
 
     arrays: Sequence[np.ndarray]
@@ -116,8 +124,16 @@ class Row(NamedTuple):
     features: np.ndarray | None
     drop: Sequence[bool]
     crop: int
+    words: Sequence[int]
     text_bytes: np.ndarray | None = None
     teacher: np.ndarray | None = None
+
+
+class Fetched(NamedTuple):
+    """Bytes of remote samples, and of the latents alone of others, from `Dataset.fetch_with_latents`."""
+
+    samples: dict[int, bytearray]
+    latents: dict[int, bytearray]
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -125,7 +141,8 @@ class LatentDataLoader(BaseDataLoader):
 
     A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
     contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
-    the same rows to the same step.
+    the same rows to the same step. During a batch ramp, what a step trains on, a part of a global batch of
+    the order, is called global batch here: it has a number, rows and a size of its own.
 
     `input_dict`, for B rows of a bucket of shape (T, L, R), holds the arrays of `members.ARRAYS`,
     float32, and the rest:
@@ -145,6 +162,7 @@ class LatentDataLoader(BaseDataLoader):
     global_batch      () int64            number of the global batch, from 0
     row               (B,) int64          row in the global batch
     global_batch_size () int64            G, samples of the global batch
+    accumulation_steps  int               micro-batches of the global batch
     replaced          int                 corrupt samples that another one replaces
     text_bytes        (B, T) uint8        with `text_bytes`: utf-8 of the texts that can be aligned with
                                           their frames
@@ -162,9 +180,12 @@ class LatentDataLoader(BaseDataLoader):
         order: made from the batch sizes of `policy` over samples of `dataset`.
         corrupt_samples: what to do about corrupt samples, and their count.
         frames_per_second: of the latents.
+        accumulation_steps: micro-batches of a global batch of the order.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         text_bytes: whether batches have the texts' bytes.
         teacher: features of the utterances, frame by frame.
+        ramp: the smaller global batches of the start.
+        references: draws references; None: those that are stored.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
         prefetch_batches: micro-batches to prefetch.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
@@ -188,6 +209,8 @@ class LatentDataLoader(BaseDataLoader):
         features: Features | None = None,
         text_bytes: bool = False,
         teacher: Features | None = None,
+        ramp: BatchRamp = BatchRamp(),
+        references: DrawnReferences | None = None,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
         assert order.batch_sizes == policy.batch_sizes
@@ -207,6 +230,8 @@ class LatentDataLoader(BaseDataLoader):
         self.features = features
         self.text_bytes = text_bytes
         self.teacher = teacher
+        self.ramp = ramp
+        self.references = references
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
@@ -227,8 +252,10 @@ class LatentDataLoader(BaseDataLoader):
             "seed": order.seed,
             "bucket_frames": list(policy.edges),
             "batch_sizes": list(policy.batch_sizes),
+            "references": "stored" if references is None else "drawn",
             "reference_frames": [R for _, _, R in policy.shapes],
             "samples": order.samples_fingerprint(),
+            "batch_ramp": [*ramp.divisors, ramp.steps] if ramp.divisors else [],
         }
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -242,6 +269,21 @@ class LatentDataLoader(BaseDataLoader):
             yield batch
             del batch  # its memory is for the one that is loaded next
 
+    @property
+    def global_batch(self) -> int:
+        """Number of the next micro-batch's global batch."""
+        return self.ramp.of_micro_batch(self.consumed, self.accumulation_steps)[0]
+
+    def go_to(self, number: int) -> None:
+        """The next micro-batch is the first of this global batch."""
+        self.consumed = self.ramp.first_micro_batch(number, self.accumulation_steps)
+
+    def micro_batches(self, number: int) -> Iterator[MicroBatch]:
+        """Those of this rank in a global batch."""
+        first = self.ramp.first_micro_batch(number, self.accumulation_steps)
+        for step in range(self.ramp.accumulation(number, self.accumulation_steps)):
+            yield self.micro_batch(first + step)
+
     def close(self) -> None:
         """Stop prefetching, so that the process can end at once."""
         self._closed = True
@@ -249,7 +291,7 @@ class LatentDataLoader(BaseDataLoader):
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank. Between two micro-batches of one step it points before that step."""
         return {
-            "global_batch": self.consumed // self.accumulation_steps,
+            "global_batch": self.global_batch,
             "skipped": json.dumps(sorted(self.skipped)),
             "order_fingerprint": json.dumps(self._order_parts, sort_keys=True),
         }
@@ -262,7 +304,7 @@ class LatentDataLoader(BaseDataLoader):
         """
         if not state_dict:
             return
-        saved = json.loads(state_dict["order_fingerprint"])
+        saved = _PARTS_ADDED | json.loads(state_dict["order_fingerprint"])
         differing = [name for name, value in self._order_parts.items() if saved.get(name) != value]
         if differing:
             # The first is the cause: other shards or buckets change all that follows.
@@ -273,24 +315,26 @@ class LatentDataLoader(BaseDataLoader):
                 f"{_SET_BY[name]}, or start the data from its beginning with "
                 '[checkpoint] exclude_from_loading = ["dataloader"]'
             )
-        self.consumed = int(state_dict["global_batch"]) * self.accumulation_steps
+        self.go_to(int(state_dict["global_batch"]))
         self.skipped = set(json.loads(state_dict["skipped"]))
 
     def _after_skipped(self, position: int) -> int:
         """The first micro-batch from `position` on whose global batch is not skipped."""
-        while position % self.accumulation_steps == 0 and self.skipped:
-            if position // self.accumulation_steps not in self.skipped:
-                break
-            position += self.accumulation_steps
-        return position
+        number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
+        if step or number not in self.skipped:
+            return position
+        while number in self.skipped:
+            number += 1
+        return self.ramp.first_micro_batch(number, self.accumulation_steps)
 
     def micro_batch(self, position: int) -> MicroBatch:
         """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""
         if self._closed:
             raise RuntimeError("the loader was closed")
-        number, step = divmod(position, self.accumulation_steps)
+        number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
+        accumulation_steps = self.ramp.accumulation(number, self.accumulation_steps)
         batch = self._global_batch(number)
-        rows = len(batch.samples) // (self.dp_world_size * self.accumulation_steps)
+        rows = len(batch.samples) // (self.dp_world_size * accumulation_steps)
         first = (step * self.dp_world_size + self.dp_rank) * rows
         samples = batch.samples[first : first + rows]
         T, L, R = self.policy.shapes[batch.bucket]
@@ -319,9 +363,15 @@ class LatentDataLoader(BaseDataLoader):
             teacher = list(teacher_features.numpy())
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = self.tokenizer.dropped(self.order.seed, number, global_rows)
-        fetched = self.dataset.fetch(samples)
         lengths, used = [], []
         crops = self.order.crops(batch)[first : first + rows].tolist()
+        words: list[list[int]] = [[]] * rows
+        pieces: list[Piece] = []
+        if self.references is not None:
+            words = self.order.reference_words(batch, WORDS)[first : first + rows].tolist()
+            for sample, row_words in zip(samples.tolist(), words):
+                pieces += self.references.draw(row_words, sample, R)
+        fetched = self._fetch(samples, pieces)
         into_rows = map(
             Row,
             arrays_rows,
@@ -329,6 +379,7 @@ class LatentDataLoader(BaseDataLoader):
             features_rows,
             drop.tolist(),
             crops,
+            words,
             text_bytes,
             teacher,
         )
@@ -362,6 +413,7 @@ class LatentDataLoader(BaseDataLoader):
         input_dict |= {
             "sample_id": [self.dataset.sample_id(sample) for sample in used],
             "replaced": sum(map(int.__ne__, used, samples.tolist())),
+            "accumulation_steps": accumulation_steps,
         }
         if self.features is not None:
             input_dict["text_features"] = features
@@ -393,7 +445,7 @@ class LatentDataLoader(BaseDataLoader):
             self.corrupt_samples.count(self.dataset, sample, error)
             sample = self.order.replacement(batch, row, attempt)
             try:
-                return sample, self._load_row(sample, self.dataset.fetch([sample]), into)
+                return sample, self._load_row(sample, self._fetch([sample]), into)
             except CorruptSampleError as next_error:
                 error = next_error
         raise InputError(
@@ -401,28 +453,23 @@ class LatentDataLoader(BaseDataLoader):
             f"{self.policy.edges[batch.bucket]} frames; restore the shards"
         )
 
-    def _load_row(
-        self, sample: int, fetched: dict[int, bytearray], into: Row
-    ) -> tuple[int, int, int, int]:
-        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
-        text's bytes, or -1 where they are not asked for or cannot be aligned with the frames.
+    def _fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
+        if not pieces:
+            return Fetched(self.dataset.fetch(samples), {})
+        others = [piece.sample for piece in pieces]
+        return Fetched(*self.dataset.fetch_with_latents(samples, others))
 
-        Args:
-            fetched: bytes of remote samples, from `Dataset.fetch`.
-        """
-        arrays, text_ids, features, drop, crop, text_bytes, teacher = into
-        try:
-            loaded = self.dataset.load(sample, arrays, fetched.get(sample), crop)
-        except CorruptSampleError:
-            if sample not in fetched:
-                raise
-            # Perhaps the cache or the way here corrupted it: once more, from its origin.
-            self.dataset.forget(sample)
-            again = self.dataset.fetch([sample])[sample]
-            loaded = self.dataset.load(sample, arrays, again, crop)
-        for array, target in zip(loaded.arrays, arrays):
-            target[len(array) :].fill(0)
+    def _load_row(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int, int]:
+        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
+        text's bytes, or -1 where they are not asked for or cannot be aligned with the frames."""
+        arrays, text_ids, features, drop, _, words, text_bytes, teacher = into
+        pieces = []
+        if self.references is not None:
+            pieces = self.references.draw(words, sample, len(arrays[_REFERENCE]))
+        loaded = self._load_sample(sample, fetched, into, stored_reference=not pieces)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
+        if pieces:
+            speaker_frames = self._load_reference(sample, pieces, fetched, into)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if features is None else self._load_features(sample, features)
@@ -447,6 +494,58 @@ class LatentDataLoader(BaseDataLoader):
             n_bytes = _write_bytes(loaded.metadata["text"], frames, text_bytes)
         return frames, speaker_frames, tokens, n_bytes
 
+    def _load_sample(
+        self, sample: int, fetched: Fetched, into: Row, stored_reference: bool = True
+    ) -> LoadedSample:
+        """A sample in its row, zero behind it. Without its stored reference that row's is left alone."""
+        arrays = list(into.arrays)
+        if not stored_reference:
+            arrays[_REFERENCE] = arrays[_REFERENCE][:0]
+        data = fetched.samples.get(sample)
+        try:
+            loaded = self.dataset.load(sample, arrays, data, into.crop)
+        except CorruptSampleError:
+            if data is None:
+                raise
+            # Perhaps the cache or the way here corrupted it: once more, from its origin.
+            self.dataset.forget(sample)
+            again = self.dataset.fetch([sample])[sample]
+            loaded = self.dataset.load(sample, arrays, again, into.crop)
+        for array, target in zip(loaded.arrays, arrays):
+            target[len(array) :].fill(0)
+        return loaded
+
+    def _load_reference(
+        self, sample: int, pieces: Sequence[Piece], fetched: Fetched, into: Row
+    ) -> int:
+        """Fill a row's reference with the joined pieces, or with the stored one where a piece is corrupt,
+        and return its frames."""
+        target, end = into.arrays[_REFERENCE], 0
+        for piece in pieces:
+            try:
+                self._load_piece(piece, fetched, target[end:])
+            except CorruptSampleError as error:
+                if self.corrupt_samples.on_error == "raise":
+                    raise
+                self.corrupt_samples.count(self.dataset, piece.sample, error)
+                return len(self._load_sample(sample, fetched, into).reference)
+            end += piece.frames
+        target[end:].fill(0)
+        return end
+
+    def _load_piece(self, piece: Piece, fetched: Fetched, target: np.ndarray) -> None:
+        """A part of a drawn reference at the start of target (n, C)."""
+        sample, data = piece.sample, fetched.latents.get(piece.sample)
+        out = target[: piece.frames]
+        try:
+            self.dataset.load_latents(sample, out, piece.start, data)
+        except CorruptSampleError:
+            if data is None:
+                raise
+            self.dataset.forget(sample, latents_only=True)
+            again = self.dataset.fetch_with_latents((), [sample])[1][sample]
+            self.dataset.load_latents(sample, out, piece.start, again)
+
     def _load_features(self, sample: int, features: np.ndarray) -> int:
         """Fill features (L, h) and return their number of tokens, with those of conditioning."""
         assert self.features is not None
@@ -461,7 +560,12 @@ class LatentDataLoader(BaseDataLoader):
         with self._order_lock:
             batch = self._recent.get(number)
             if batch is None:
-                batch = self._recent[number] = self.order.batch(number)
+                full, part, divisor = self.ramp.place(number)
+                batch = self.order.batch(full)
+                rows = len(batch.samples) // divisor
+                samples = batch.samples[part * rows : (part + 1) * rows]
+                batch = replace(batch, number=number, samples=samples)
+                self._recent[number] = batch
                 if len(self._recent) > 4:
                     self._recent.popitem(last=False)
             return batch

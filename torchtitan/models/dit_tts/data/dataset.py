@@ -272,6 +272,16 @@ class Dataset:
         arrays = list(map(fill, stored, extents.item_bytes, out, crops))
         return LoadedSample(arrays, json.loads(str(stored[-1], "utf-8")))
 
+    def load_latents(
+        self, sample: int, out: np.ndarray, start: int, fetched: bytearray | None = None
+    ) -> None:
+        """Fill `out` (n, C), as in `load`, with the sample's latents from frame `start` on, of which there
+        are at least n. `fetched`: the latents' bytes, from `fetch_with_latents`."""
+        extents = self._extents[sample].latents_only()
+        data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
+        (stored,) = self._checked(sample, extents, data)
+        fill(stored, extents.item_bytes[0], out, start)
+
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Latents and reference of a sample; see `load`."""
         loaded = self.load(sample)
@@ -284,7 +294,8 @@ class Dataset:
     def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
         """The JSON objects of many samples; remote ones are requested all at once."""
         wanted = [(sample, self._extents[sample].metadata_only()) for sample in samples]
-        fetched = self._fetch([each for each in wanted if self.is_remote(each[0])])
+        remote = [each for each in wanted if self.is_remote(each[0])]
+        fetched = dict(zip((sample for sample, _ in remote), self._fetch(remote)))
         objects = []
         for sample, extents in wanted:
             is_here = sample in fetched
@@ -299,30 +310,40 @@ class Dataset:
         Raises:
             InputError: a server that cannot be reached or whose tar has changed.
         """
-        if self._reader is None:
-            return {}
-        remote = [int(sample) for sample in samples if self.is_remote(sample)]
-        return self._fetch([(sample, self._extents[sample]) for sample in remote])
+        return self.fetch_with_latents(samples, ())[0]
 
-    def forget(self, sample: int) -> None:
+    def fetch_with_latents(
+        self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int]
+    ) -> tuple[dict[int, bytearray], dict[int, bytearray]]:
+        """Likewise, and beside them the latents alone of further samples."""
+        if self._reader is None:
+            return {}, {}
+        remote = [int(sample) for sample in samples if self.is_remote(sample)]
+        others = [sample for sample in latents_of if self.is_remote(sample)]
+        wanted = [(sample, self._extents[sample]) for sample in remote]
+        wanted += [(sample, self._extents[sample].latents_only()) for sample in others]
+        fetched = self._fetch(wanted)
+        return dict(zip(remote, fetched)), dict(zip(others, fetched[len(remote) :]))
+
+    def forget(self, sample: int, latents_only: bool = False) -> None:
         """What the cache holds of a remote sample failed its check: the next fetch asks again."""
         assert self._reader is not None
-        for extent in self._remote_extents(sample, self._extents[sample]):
+        extents = self._extents[sample]
+        if latents_only:
+            extents = extents.latents_only()
+        for extent in self._remote_extents(sample, extents):
             self._reader.forget(extent)
 
     def is_remote(self, sample: int) -> bool:
         return self._remote[int(self.shard[sample])]
 
-    def _fetch(self, wanted: Sequence[tuple[int, SampleExtents]]) -> dict[int, bytearray]:
+    def _fetch(self, wanted: Sequence[tuple[int, SampleExtents]]) -> list[bytearray]:
         if not wanted:
-            return {}
+            return []
         assert self._reader is not None
         groups = [self._remote_extents(sample, extents) for sample, extents in wanted]
         fetched = iter(self._reader.fetch([extent for group in groups for extent in group]))
-        return {
-            sample: bytearray().join(next(fetched) for _ in group)
-            for (sample, _), group in zip(wanted, groups, strict=True)
-        }
+        return [bytearray().join(next(fetched) for _ in group) for group in groups]
 
     def _remote_extents(self, sample: int, extents: SampleExtents) -> list[Extent]:
         shard = int(self.shard[sample])
@@ -333,7 +354,7 @@ class Dataset:
         """The joined bytes of the spans, valid until this thread's next read."""
         shard = int(self.shard[sample])
         if self._remote[shard]:
-            return memoryview(self._fetch([(sample, extents)])[sample])
+            return memoryview(self._fetch([(sample, extents)])[0])
         try:
             return self._files.read_spans(shard, extents.spans)
         except OSError as error:
@@ -348,7 +369,8 @@ class Dataset:
         hashes = tuple(map(xxhash.xxh3_64_intdigest, stored))
         if hashes == extents.hashes:
             return stored
-        names = [*(member.name for member in members.ARRAYS), "JSON"][-len(stored) :]
+        names = [member.name for member in members.ARRAYS][: len(extents.item_bytes)]
+        names += ["JSON"][: len(stored) - len(names)]
         pairs = zip(names, hashes, extents.hashes, strict=True)
         name = next(name for name, found, indexed in pairs if found != indexed)
         tar_path = plain_name(self.tar_paths[int(self.shard[sample])])

@@ -44,6 +44,12 @@ class SampleExtents(NamedTuple):
         size = stop - start
         return SampleExtents([(offset, offset + size)], [(0, size)], self.hashes[-1:], ())
 
+    def latents_only(self) -> "SampleExtents":
+        start, stop = self.parts[0]
+        offset = self.spans[0][0] + (start if len(self.spans) == 1 else 0)
+        span = offset, offset + stop - start
+        return SampleExtents([span], [(0, stop - start)], self.hashes[:1], self.item_bytes[:1])
+
 
 class ExtentTable:
     """The extents of any sample; `rows` has them as columns.

@@ -15,6 +15,17 @@ _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _LOW_32 = 0xFFFFFFFF
+# Primes from 2^31 to 2^32.
+_PRIMES = (
+    2362232017,
+    2555870503,
+    2869184147,
+    3062822641,
+    3376136261,
+    3689449901,
+    3883088401,
+    4196402033,
+)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -56,6 +67,21 @@ def uniform(keys: torch.Tensor) -> torch.Tensor:
     """One number per key, (B,) float64 in (0, 1)."""
     # 52 bits plus a half are exact in float64, and neither 0 nor 1 can occur.
     return (_shift_right(_bits(keys, 1)[:, 0], 12).double() + 0.5) * 2.0**-52
+
+
+def permuted(row: torch.Tensor, keys: torch.Tensor, size: int | torch.Tensor) -> torch.Tensor:
+    """Places (B,) int64 of rows (B,) in a permutation of [0, size) that keys (B,), all alike, draw.
+
+    Row j goes to place (a·j + b) mod size. b is drawn, so every place is equally likely; a is a drawn
+    product of primes beyond every size. The two therefore have no common divisor, and this is a bijection
+    of which each row is computed alone, without knowing size on the host. Rows keep a stride, which does
+    no harm where their order is random.
+    """
+    bits = mix(keys + _GAMMA)
+    factor = torch.ones_like(row)
+    for number, prime in enumerate(_PRIMES):
+        factor = torch.where((bits >> number) & 1 == 1, factor * prime % size, factor)
+    return (factor * row + (_shift_right(bits, 16) % size)) % size
 
 
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

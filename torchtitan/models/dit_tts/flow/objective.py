@@ -2,6 +2,10 @@
 
 x_t = (1 - t)·x_0 + t·ε, where t = 0 is data and t = 1 is noise. The velocity target is
 v = ε - x_0, hence x_0 = x_t - t·v and ε = x_t + (1 - t)·v.
+
+A latent of many frames and channels is still legible at a time at which a small one is lost in the noise.
+`time_shift` = s moves training and sampling alike to where the noise counts (Esser et al. 2024, Scaling
+Rectified Flow Transformers, section 5.3.2): t becomes s·t / (1 + (s - 1)·t), which adds log s to its logit.
 """
 
 from collections.abc import Callable
@@ -11,9 +15,15 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys, uniform
+from torchtitan.models.dit_tts.flow.counter_rng import (
+    normal,
+    permuted,
+    stream_keys,
+    uniform,
+)
+from torchtitan.models.dit_tts.flow.solvers import linear_times
 
-_NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT = range(4)
+_NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)
 
 
 @dataclass(frozen=True)
@@ -44,20 +54,43 @@ class FlowMatching:
     time_distribution: str = "logit_normal"
     logit_mean: float = 0.0
     logit_std: float = 1.0
+    logit_mean_end: float | None = None
+    time_shift: float = 1.0
     text_dropout: float = 0.1
     speaker_dropout: float = 0.1
     seed: int = 0
 
     def sample_times(
-        self, global_batch: torch.Tensor, row: torch.Tensor, global_batch_size: int | torch.Tensor
+        self,
+        global_batch: torch.Tensor,
+        row: torch.Tensor,
+        global_batch_size: int | torch.Tensor,
+        progress: float | torch.Tensor = 0.0,
     ) -> torch.Tensor:
-        """Times (B,) float32. Row j of a global batch of n draws its time from the j-th of n equal strata
-        of the distribution, so each global batch covers it evenly."""
+        """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal strata of
+        the distribution, so each global batch covers it evenly. Which row has which stratum is drawn for
+        each global batch, or every rank would see a band of times of its own.
+
+        Args:
+            progress: fraction of the run that is done, which `logit_mean_end` is reached by.
+        """
         keys = stream_keys(self.seed, global_batch, row, _TIME)
-        u = (row + uniform(keys)) / global_batch_size
+        batch_keys = stream_keys(self.seed, global_batch, torch.zeros_like(row), _STRATA)
+        stratum = permuted(row, batch_keys, global_batch_size)
+        u = (stratum + uniform(keys)) / global_batch_size
         if self.time_distribution == "logit_normal":
-            u = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(u))
-        return u.float()
+            end = self.logit_mean if self.logit_mean_end is None else self.logit_mean_end
+            mean = self.logit_mean + (end - self.logit_mean) * progress
+            u = torch.sigmoid(mean + self.logit_std * torch.special.ndtri(u))
+        return self.shifted(u).float()
+
+    def shifted(self, t: Any) -> Any:
+        """A time, or times, moved by `time_shift`; 0 and 1 stay."""
+        return self.time_shift * t / (1.0 + (self.time_shift - 1.0) * t)
+
+    def schedule(self, steps: int) -> list[float]:
+        """steps + 1 times from 1 to 0 for a solver: even steps of the time before its shift."""
+        return [self.shifted(t) for t in linear_times(steps)]
 
     def add_noise(
         self,
@@ -65,6 +98,7 @@ class FlowMatching:
         global_batch: torch.Tensor,
         row: torch.Tensor,
         global_batch_size: int | torch.Tensor,
+        progress: float | torch.Tensor = 0.0,
     ) -> NoisyBatch:
         """Draws time, noise and condition dropout of a micro-batch.
 
@@ -73,12 +107,13 @@ class FlowMatching:
             global_batch: scalar int64, number of the global batch.
             row: (B,) int64, rows in the global batch.
             global_batch_size: number of rows of the global batch.
+            progress: as in `sample_times`; a tensor, so that no step compiles anew.
         """
 
         def keys(stream: int) -> torch.Tensor:
             return stream_keys(self.seed, global_batch, row, stream)
 
-        t = self.sample_times(global_batch, row, global_batch_size)
+        t = self.sample_times(global_batch, row, global_batch_size, progress)
         noisy, target = self.add_noise_at(latents, t, keys(_NOISE))
         return NoisyBatch(
             latents=noisy,
@@ -135,6 +170,8 @@ def build_objective(job_config: JobConfig) -> FlowMatching:
         time_distribution=o.time_distribution,
         logit_mean=o.logit_mean,
         logit_std=o.logit_std,
+        logit_mean_end=o.logit_mean_end,
+        time_shift=o.time_shift,
         text_dropout=o.text_dropout,
         speaker_dropout=o.speaker_dropout,
         seed=job_config.data.seed,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, Data, JobConfig
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobConfig
 from torchtitan.models.dit_tts.infra.compat import (
     dynamo_config,
     dynamo_counters,
@@ -30,9 +30,11 @@ _OBJECTIVE_FUNCTIONS = 2
 """Functions that the component "loss" compiles: `add_noise` and the loss itself"""
 
 
-def static_shapes(data: Data) -> int:
-    """Maximum number of batch shapes with these [data] settings: one per bucket."""
-    return len(data.bucket_frames) or data.num_buckets
+def static_shapes(config: JobConfig) -> int:
+    """Maximum number of micro-batch shapes: one per bucket and, where a batch ramp makes micro-batches
+    smaller, per phase of the ramp."""
+    buckets = len(config.data.bucket_frames) or config.data.num_buckets
+    return buckets * (1 + len(config.training.batch_ramp))
 
 
 def blocks_compiled(config: JobConfig) -> bool:

@@ -143,7 +143,7 @@ def parallelize_dit_tts(
             base_folder=job_config.job.dump_folder,
         )
     if components:
-        config, shapes = job_config.compile, static_shapes(job_config.data)
+        config, shapes = job_config.compile, static_shapes(job_config)
         apply_compile(model, config.backend, shapes, config.mode, components)
 
     training = job_config.training

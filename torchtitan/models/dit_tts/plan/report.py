@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from torchtitan.models.dit_tts.config.job_config import Optimizer
+from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory
@@ -212,6 +213,10 @@ def _arithmetic(summary: Summary) -> list[str]:
         f"{samples * seconds / 3600:.2f} hours of audio",
         f"{summary.flops:,} training FLOPs, without recomputation",
     ]
+    training = summary.config.training
+    if training.batch_ramp:
+        complete = batch_ramp(training).global_batches(training.steps)
+        rows.append(f"with the batch ramp {training.steps:,} steps are {complete:,.1f} such steps")
     if summary.encoder_flops:
         rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at the longest texts")
     return rows

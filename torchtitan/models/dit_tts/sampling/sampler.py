@@ -11,7 +11,7 @@ import torch
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
+from torchtitan.models.dit_tts.flow.solvers import euler
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
 from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -94,7 +94,7 @@ def generate_latents(
     conditions = model.encode_conditions(
         text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
     )
-    times = linear_times(steps)
+    times = objective.schedule(steps)
     caches: dict[float, list[BlockCache]] = {}
     if cache_blocks:
         inner = torch.tensor(times[:-1], device=device)

@@ -1,0 +1,174 @@
+"""Drawn references: the speaker's other utterances, by the position alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.loaders import (
+    CHANNELS,
+    SKIP,
+    assert_same,
+    build,
+    build_and_load,
+    global_batches,
+    joined,
+    take,
+)
+from tools.harness.http_server import FolderServer
+from tools.harness.synthetic import flip_bits, make_samples, make_shards
+from torchtitan.models.dit_tts.data.references import MAX_JOINED, MIN_FRAMES, WORDS, DrawnReferences
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.errors import InputError
+
+DRAWN = {"references": "drawn"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Speakers of many samples, and sample 5 alone by its speaker and sample 6 by nobody known."""
+    path = tmp_path_factory.mktemp("shards")
+    samples = make_samples(80, seed=7, channels=CHANNELS)
+    samples[5].metadata["speaker"] = "alone"
+    del samples[6].metadata["speaker"]
+    write_shard(path / "000000.tar", samples)
+    return path
+
+
+def test_draws():
+    speakers = np.array([0, 1, 0, 0, 2, -1, 0, 1, 0, 0])
+    frames = np.array([10, 60, 40, 50, 60, 70, 80, 90, 20, 99])
+    hashes = np.array([7, 1, 2, 3, 4, 5, 7, 6, 8, 9], np.uint64)  # 6 is a copy of 0
+    drawn = DrawnReferences(np.arange(9), speakers, frames, hashes)  # 9 is not used
+    assert (drawn.with_others, drawn.speakers) == (7, 2)
+    generator = np.random.Generator(np.random.Philox(1))
+    lengths, seen, numbers = [], set(), set()
+    for _ in range(3000):
+        words = generator.integers(2**63, size=WORDS).tolist()
+        assert drawn.draw(words, 4, 60) == drawn.draw(words, 5, 60) == []
+        assert {piece.sample for piece in drawn.draw(words, 7, 60)} == {1}
+        pieces = drawn.draw(words, 6, 48)
+        assert pieces == drawn.draw(words, 6, 48)
+        assert len({piece.sample for piece in pieces}) == len(pieces)
+        for number, piece in enumerate(pieces):
+            end = piece.start + piece.frames
+            assert piece.frames > 0 and end <= frames[piece.sample]
+            # What is joined is consecutive: only the first begins, and only the last ends, within one.
+            assert number == 0 or piece.start == 0
+            assert number == len(pieces) - 1 or end == frames[piece.sample]
+        seen |= {piece.sample for piece in pieces}
+        numbers.add(len(pieces))
+        lengths.append(sum(piece.frames for piece in pieces))
+    assert seen == {2, 3, 8} and numbers == set(range(1, MAX_JOINED + 1))
+    long = [length for length in lengths if length >= MIN_FRAMES]
+    counts = np.bincount(long, minlength=49)[MIN_FRAMES:]
+    assert min(lengths) == 20 and counts.min() > 60 and len(counts) == 49 - MIN_FRAMES
+    # Of a speaker's other samples each is as frequent as the next.
+    firsts = [drawn.draw([0, 0, 0, word, 0, 0], 3, 48)[0].sample for word in range(300)]
+    assert sorted(firsts.count(each) for each in set(firsts)) == [100, 100, 100]
+
+
+def test_contents_of_a_batch(folder):
+    loader, stored = build(folder, **DRAWN), build(folder)
+    dataset = loader.dataset
+    where = {dataset.sample_id(i): i for i in range(len(dataset))}
+    codes, _ = dataset.labels("speaker")
+    assert [R for _, _, R in loader.policy.shapes][-1] == 48
+    assert loader.order.samples_fingerprint() == stored.order.samples_fingerprint()
+    met: dict[int, set[bytes]] = {}
+    for inputs, _ in take(loader, 40):
+        batch = loader.order.batch(int(inputs["global_batch"]))
+        words = loader.order.reference_words(batch, WORDS)
+        R = inputs["speaker"].shape[1]
+        for row, sample_id in enumerate(inputs["sample_id"]):
+            sample = where[sample_id]
+            pieces = loader.references.draw(words[row].tolist(), sample, R)
+            parts = [dataset.read(p.sample)[0][p.start : p.start + p.frames] for p in pieces]
+            for piece in pieces:
+                assert piece.sample != sample and codes[piece.sample] == codes[sample] >= 0
+            expected = np.concatenate(parts) if parts else dataset.read(sample)[1][:R]
+            if not pieces:
+                assert sample in (5, 6)
+                crop = int(loader.order.crops(batch)[row])
+                whole = dataset.read(sample)[1]
+                start = crop % (len(whole) - R + 1) if len(whole) > R else 0
+                expected = whole[start : start + R]
+            n = len(expected)
+            assert torch.equal(inputs["speaker"][row, :n], torch.from_numpy(expected))
+            assert not inputs["speaker"][row, n:].any()
+            assert inputs["speaker_mask"][row].tolist() == [i < n for i in range(R)]
+            met.setdefault(sample, set()).add(expected.tobytes())
+    several = [len(references) for sample, references in met.items() if sample not in (5, 6)]
+    assert np.mean(several) > 3  # another one nearly every time
+
+
+def test_any_split_and_resume(folder):
+    whole = global_batches(folder, 1, 1, 14, **DRAWN)
+    split = global_batches(folder, 2, 2, 14, **DRAWN, num_workers=2)
+    state = build(folder, **DRAWN).state_dict() | {"global_batch": 9}
+    resumed = global_batches(folder, 4, 1, 5, state, **DRAWN)
+    for left, right in zip([*split, *resumed], [*whole, *whole[9:]], strict=True):
+        assert_same(left, right)
+
+
+def test_what_is_recorded_and_refused(folder, tmp_path, caplog):
+    state, plain = build(folder, **DRAWN).state_dict(), build(folder).state_dict()
+    with pytest.raises(
+        InputError, match="its references is drawn and .* restore .data. references"
+    ):
+        build_and_load(folder, state)
+    parts = json.loads(plain["order_fingerprint"])
+    del parts["references"]  # as an earlier version wrote it
+    build_and_load(folder, plain | {"order_fingerprint": json.dumps(parts)})
+    samples = make_samples(20, channels=CHANNELS)
+    for number, sample in enumerate(samples):
+        sample.metadata["speaker"] = f"s{number}"
+    write_shard(tmp_path / "000000.tar", samples)
+    with pytest.raises(InputError, match="references = 'drawn', but no two samples have the same"):
+        build(tmp_path, **DRAWN)
+
+
+def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
+    folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
+    valid = take(build(folder, **DRAWN), 30)
+    flip_bits(folder / "000000.tar", [3 * 5])
+    with pytest.raises(InputError, match="sample '000000:utt000010': its latents in"):
+        take(build(folder, **DRAWN), 30)
+    loader = build(folder, **DRAWN, **SKIP)
+    [bad] = [i for i in range(120) if loader.dataset.sample_id(i) == "000000:utt000010"]
+    crops, changed = loader.order.crops, 0
+    found = take(loader, 30)
+    for (left, _), (right, _) in zip(found, valid, strict=True):
+        batch = loader.order.batch(int(left["global_batch"]))
+        R = left["speaker"].shape[1]
+        for row, sample in enumerate(batch.samples.tolist()):
+            if sample == bad:
+                continue
+            assert left["sample_id"][row] == right["sample_id"][row]
+            words = loader.order.reference_words(batch, WORDS)[row].tolist()
+            expected = right["speaker"][row]
+            if bad in [piece.sample for piece in loader.references.draw(words, sample, R)]:
+                whole, changed = loader.dataset.read(sample)[1], changed + 1
+                start = int(crops(batch)[row]) % max(1, len(whole) - R + 1)
+                expected = torch.zeros_like(expected)
+                expected[: len(whole[start : start + R])] = torch.from_numpy(
+                    whole[start : start + R]
+                )
+            assert torch.equal(left["speaker"][row], expected)
+    assert changed > 2 and loader.corrupt_samples._corrupt == {bad}
+
+
+def test_remote_references_are_requested_with_the_samples(tmp_path):
+    make_shards(tmp_path / "served", 120, seed=7, channels=CHANNELS)
+    local = take(build(tmp_path / "served", **DRAWN), 12)
+    with FolderServer(tmp_path / "served") as server:
+        urls = f"{server.url}/{{000000..000001}}.tar"
+        loader = build(None, path=urls, cache_folder=str(tmp_path / "cache"), **DRAWN)
+        server.hold_until = 14  # of 8 samples and more than 5 references; answers come only then
+        found = take(loader, 1)
+        assert server.peak_in_flight >= 14
+        server.hold_until = 0
+        found += take(loader, 11)
+    for left, right in zip(found, local, strict=True):
+        assert_same(joined([left]), joined([right]))

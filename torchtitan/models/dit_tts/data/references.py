@@ -1,0 +1,96 @@
+"""References drawn anew at each draw of a sample, from its speaker's other utterances.
+
+A stored reference is one for ever: a model that meets few utterances of a speaker learns to know the sample
+by it. Drawn ones are one to three other utterances, joined, of which a part is taken. All follows from random
+words of (seed, global batch, row), so every split and every resume draws the same.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_JOINED = 3
+"""utterances in one reference"""
+MIN_FRAMES = 25
+"""Shortest length that is drawn, about a second; the utterances themselves may be shorter"""
+WORDS = 3 + MAX_JOINED
+"""random 64-bit numbers that a draw takes"""
+
+
+class Piece(NamedTuple):
+    """Frames [start, start + frames) of a sample's latents."""
+
+    sample: int
+    start: int
+    frames: int
+
+
+class DrawnReferences:
+    """The utterances of each speaker. Copies of an utterance under several names count as one.
+
+    Args:
+        samples: (n,) numbers of the samples that are used.
+        speakers: of all samples of the dataset, the speaker's code; -1 for none.
+        frames, hashes: of all samples, the frames and the hash of their latents.
+
+    Attributes:
+        with_others: how many of `samples` have another utterance by their speaker.
+        speakers: how many speakers that are.
+    """
+
+    def __init__(
+        self, samples: np.ndarray, speakers: np.ndarray, frames: np.ndarray, hashes: np.ndarray
+    ):
+        known = samples[speakers[samples] >= 0]
+        known = known[np.lexsort((hashes[known], speakers[known]))]
+        is_new_speaker = np.diff(speakers[known], prepend=-1) != 0
+        is_new = is_new_speaker | (np.diff(hashes[known], prepend=hashes.dtype.type(0)) != 0)
+        self._utterances = known[is_new]
+        self._frames = frames
+        # Of each sample of the dataset its utterance, of each utterance its speaker's first one and their
+        # number.
+        self._utterance = np.full(len(speakers), -1, np.int64)
+        self._utterance[known] = np.cumsum(is_new) - 1
+        firsts = np.flatnonzero(is_new_speaker[is_new])
+        counts = np.diff(firsts, append=len(self._utterances))
+        self._first, self._count = np.repeat(firsts, counts), np.repeat(counts, counts)
+        self.with_others = int((self._count[self._utterance[known]] > 1).sum())
+        self.speakers = int((counts > 1).sum())
+
+    def draw(self, words: Sequence[int], sample: int, max_frames: int) -> list[Piece]:
+        """The parts of a reference, in their order; none where the speaker has no other utterance.
+
+        Args:
+            words: `WORDS` random 64-bit numbers.
+            sample: that the reference is for.
+            max_frames: R of its batch; lengths up to it are equally likely.
+        """
+        place = int(self._utterance[sample])
+        if place < 0 or self._count[place] < 2:
+            return []
+        first, count = int(self._first[place]), int(self._count[place])
+        number, length, offset, *picks = words
+        taken = [place - first]
+        for pick in picks[: 1 + number % min(MAX_JOINED, count - 1)]:
+            chosen = pick % (count - len(taken))
+            for other in sorted(taken):  # counted without those that are taken
+                chosen += chosen >= other
+            taken.append(chosen)
+        samples = [int(self._utterances[first + chosen]) for chosen in taken[1:]]
+        frames = self._frames[samples].tolist()
+        total, shortest = sum(frames), min(MIN_FRAMES, max_frames)
+        wanted = min(total, shortest + length % (max_frames - shortest + 1))
+        start = offset % (total - wanted + 1)
+        return _cut(samples, frames, start, start + wanted)
+
+
+def _cut(samples: list[int], frames: list[int], start: int, stop: int) -> list[Piece]:
+    """Frames [start, stop) of the samples' joined latents."""
+    pieces, before = [], 0
+    for sample, length in zip(samples, frames, strict=True):
+        low, high = max(start, before), min(stop, before + length)
+        if low < high:
+            pieces.append(Piece(sample, low - before, high - low))
+        before += length
+    return pieces
