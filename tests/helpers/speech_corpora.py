@@ -47,7 +47,7 @@ def speech(each: int = 3, voices: tuple[str, ...] = ("slt", "rms", "awb", "kal16
     found: list[Speech] = []
     for one in read_audio_corpus(CORPUS):
         number = int(one.key.rsplit("-", 1)[1])
-        wanted = number == 0 if one.split == "heldout" else number >= 220 - each
+        wanted = number == 0 if one.split == "heldout" else number >= 600 - each
         if one.speaker in voices and wanted:
             found.append(Speech(one.key, one.text, one.speaker, one.split, one.waveform.numpy()))
     return found
