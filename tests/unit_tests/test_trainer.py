@@ -408,5 +408,5 @@ def test_progress_of_the_run(one_process_group):
     for step in (1, 2, 5):
         trainer.step = step
         batch, labels = next(trainer.batch_generator(loaded()))
-        trainer._loss_sum(batch, labels)
+        trainer._loss_sums(batch, labels)
     assert seen == [0.0, 0.25, 1.0]
