@@ -33,10 +33,10 @@ else
 fi
 PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts.sh \
     --job.dump_folder outputs --job.experiment debug --training.mixed_precision_param "$precision" \
-    --samples.freq 1000 --samples.recognizer "words:$words" --samples.speaker_scorer own "$@"
+    --samples.freq 1250 --samples.recognizer "words:$words" --samples.speaker_scorer own "$@"
 trained=$SECONDS
 
 .venv/bin/titan-tts evaluate "$run" --test "$data/heldout" --recordings "$corpus" --untrained \
-    --recognizer "words:$words" --speaker-scorer own --dtype "$precision"
+    --recognizer "words:$words" --speaker-scorer own --dtype "$precision" --seeds 1
 echo "set-up and preparation ${prepared} s, training $((trained - prepared)) s ($precision)," \
     "generation and recognition $((SECONDS - trained)) s, together ${SECONDS} s"

@@ -357,7 +357,7 @@ def test_keys_that_a_checkpoint_is_older_than(monkeypatch):
     monkeypatch.setattr(checkpoint_storage, "read_manifest", lambda path: {"trained_with": {}})
     for shift, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", SHIFT], False)):
         config = SimpleNamespace(resume=SimpleNamespace(allow=allowed))
-        trained_with = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.5]}
+        trained_with = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.9999]}
         checkpointer = SimpleNamespace(config=config, trained_with=trained_with)
         with pytest.raises(InputError, match=f"{SHIFT} = 2.0, but") if refused else nullcontext():
             RunCheckpointer._check_trained_with(checkpointer, Path("step-2"), True)

@@ -49,8 +49,6 @@ _KEYS = (
 )
 _OF_WEIGHTS = ("model.flavor", "model.text_positions", "objective.prediction")
 """keys without which weights mean something else, also where a new run starts from them"""
-_ADDED = {"objective.logit_mean_end": None, "objective.time_shift": 1.0}
-"""keys that older checkpoints do not record, and what those were trained with"""
 
 
 def trained_with(config: JobConfig) -> dict[str, Any]:
@@ -404,12 +402,11 @@ class RunCheckpointer(CheckpointManager):
             return  # initial weights of another program; the caller has said so
         allowed = self.config.resume.allow
         for key, value in self.trained_with.items():
-            before = saved.get(key, _ADDED.get(key, value))
-            if before == value or key in allowed:
+            if saved[key] == value or key in allowed:
                 continue
             if resumes or key in _OF_WEIGHTS:
                 raise InputError(
-                    f"{key} = {value!r}, but {path} was trained with {before!r}; set it back, or "
+                    f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; set it back, or "
                     f"accept the change with --resume.allow {key}"
                 )
 

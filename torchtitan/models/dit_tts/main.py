@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 
 from torchtitan.models.dit_tts.errors import (
@@ -47,11 +46,9 @@ def set_single_process_defaults() -> None:
     """Lets `python train.py` run without torchrun, as the only process of its group."""
     if "RANK" in os.environ:
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # Port 0: the store takes a free one itself. One that is looked for before may be taken meanwhile.
     os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
     )
 
 
