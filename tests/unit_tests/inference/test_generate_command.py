@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.inference.generate_command import Options
-from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 

@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import (
     resolve_tokenizer,
 )
 from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
-from torchtitan.models.dit_tts.text.vocabulary import to_json
+from torchtitan.models.dit_tts.text.vocabulary import Room, to_json
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
 SMALL_BATCHES = [
@@ -99,6 +99,27 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path):
     assert config.encoder.vocab_size == vocabulary.size
     assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE_NAME]
     assert load_tokenizer(tmp_path / "run", config).vocabulary == vocabulary
+
+
+def test_room_is_found_once_and_belongs_to_the_weights(data, tmp_path):
+    found = []
+
+    def find_room():
+        found.append(Room(tuple(0.5 + i / 8 for i in range(256)), 1.5 + len(found)))
+        return found[-1]
+
+    positions = "--model.text_positions=scaled"
+    plain = build_tokenizer(config_of(data, tmp_path / "plain"), find_room)
+    assert found == [] and plain.vocabulary.room is None
+    config = config_of(data, tmp_path / "run", positions)
+    first = build_tokenizer(config, find_room)
+    assert [first.vocabulary.room] == found
+    assert load_tokenizer(tmp_path / "run", config).vocabulary == first.vocabulary
+    checkpoint = add_checkpoint(tmp_path / "run")
+    loading = ["--checkpoint.enable", f"--checkpoint.initial_load_path={checkpoint}", positions]
+    for folder, arguments in (("run", [positions]), ("tuned", loading)):
+        again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), find_room)
+        assert again.vocabulary == first.vocabulary and len(found) == 1
 
 
 def test_other_ranks_find_the_same_and_write_nothing(data, tmp_path):

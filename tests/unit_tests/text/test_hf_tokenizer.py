@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
+    Room,
     Subwords,
     Vocabulary,
     from_json,
@@ -150,8 +151,12 @@ def test_a_token_has_the_room_of_its_characters(model):
 def test_bytes_and_continued_words_have_the_room_of_their_characters():
     contents = json.loads(unigram())
     contents["model"]["vocab"] += [["<0xE2>", -9.0], ["##ing", -9.0]]
-    lengths = TextTokenizer(json.dumps(contents)).characters_per_id()
+    lengths = TextTokenizer(json.dumps(contents)).room_per_id(None)
     assert lengths[-2:].tolist() == [1, 3] and lengths[1] == 0
+    room = Room(tuple(map(float, range(256))), 0.0)
+    frames = TextTokenizer(json.dumps(contents)).room_per_id(room)
+    assert frames[-2:].tolist() == [0xE2, sum(b"ing")] and frames[1] == 0
+    assert frames[3] == ord(" ")  # the mark of a word's beginning
 
 
 def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):

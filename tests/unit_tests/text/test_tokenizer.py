@@ -17,6 +17,7 @@ from torchtitan.models.dit_tts.text.tokenizer import (
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     BYTE_VOCAB_SIZE,
+    Room,
     Vocabulary,
     check_covers,
     from_json,
@@ -123,6 +124,18 @@ def test_places_are_of_the_text_alone(unit):
     assert places[1, first] == 0.5
     places[0, first : first + 4] = places[1, first] = -1
     assert (places == -1).all()
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_places_by_the_frames_that_characters_take(unit):
+    per_byte = np.full(256, 0.5)
+    per_byte[list(b"abc")] = 1, 3, 4
+    vocabulary = replace(make_vocabulary(unit, "abc"), room=Room(tuple(per_byte), 2.0))
+    tokenizer = Tokenizer(vocabulary)
+    ids = np.array([tokenizer.encode("abca")])
+    places = tokenizer.places(ids, np.ones_like(ids, bool))
+    expected = [-1, 2.5 / 13, 4.5 / 13, 8 / 13, 10.5 / 13, -1]
+    np.testing.assert_allclose(places[0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])

@@ -4,15 +4,21 @@ import json
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
+
 from torchtitan.models.dit_tts.benchmark.loader import (
     build_synthetic_dataloader,
     build_synthetic_tokenizer,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.build import build_dataloader, open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
-from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
+from torchtitan.models.dit_tts.infra.collectives import (
+    assert_equal_across_ranks,
+    patient_group,
+    run_on_all_ranks,
+)
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_lr_schedulers,
@@ -24,12 +30,29 @@ from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
+from torchtitan.models.dit_tts.text.durations import fit_durations
+from torchtitan.models.dit_tts.text.vocabulary import Room
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 
 
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
-    build = build_synthetic_tokenizer if job_config.benchmark.enable else build_tokenizer
-    return build(job_config)
+    if job_config.benchmark.enable:
+        return build_synthetic_tokenizer(job_config)
+    return build_tokenizer(job_config, partial(_find_room, job_config))
+
+
+def _find_room(job_config: JobConfig) -> Room:
+    """`fit_durations` on rank 0, as the texts behind URLs need not be read by all of them."""
+
+    def fit(rank: int) -> Room | None:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        dataset = open_training_data(job_config.data, (rank, ranks))
+        return fit_durations(dataset).room() if rank == 0 else None
+
+    with patient_group() as group:
+        room = run_on_all_ranks(fit, "read the texts of [data] path", group)[0]
+    assert room is not None
+    return room
 
 
 def build_agreed_dataloader(

@@ -50,7 +50,7 @@ class Model(titan.Model):
 
     text_positions: Literal["none", "scaled"] = "none"
     """Where the text's keys lie beside the frames in the attention's rotated heads: nowhere (none), or each
-    token at its place in the text, scaled to the length of the speech (scaled)"""
+    token where it is to be expected in the speech, by the time that its letters take (scaled)"""
 
     hf_assets_path: str = "."
     """Not used by this family"""

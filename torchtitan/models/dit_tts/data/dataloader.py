@@ -81,8 +81,8 @@ class Tokenizer(Protocol):
         ...
 
     def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """(B, L) float32: where in its text the middle of each of the ids (B, L) is, in (0, 1); -1 where
-        it is not of the text or mask (B, L) is false."""
+        """(B, L) float32: where in its speech the middle of each of the ids (B, L) is to be expected, in
+        (0, 1); -1 where it is not of the text or mask (B, L) is false."""
         ...
 
 

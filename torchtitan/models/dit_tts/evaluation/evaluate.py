@@ -39,11 +39,11 @@ from torchtitan.models.dit_tts.inference.generate_command import load_for_sampli
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, untrained_model
 from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel, fit_durations
 from torchtitan.models.dit_tts.sampling.sound_files import write_wav
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel, fit_durations
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 

@@ -16,10 +16,10 @@ from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import with_duration
 from torchtitan.models.dit_tts.text.vocabulary import named
 

@@ -107,9 +107,9 @@ def run(options: Options) -> int:
         reference_of_speaker,
         reference_settings,
     )
-    from torchtitan.models.dit_tts.sampling.duration import fit_durations
     from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
     from torchtitan.models.dit_tts.sampling.sound_files import write_wav
+    from torchtitan.models.dit_tts.text.durations import fit_durations
     from torchtitan.models.dit_tts.text.tokenizer import with_duration
     from torchtitan.models.dit_tts.text.vocabulary import named
 

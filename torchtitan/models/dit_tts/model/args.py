@@ -100,7 +100,7 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     text_positions: str = "none"
     """Where the text's keys lie beside the frames, in the rotated heads: nowhere (none), or each at its
-    place in the text, scaled to the length of the speech (scaled)"""
+    place in the speech (scaled)"""
 
     ctc_layer: int = 0
     """Block, counted from 1, whose output a CTC head reads while training; 0: there is no such head"""

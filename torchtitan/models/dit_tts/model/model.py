@@ -44,8 +44,8 @@ class Conditions:
     """(B, P) bool"""
 
     text_places: torch.Tensor | None = None
-    """(B, L) float32: where in its text each token's middle is, in (0, 1); -1 for tokens that are not of
-    the text. For `text_positions` = "scaled" only"""
+    """(B, L) float32: where in the speech each token's middle is to be expected, in (0, 1); -1 for tokens
+    that are not of the text. For `text_positions` = "scaled" only"""
 
 
 class BlockCache(NamedTuple):
@@ -273,10 +273,10 @@ class DiTTTSModel(ModelProtocol):
         return torch.where((condition >= 0)[..., None], own, features.to(own.dtype))
 
     def _text_rope(self, conditions: Conditions, frames: torch.Tensor) -> torch.Tensor | None:
-        """Angles of the text's keys, at place·T - 1/2 of utterances of T frames (B,): with L tokens, token
-        i is at (i + 1/2)·T/L - 1/2, on the frame that it would be on if all took the same time. After
-        LARoPE (arXiv 2509.11084), which scales both axes to a constant instead. Tokens that are not of the
-        text do not turn."""
+        """Angles of the text's keys, at place·T - 1/2 of utterances of T frames (B,): if all L tokens take
+        the same time, token i is at (i + 1/2)·T/L - 1/2, on the frame in its middle. After LARoPE (arXiv
+        2509.11084), which scales both axes to a constant instead. Tokens that are not of the text do not
+        turn."""
         args = self.args
         if args.text_positions == "none":
             return None

@@ -1,5 +1,6 @@
 """The tokenizer of a run: made from its data once and stored in the run's folder, which wins from then on."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
+    Room,
     Subwords,
     Vocabulary,
     check_covers,
@@ -33,7 +35,9 @@ TEXT_FILE_NAME = "text_tokenizer.json"
 """the tokenizer of a pretrained encoder, as the `tokenizers` library stores it"""
 
 
-def build_tokenizer(job_config: JobConfig) -> ConditionedTokenizer:
+def build_tokenizer(
+    job_config: JobConfig, find_room: Callable[[], Room] | None = None
+) -> ConditionedTokenizer:
     """The run's tokenizer, as upstream's `build_tokenizer_fn`.
 
     Upstream sizes the model from the config right after this call and hands nothing else on, so the
@@ -42,18 +46,27 @@ def build_tokenizer(job_config: JobConfig) -> ConditionedTokenizer:
     import torch.distributed as dist
 
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    tokenizer = resolve_tokenizer(job_config, Path(job_config.job.dump_folder), rank, ranks)
+    folder = Path(job_config.job.dump_folder)
+    tokenizer = resolve_tokenizer(job_config, folder, rank, ranks, find_room)
     job_config.encoder.vocab_size = tokenizer.vocab_size
     return tokenizer
 
 
 def resolve_tokenizer(
-    config: JobConfig, folder: Path, rank: int, ranks: int
+    config: JobConfig,
+    folder: Path,
+    rank: int,
+    ranks: int,
+    find_room: Callable[[], Room] | None = None,
 ) -> ConditionedTokenizer:
     """The tokenizer of the run in `folder`: from its own files, from those of its initial weights, or from
     its data and its encoder.
 
     Every rank builds the same one by itself. Rank 0 writes the files where there are no weights yet.
+
+    Args:
+        find_room: room of the texts in the training data, called on every rank at once where there are no
+            weights yet and [model] text_positions asks for it; None: characters.
 
     Raises:
         InputError: the config or its data need a token that the weights do not know, the data lacks
@@ -68,6 +81,8 @@ def resolve_tokenizer(
     if trained is not None:
         check_covers(trained, needed, f"the run in {weights}")
         vocabulary = trained
+    elif find_room is not None and config.model.text_positions == "scaled":
+        vocabulary = replace(needed, room=find_room())
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(

@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import first_line
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
-from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
+from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Room, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
     from tokenizers import Encoding, Tokenizer
@@ -32,7 +32,7 @@ _MIN_PIECES = 16
 _TEXTS_AT_ONCE = 1024
 
 # What sentencepiece calls a byte that no piece has.
-_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TextTokenizer:
@@ -100,15 +100,17 @@ class TextTokenizer:
             for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
         ]
 
-    def characters_per_id(self) -> np.ndarray:
-        """(`end`,) float32: length of each piece, 0 for special tokens and for ids without a piece. The
-        mark of a word's beginning counts as the space that it stands for."""
-        lengths = np.zeros(self.end, np.float32)
+    def room_per_id(self, room: Room | None) -> np.ndarray:
+        """(`end`,) float32: room of each piece, without a table its characters; 0 for special tokens and
+        for ids without a piece. The mark of a word's beginning is the space that it stands for."""
+        found = np.zeros(self.end, np.float32)
         for piece, token_id in self._backend.get_vocab(with_added_tokens=True).items():
             if token_id < self.end and token_id not in self._special:
-                byte = _BYTE_PIECE.fullmatch(piece) is not None
-                lengths[token_id] = 1 if byte else len(piece.removeprefix("##"))
-        return lengths
+                byte = _BYTE_PIECE.fullmatch(piece)
+                text = chr(int(byte[1], 16)) if byte else piece.removeprefix("##").replace("▁", " ")
+                encoded = text.encode("latin-1" if byte else "utf-8", "replace")
+                found[token_id] = len(text) if room is None else room.of(encoded)
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text, without special tokens."""
@@ -175,8 +177,8 @@ class SubwordTokenizer(ConditionedTokenizer):
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
     @cached_property
-    def characters_per_id(self) -> np.ndarray:
-        return self.text.characters_per_id()
+    def room_per_id(self) -> np.ndarray:
+        return self.text.room_per_id(self.vocabulary.room)
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()

@@ -133,12 +133,12 @@ class ConditionedTokenizer(BaseTokenizer):
 
     @cached_property
     @abstractmethod
-    def characters_per_id(self) -> np.ndarray:
-        """(ids of the text,) float32: characters that each stands for; 0 for special ones. Ids of
-        conditioning tokens are beyond it."""
+    def room_per_id(self) -> np.ndarray:
+        """(ids of the text,) float32: frames that each takes by the vocabulary's `room`, or characters
+        without one; 0 for special ones. Ids of conditioning tokens are beyond it."""
 
     def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Where in its text the middle of each id is, by characters.
+        """Where in its speech the middle of each id would be, each having its room.
 
         Args:
             ids: (B, L) of `encode_into`.
@@ -147,11 +147,13 @@ class ConditionedTokenizer(BaseTokenizer):
         Returns:
             (B, L) float32 in (0, 1); -1 for padding, special and conditioning tokens.
         """
-        known = self.characters_per_id
+        known, room = self.room_per_id, self.vocabulary.room
+        edge = np.float32(room.edge_frames if room else 0.0)
         of_text = mask & (ids < len(known))
         lengths = np.where(of_text, known.take(ids, mode="clip"), np.float32(0.0))
         ends = lengths.cumsum(1)
-        middles = (ends - lengths / 2) / np.maximum(ends[:, -1:], 1)
+        total = ends[:, -1:] + 2 * edge
+        middles = (edge + ends - lengths / 2) / np.where(total > 0, total, 1)
         return np.where(lengths > 0, middles, np.float32(-1.0)).astype(np.float32)
 
     @abstractmethod
@@ -219,11 +221,17 @@ class Tokenizer(ConditionedTokenizer):
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
 
     @cached_property
-    def characters_per_id(self) -> np.ndarray:
-        # In bytes each of them has the same room.
-        lengths = np.ones(self.vocabulary.first_conditioning_id, np.float32)
-        lengths[[PAD_ID, BEGIN_ID, END_ID]] = 0.0
-        return lengths
+    def room_per_id(self) -> np.ndarray:
+        found = np.ones(self.vocabulary.first_conditioning_id, np.float32)
+        room = self.vocabulary.room
+        if room is not None and self._bytes:
+            found[FIRST_BYTE_ID:] = room.frames_per_byte
+        elif room is not None:
+            characters = [unicode_bytes(character) for character in self.vocabulary.characters]
+            found[FIRST_CHARACTER_ID:] = list(map(room.of, characters))
+            found[UNKNOWN_CHARACTER_ID] = found[FIRST_CHARACTER_ID:].mean()
+        found[[PAD_ID, BEGIN_ID, END_ID]] = 0.0
+        return found
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         units = dataset.text_bytes if self._bytes else dataset.text_chars

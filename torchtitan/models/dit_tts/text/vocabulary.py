@@ -62,6 +62,20 @@ class Subwords:
 
 
 @dataclass(frozen=True)
+class Room:
+    """How many frames of the speech parts of the text take, by a fit on the training data."""
+
+    frames_per_byte: tuple[float, ...]
+    """256, of each byte of the text's utf-8"""
+
+    edge_frames: float
+    """before the text, and as many after it"""
+
+    def of(self, text: bytes) -> float:
+        return sum(map(self.frames_per_byte.__getitem__, text))
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """The units of text and the conditioning fields with their values."""
 
@@ -79,6 +93,9 @@ class Vocabulary:
 
     subwords: Subwords | None = None
     """for the unit "subwords" """
+
+    room: Room | None = None
+    """for positions of the text; None: every character, or byte of the unit "bytes", takes as much"""
 
     @property
     def model(self) -> str:
@@ -262,7 +279,13 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width, subwords)
+        room = None
+        if "frames_per_byte" in contents:
+            per_byte = tuple(map(float, contents["frames_per_byte"].split()))
+            room = Room(per_byte, contents["edge_frames"])
+        vocabulary = Vocabulary(
+            contents["unit"], contents["characters"], fields, width, subwords, room
+        )
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
@@ -278,7 +301,7 @@ def from_json(text: str, where: str) -> Vocabulary:
 
 
 def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
-    """All that the ids depend on."""
+    """All that the ids and their places depend on."""
     fields: list[dict[str, Any]] = []
     for name, values in vocabulary.conditioning.items():
         if name == "duration":
@@ -296,4 +319,7 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
         contents["subwords"] = {
             name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"
         }
+    if vocabulary.room:
+        contents["frames_per_byte"] = " ".join(map(str, vocabulary.room.frames_per_byte))
+        contents["edge_frames"] = vocabulary.room.edge_frames
     return contents

@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
-from torchtitan.models.dit_tts.sampling.duration import fit_durations
+from torchtitan.models.dit_tts.text.durations import fit_durations
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer

@@ -26,7 +26,6 @@ from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.duration import LinearDurationModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.sampling.sound_files import save_spectrograms, write_wav
 from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
@@ -37,6 +36,7 @@ from torchtitan.models.dit_tts.scoring.plugins import (
     open_speaker_scorer,
 )
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score, summarize
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.models.dit_tts.trackers import Trackers

@@ -2,7 +2,8 @@
 
 Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
 weighted sum of the text's byte counts plus a constant, with ridge regularisation; each speaker's rate
-is the ratio of real to fitted frames over that speaker's utterances.
+is the ratio of real to fitted frames over that speaker's utterances. The same fit says where in the
+speech each part of the text is to be expected.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.vocabulary import Room
 
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
+_MIN_ROOM = 0.1
+"""frames: a byte that lengthens nothing, such as a silent letter, still has its place in the order"""
 
 
 def _features(text: str) -> np.ndarray:
@@ -36,6 +40,17 @@ class LinearDurationModel:
             for character in dict.fromkeys(text)
             if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
         ]
+
+    def room(self) -> Room:
+        """Where the text's tokens lie beside the frames: the frames that each byte takes, and of each that
+        no text had the median of the others."""
+        weights = self.weights[:-1]
+        if not weights.any():  # no text at all
+            return Room((1.0,) * 256, 0.0)
+        known = np.maximum(weights, _MIN_ROOM)
+        room = np.where(weights != 0, known, np.median(known[weights != 0]))
+        edge = max(0.0, float(self.weights[-1])) / 2
+        return Room(tuple(room.round(3).tolist()), round(edge, 3))
 
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""

@@ -5,7 +5,7 @@ import pytest
 
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.sampling.duration import fit_durations
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel, fit_durations
 
 LETTERS = "abcdefghij"
 FRAMES = np.arange(2, 12)
@@ -46,3 +46,16 @@ def test_the_weights_are_those_of_ridge_regression(fit):
     assert fit.weights[-1] * 0.5 == pytest.approx(6, abs=2)
     assert fit.weights[ord("z")] == 0 and fit.unseen("abzzé") == ["z", "é"]
     assert fit.frames("", "fast") >= 1 and fit.frames("zzz", "fast") == fit.frames("", "fast")
+
+
+def test_room_of_the_bytes(fit):
+    """Of unknown ones that of a letter in the middle, and of none less than a tenth of a frame."""
+    room = fit.room()
+    frames = np.array(room.frames_per_byte)
+    assert frames[list(LETTERS.encode())] == pytest.approx(2 * FRAMES, rel=0.1, abs=0.5)
+    assert frames[ord("z")] == pytest.approx(2 * np.median(FRAMES), rel=0.1)
+    assert room.edge_frames == pytest.approx(6, abs=1)
+    silent = LinearDurationModel(np.array([-3.0, 1.0] + [0.0] * 254 + [-4.0]), {}).room()
+    assert silent.frames_per_byte[:2] == (0.1, 1.0) and silent.edge_frames == 0
+    empty = LinearDurationModel(np.zeros(257), {}).room()
+    assert set(empty.frames_per_byte) == {1.0}
