@@ -8,11 +8,12 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -79,6 +80,12 @@ def _mask(lengths: torch.Tensor, longest: int) -> torch.Tensor:
     return torch.arange(longest) < lengths[:, None]
 
 
+def _places(mask: torch.Tensor) -> torch.Tensor:
+    """Of texts whose tokens all take the same time, (B, L)."""
+    middles = (torch.arange(mask.shape[1]) + 0.5) / mask.sum(1, keepdim=True)
+    return middles.masked_fill(~mask, -1.0)
+
+
 class Contender:
     """A model with its objective. `module` is what is trained."""
 
@@ -98,7 +105,7 @@ class Ours(Contender):
     name = OURS
 
     def __init__(self, args: DiTTTSModelArgs | None = None):
-        self.args = args or fifty_million()
+        self.args = replace(args or fifty_million(), text_positions="scaled")
         self.module = DiTTTSModel(self.args)
         self.objective = FlowMatching()
         self.number = 0
@@ -121,6 +128,7 @@ class Ours(Contender):
                 _mask(batch.reference_frames, batch.reference.shape[1]),
                 noisy.keep_text,
                 noisy.keep_speaker,
+                text_places=_places(_mask(batch.text_lengths, batch.text_ids.shape[1])),
             )
         return squared_error_sums(prediction, noisy.target, valid).sum() / valid.sum()
 
@@ -152,6 +160,9 @@ class _Ids:
 
     def encode(self, text: str, metadata: Any) -> list[int]:
         return self.ids[int(text)].tolist()
+
+    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        return _places(torch.from_numpy(mask)).numpy()
 
 
 def _compile_blocks(blocks: list[nn.Module], shapes: int) -> None:

@@ -10,7 +10,7 @@ to 3e-6 after 40 steps, the debug flavor's compiled ones to 4e-6. A CUDA graph t
 read shows as 0.1 or more. bfloat16 has no bar.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import linear_times
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 _GUIDANCE = Guidance(text_scale=3.0, speaker_scale=5.0, min_t=0.5)
 _FRAMES_PER_SECOND = 25
@@ -44,13 +45,6 @@ def _sizes(settings: Settings) -> tuple[int, int, int, int]:
 def _counts(settings: Settings) -> tuple[int, int]:
     """Requests at once."""
     return (1, 3) if settings.tiny else (1, 16)
-
-
-class _Words:
-    """In place of a tokenizer: an id for each letter."""
-
-    def encode(self, text: str, metadata: Mapping[str, Any]) -> list[int]:
-        return [ord(letter) for letter in text]
 
 
 def _requests(count: int, channels: int, settings: Settings) -> list[SpeechRequest]:
@@ -81,7 +75,8 @@ def run(
         count: requests at once.
     """
     frames, *_, steps = _sizes(settings)
-    args, device = model_flavors()[flavor], torch.device(settings.device)
+    args = replace(model_flavors()[flavor], text_positions="scaled")
+    device = torch.device(settings.device)
     requests = _requests(count, args.latent_channels, settings)
     features = torch.randn(128, args.text_dim, generator=torch.Generator().manual_seed(1))
     features = features.to(device)
@@ -95,7 +90,7 @@ def run(
         def sample(steps: int) -> None:
             found[:] = generate_latents(
                 cast(Any, model),
-                cast(Any, _Words()),
+                byte_tokenizer(),
                 FlowMatching(),
                 requests,
                 _GUIDANCE,

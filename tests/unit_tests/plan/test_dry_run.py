@@ -63,7 +63,7 @@ def test_the_report(tmp_path, capsys, monkeypatch):
         "2 ranks x 6 samples x 1 accumulation steps = 12 samples",
         "12,783,452,160 training FLOPs",
         # 12 samples of 2.56 s
-        "4,000 steps: up to 34.1 hours of audio, 0.9 of them in the 100 of warm-up",
+        "2,500 steps: up to 21.3 hours of audio, 0.9 of them in the 100 of warm-up",
     ):
         assert words in printed, printed
     assert list(tmp_path.iterdir()) == []
