@@ -19,8 +19,9 @@ import json, os, signal, sys, time
 if sys.argv[1] == "-c":
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def leave(state, status):
-    with open("{folder}/state.json", "w") as file:
-        json.dump(dict(state=state, step=3, time=time.time(), error="for a reason"), file)
+    if os.environ["SLURM_NODEID"] == "0":  # two would write into each other's
+        with open("{folder}/state.json", "w") as file:
+            json.dump(dict(state=state, step=3, time=time.time(), error="for a reason"), file)
     sys.exit(status)
 def stopped(number, frame):
     time.sleep(0.5)  # a save
