@@ -81,7 +81,7 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.sampling.duration.fit_durations",
+        "torchtitan.models.dit_tts.text.durations.fit_durations",
         lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
     out = tmp_path / "said.wav"

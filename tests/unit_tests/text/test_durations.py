@@ -5,6 +5,7 @@ import pytest
 
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel, fit_durations
 
 LETTERS = "abcdefghij"
@@ -59,3 +60,22 @@ def test_room_of_the_bytes(fit):
     assert silent.frames_per_byte[:2] == (0.1, 1.0) and silent.edge_frames == 0
     empty = LinearDurationModel(np.zeros(257), {}).room()
     assert set(empty.frames_per_byte) == {1.0}
+
+
+def test_corrupt_texts_are_left_out(tmp_path):
+    samples = [
+        Triplet(
+            f"s{n}", np.zeros((8 + n, 1), np.float16), np.zeros((1, 1), np.float16), {"text": "a"}
+        )
+        for n in range(2)
+    ]
+    path = tmp_path / "a.tar"
+    write_shard(path, samples)
+    dataset = open_dataset(str(path), 1)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"text": "a"', b'"text": "b"', 1))
+    left = fit_durations(dataset)
+    assert left.frames("a", None) == 6  # 2/3 of 9 frames, by the ridge; of both samples it were 7
+    path.write_bytes(content.replace(b'"text": "a"', b'"text": "b"'))
+    with pytest.raises(InputError, match="no sample to fit durations on"):
+        fit_durations(dataset)

@@ -6,6 +6,8 @@ and resume sees the same batches as long as the same samples are corrupt.
 """
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.errors import InputError
@@ -57,3 +59,21 @@ class CorruptSampleCounter:
                     "were left out at the start, are more than [data] max_corrupt_fraction = "
                     f"{self.max_corrupt_fraction:g}; the last: {error}"
                 )
+
+
+def read_metadata(dataset: Dataset, samples: Sequence[int]) -> list[dict[str, Any] | None]:
+    """The JSON objects of some samples, read at once; None for a corrupt one."""
+    try:
+        return list(dataset.metadata_of(samples))
+    except CorruptSampleError:
+        return [_read_one(dataset, sample) for sample in samples]
+
+
+def _read_one(dataset: Dataset, sample: int) -> dict[str, Any] | None:
+    for _ in range(2):
+        try:
+            return dataset.metadata(sample)
+        except CorruptSampleError:
+            if dataset.is_remote(sample):  # it may be corrupt in the cache or on its way only
+                dataset.forget(sample)
+    return None

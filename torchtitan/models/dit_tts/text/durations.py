@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.vocabulary import Room
@@ -59,16 +60,19 @@ class LinearDurationModel:
 
 
 def fit_durations(dataset: Dataset) -> LinearDurationModel:
-    """Fit on the texts and lengths of a dataset, or of an even selection where it is very large.
+    """Fit on the texts and lengths of a dataset, or of an even selection where it is very large. Samples
+    whose text is corrupt are left out.
 
     Raises:
         InputError: no sample.
     """
     total = len(dataset.frames)
-    if total == 0:
+    chosen = np.unique(np.linspace(0, max(0, total - 1), min(total, _MAX_SAMPLES)).astype(np.int64))
+    found = read_metadata(dataset, chosen.tolist())
+    metadata = [each for each in found if each is not None]
+    if not metadata:
         raise InputError("no sample to fit durations on; give --data with samples, or --duration")
-    chosen = np.unique(np.linspace(0, total - 1, min(total, _MAX_SAMPLES)).astype(np.int64))
-    metadata = dataset.metadata_of(chosen.tolist())
+    chosen = chosen[[each is not None for each in found]]
     features = np.stack([_features(m["text"]) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)
     gram = features.T @ features + _RIDGE * np.eye(features.shape[1])

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -238,20 +239,8 @@ def count_text_tokens(
 
 def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[str | None]:
     """The texts of some samples, read at once; None for a corrupt one."""
-    try:
-        return [metadata["text"] for metadata in dataset.metadata_of(samples)]
-    except CorruptSampleError:
-        return [_read_text(dataset, sample) for sample in samples]
-
-
-def _read_text(dataset: Dataset, sample: int) -> str | None:
-    for _ in range(2):
-        try:
-            return dataset.metadata(sample)["text"]
-        except CorruptSampleError:
-            if dataset.is_remote(sample):  # it may be corrupt in the cache or on its way only
-                dataset.forget(sample)
-    return None
+    found = read_metadata(dataset, samples)
+    return [None if metadata is None else metadata["text"] for metadata in found]
 
 
 def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:
