@@ -71,7 +71,7 @@ class Runner:
         if self.record(cell):  # of a start that was interrupted; its benchmark cannot be continued
             try:
                 with FileLock(folder / LOCK, timeout=self.lock_seconds):
-                    # The record goes on saying whose folder it is, should this start be killed, too.
+                    # The record stays, and says whose folder it is should this start be killed, too.
                     for path in folder.iterdir():
                         if path.is_dir():
                             shutil.rmtree(path)
