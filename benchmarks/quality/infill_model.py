@@ -1,7 +1,7 @@
 """A diffusion transformer that fills in masked frames of speech, after the paper of F5-TTS.
 
 Chen et al. 2024, "F5-TTS: A Fairytaler that Fakes Fluent and Faithful Speech with Flow Matching"
-(arXiv 2410.06885), section 3 and figure 1, written from the paper alone, at a size that compares with the
+(arXiv 2410.06885), section 3 and figure 1, in code of our own, at a size that compares with the
 debug flavor. There is no speaker encoder and no attention to text: characters, padded with a filler token
 to the number of frames, pass ConvNeXt-V2 blocks (Woo et al. 2023) and are concatenated frame by frame with
 the noisy frames and with those that are given.
