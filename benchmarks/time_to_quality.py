@@ -10,6 +10,8 @@ whose learning rate ends at its budget, on one thread of a core of its own. A re
 once and twice the shipped rate at the smallest budget and one seed; the best rate is then taken for all seeds and
 budgets. Every run says the held-out texts with two noise seeds to a recognizer that knows the ten words.
 
+Seconds are CPU seconds of the training's steps, without start, validation and checkpoint.
+
 Runs that are done are kept in outputs/time_to_quality and not repeated; the report is of all that are there.
 Writes benchmarks/results/time_to_quality.json, .png and .svg, and prints the table of benchmarks/README.md;
 exit status 1 where the shipped recipe misses its aim beside the peers.
@@ -240,7 +242,7 @@ def say(report: dict[str, Any], out: Path) -> int:
     """The aim, and what disturbed the figures. Returns the exit status."""
     disturbed = [name for name, each in report["recipes"].items() if each["cpu_fraction"] < 0.9]
     if disturbed:
-        print(f"warning: other processes had the cores, too: seconds of {', '.join(disturbed)}")
+        print(f"note: other processes had the cores, too, in runs of {', '.join(disturbed)}")
     commits = {run["commit"] for run in report["runs"]}
     if len(commits) > 1:
         print(f"warning: the runs are of {len(commits)} commits; begin anew with another --work")

@@ -142,7 +142,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         for scores in by_seed
     ]
     return {
-        "seconds": training_seconds(metrics),
+        "wall_seconds_of_training": training_seconds(metrics),
         "wer": system["figures"]["wer"],
         "wer_by_noise_seed": rates,
         "wer_by_speaker": system["wer_by_speaker"],
@@ -204,10 +204,13 @@ def do(job: Job, place: Place, core: int) -> dict[str, Any]:
             if status:
                 raise InputError(f"{job.name}: {last_line(log)} (log: {log})")
             fractions.append(fraction)
+    figures = read_run(folder)
     found = {
         "job": asdict(job),
         "arguments": _identity(job, place),
-        **read_run(folder),
+        **figures,
+        # Of one thread on one core: those that it would take if no other process had the core, too.
+        "seconds": figures["wall_seconds_of_training"] * fractions[0],
         "cpu_fraction": fractions[0],
         "wall_seconds": time.monotonic() - began,
     }

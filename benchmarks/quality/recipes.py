@@ -18,12 +18,12 @@ PADDED = ("-m", "benchmarks.quality.padded_run")
 
 SWITCHES: dict[str, dict[str, Any]] = {
     "plain": {"model.text_positions": "none"},
-    "stored_references": {"data.references": "stored"},
-    "no_ctc": {"alignment.ctc_weight": 0.0},
     "logit_mean_0": {"objective.logit_mean": 0.0},
-    "adamw": {"optimizer.name": "AdamW"},
+    "drawn_references": {"data.references": "drawn"},
+    "ctc": {"alignment.ctc_weight": 0.1, "alignment.ctc_layer": 2},
+    "muon": {"optimizer.name": "Muon"},
 }
-"""Recipe -> the keys that take one switch of the shipped config back. To compare another, add a line."""
+"""Recipe -> the keys that turn one switch of the shipped config. To compare another, add a line."""
 
 _NONE_OF_OURS: dict[str, Any] = {
     "model.text_positions": "none",
