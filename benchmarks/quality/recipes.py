@@ -19,6 +19,7 @@ PADDED = ("-m", "benchmarks.quality.padded_run")
 SWITCHES: dict[str, dict[str, Any]] = {
     "plain": {"model.text_positions": "none"},
     "logit_mean_0": {"objective.logit_mean": 0.0},
+    "logit_mean_end": {"objective.logit_mean_end": 0.5},
     "drawn_references": {"data.references": "drawn"},
     "ctc": {"alignment.ctc_weight": 0.1, "alignment.ctc_layer": 2},
     "muon": {"optimizer.name": "Muon"},
