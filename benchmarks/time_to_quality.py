@@ -1,7 +1,7 @@
 """Trains recipes on the embedded corpus for several budgets, and compares word error rates over seconds.
 
     scripts/setup.sh speech
-    python benchmarks/time_to_quality.py                      # 2 cores, 60 to 80 minutes; killed, it continues
+    python benchmarks/time_to_quality.py                      # 2 cores, two hours; killed, it continues
     python benchmarks/time_to_quality.py --only f5 --budgets 2000
     python benchmarks/time_to_quality.py --report             # of what has run, trains nothing
 
@@ -234,7 +234,8 @@ def build(runs: list[dict[str, Any]], options: argparse.Namespace, place: Place)
             "sweep_budget": options.sweep_budget,
         },
         "conditions": environment(),
-        "runs": runs,
+        # Arguments name folders of this machine; "job" says what was run.
+        "runs": [{k: v for k, v in run.items() if k != "arguments"} for run in runs],
     }
 
 
