@@ -16,7 +16,7 @@ from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
-from torchtitan.models.dit_tts.config.checks import data_parallel_degree
+from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
