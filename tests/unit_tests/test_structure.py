@@ -23,6 +23,7 @@ LAYERS = [
     {"model_config", "infra"},
     {"run_folder", "sampling", "trackers"},
     {"metrics", "checkpointing", "benchmark", "rollback"},
+    {"forward_pass"},
     {"validation"},
     {"train_spec", "trainer"},
     {"plan", "prepare", "doctor"},
