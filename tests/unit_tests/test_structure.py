@@ -21,7 +21,7 @@ LAYERS = [
     {"data", "scoring"},
     {"text"},
     {"model_config", "infra"},
-    {"run_folder", "sampling", "trackers"},
+    {"run_folder", "sampling", "trackers", "resume_rules"},
     {"metrics", "checkpointing", "benchmark", "rollback"},
     {"forward_pass"},
     {"validation"},

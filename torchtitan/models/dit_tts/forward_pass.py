@@ -39,8 +39,8 @@ class ForwardPass:
         config: the run's, as upstream sees it.
         model: the network, with its parallelism.
         text_encoder: the frozen one beside the model.
-        condition_base: the first id that is of no text.
-        loss_fn: (prediction, target, mask) to the losses' sums over the frames of each sample.
+        condition_base: the first id of conditioning tokens, which a text encoder does not see.
+        loss_fn: (prediction, target, frame_mask) to (B,) losses, each summed over valid frames.
         amp: context of the network's precision.
     """
 

@@ -59,7 +59,7 @@ class DiTTTSTrainer(Trainer):
 
     `train_step` does what upstream's does, which waits for the device at every micro-batch: it counts
     the valid frames of all micro-batches, accumulates, clips and steps. What diffusion adds is
-    `forward_backward_step`.
+    `forward_pass`.
     """
 
     job_config: JobConfig
