@@ -9,7 +9,7 @@ the place of theirs.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,69 @@ from torchtitan.models.dit_tts import train_spec, trainer
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.evaluation import systems
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.inference import load_run
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 
-class InfillTrainer(trainer.DiTTTSTrainer):
-    """The trainer with the in-fill objective.
+class InfillPass(ForwardPass):
+    """The forward pass with the in-fill objective.
 
     The held-out loss is that of the task in sampling: an utterance behind its reference, whose frames and
     text are given. So it has the conditions, times and noise that the package's has.
+
+    Attributes:
+        texts: those of the references.
     """
 
+    texts: Callable[[], ReferenceTexts]
+
+    def loss_sums(
+        self, batch: dict[str, Any], labels: torch.Tensor, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Without and with the losses of alignment heads, of which there are none."""
+        rows, spans = batch["rows"], batch["spans"]
+        with torch.no_grad():
+            place = batch["global_batch"], batch["row"]
+            noisy = self.add_noise(rows.latents, *place, batch["global_batch_size"])
+            keep_given, keep_text = dropped(self.config.data.seed, *place)
+            given = torch.where(spans[..., None], 0.0, rows.latents) * keep_given[:, None, None]
+        with self.amp:
+            prediction = self.model(noisy.latents, noisy.t, rows.mask, given, rows.ids, keep_text)
+        losses = self.loss_fn(prediction, noisy.target, spans)
+        self.metrics.count_losses(noisy.t, losses.detach(), spans)
+        loss = losses.sum()
+        return loss, loss
+
+    def encode(self, batch: dict[str, Any]) -> Any:
+        return self.texts().prompted(batch)
+
+    def denoise(self, *inputs: Any) -> torch.Tensor:
+        latents, t, frame_mask, prompts = inputs
+        rows = prompts.rows(latents, frame_mask)
+        given = prompts.given(rows.mask.shape[1])
+        # The reference's frames at time t, as in training, with noise that is always the same.
+        generator = torch.Generator().manual_seed(self.config.validation.seed)
+        noise = torch.randn(given.shape, generator=generator)
+        before = torch.arange(rows.mask.shape[1]) < prompts.reference_frames[:, None]
+        level = t[:, None, None]
+        noisy = torch.where(before[..., None], (1 - level) * given + level * noise, rows.latents)
+        with self.amp:
+            output = self.model(noisy, t, rows.mask, given, rows.ids)
+        return prompts.behind(output, latents.shape[1])
+
+
+class InfillTrainer(trainer.DiTTTSTrainer):
+    """The trainer with the in-fill objective."""
+
     joined = False
+
+    def build_forward_pass(self, text_encoder: PretrainedTextEncoder | None) -> ForwardPass:
+        forward_pass = super().build_forward_pass(text_encoder)
+        assert isinstance(forward_pass, InfillPass)
+        forward_pass.texts = self._texts
+        return forward_pass
 
     def _texts(self) -> ReferenceTexts:
         """Built when first needed: by validation or by joined rows."""
@@ -68,46 +119,11 @@ class InfillTrainer(trainer.DiTTTSTrainer):
             batch = {**batch, "rows": rows, "spans": spans, "valid_frames": int(spans.sum())}
             yield batch, labels
 
-    def _loss_sums(
-        self, batch: dict[str, Any], labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Without and with the losses of alignment heads, of which there are none."""
-        rows, spans = batch["rows"], batch["spans"]
-        with torch.no_grad():
-            place = batch["global_batch"], batch["row"]
-            noisy = self.add_noise(rows.latents, *place, batch["global_batch_size"])
-            keep_given, keep_text = dropped(self.config.data.seed, *place)
-            given = torch.where(spans[..., None], 0.0, rows.latents) * keep_given[:, None, None]
-        with self.maybe_enable_amp:
-            prediction = self.model_parts[0](
-                noisy.latents, noisy.t, rows.mask, given, rows.ids, keep_text
-            )
-        losses = self.loss_fn(prediction, noisy.target, spans)
-        self.metrics_processor.count_losses(noisy.t, losses.detach(), spans)
-        loss = losses.sum()
-        return loss, loss
-
-    def _encode(self, batch: dict[str, Any]) -> Any:
-        return self._texts().prompted(batch)
-
-    def _denoise(self, *inputs: Any) -> torch.Tensor:
-        latents, t, frame_mask, prompts = inputs
-        rows = prompts.rows(latents, frame_mask)
-        given = prompts.given(rows.mask.shape[1])
-        # The reference's frames at time t, as in training, with noise that is always the same.
-        generator = torch.Generator().manual_seed(self.config.validation.seed)
-        noise = torch.randn(given.shape, generator=generator)
-        before = torch.arange(rows.mask.shape[1]) < prompts.reference_frames[:, None]
-        level = t[:, None, None]
-        noisy = torch.where(before[..., None], (1 - level) * given + level * noise, rows.latents)
-        with self.maybe_enable_amp:
-            output = self.model_parts[0](noisy, t, rows.mask, given, rows.ids)
-        return prompts.behind(output, latents.shape[1])
-
 
 def substitute(joined_rows: bool) -> None:
     """Puts the in-fill model into the package's trainer and loader of runs."""
     InfillTrainer.joined = joined_rows
+    trainer.ForwardPass = InfillPass  # type: ignore[misc]
     trainer.DiTTTSTrainer = InfillTrainer  # type: ignore[misc]
     train_spec.DiTTTSModel = InfillModel  # type: ignore[assignment,misc]
     load_run.DiTTTSModel = InfillModel  # type: ignore[assignment,misc]

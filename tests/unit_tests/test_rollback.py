@@ -10,20 +10,20 @@ import torch
 
 from tests.helpers.tiny_runs import Folder
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 
 
 @pytest.fixture
 def bad_batches(monkeypatch):
     """Sets what the losses of global batches, by their number, are multiplied by."""
     factors: dict[int, float] = {}
-    loss_sums = DiTTTSTrainer._loss_sums
+    loss_sums = ForwardPass.loss_sums
 
-    def planted(trainer, batch, labels):
+    def planted(forward_pass, batch, labels, step):
         factor = factors.get(int(batch["global_batch"]), 1.0)
-        return tuple(each * factor for each in loss_sums(trainer, batch, labels))
+        return tuple(each * factor for each in loss_sums(forward_pass, batch, labels, step))
 
-    monkeypatch.setattr(DiTTTSTrainer, "_loss_sums", planted)
+    monkeypatch.setattr(ForwardPass, "loss_sums", planted)
     return factors
 
 

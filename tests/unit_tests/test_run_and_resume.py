@@ -8,7 +8,6 @@ import signal
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,10 +17,10 @@ from tests.helpers.tiny_runs import Folder
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts import cli
-from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage
 from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter, read_manifest
+from torchtitan.models.dit_tts.resume_rules import check_trained_with
 
 
 @torch.no_grad()
@@ -356,8 +355,6 @@ def test_keys_that_a_checkpoint_is_older_than(monkeypatch):
     """It was trained with their defaults, and not with whatever the config says now."""
     monkeypatch.setattr(checkpoint_storage, "read_manifest", lambda path: {"trained_with": {}})
     for shift, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", SHIFT], False)):
-        config = SimpleNamespace(resume=SimpleNamespace(allow=allowed))
-        trained_with = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.9999]}
-        checkpointer = SimpleNamespace(config=config, trained_with=trained_with)
+        training = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.9999]}
         with pytest.raises(InputError, match=f"{SHIFT} = 2.0, but") if refused else nullcontext():
-            RunCheckpointer._check_trained_with(checkpointer, Path("step-2"), True)
+            check_trained_with(Path("step-2"), training, allowed, True)

@@ -78,10 +78,11 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
     trainer.ema = EMA(model, [0.999])
     trainer.compile_watch = CompileWatch(model)
-    trainer.add_noise, trainer.loss_fn = FlowMatching().add_noise, squared_error_sums
     trainer.train_context = dist_utils.get_train_context(False)
-    trainer.maybe_enable_amp = nullcontext()
-    trainer.text_encoder = trainer.benchmark = None
+    trainer.loss_fn, trainer.maybe_enable_amp = squared_error_sums, nullcontext()
+    trainer.forward_pass = trainer.build_forward_pass(None)
+    trainer.forward_pass.add_noise = FlowMatching().add_noise
+    trainer.benchmark = None
     trainer.gradient_accumulation_steps = MICRO_BATCHES
     trainer.step, trainer.ntokens_seen, trainer.step_ids = 2, 0, []
     return trainer
@@ -213,7 +214,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
     trainer.ema = EMA(model, [0.999])
-    trainer.add_noise = problem
+    trainer.forward_pass.add_noise = problem
     trainer.run_folder = RunFolder(tmp_path, 0)
     logged = []
     trainer.metrics_processor.metrics_file = SimpleNamespace(append=logged.append)
@@ -306,17 +307,19 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 def test_hidden_and_long_texts_are_not_aligned():
     """The weighted sum of the head's losses is that of the rows that count."""
     trainer = trainer_on("cpu", ONE, "--alignment.ctc_weight=0.5")
-    trainer.add_noise = problem  # which hides the texts of rows with odd numbers
+    trainer.forward_pass.add_noise = problem  # which hides the texts of rows with odd numbers
     [(batch, labels), *_] = loaded(rows=4)
     batch |= {"text_rows": None, "text_bytes": torch.randint(97, 123, (4, 16), dtype=torch.uint8)}
     sums = []
     for aligns in ([True] * 4, [False, True, True, True], [False] * 4):
-        loss, total = trainer._loss_sums({**batch, "aligns": torch.tensor(aligns)}, labels)
+        loss, total = trainer.forward_pass.loss_sums(
+            {**batch, "aligns": torch.tensor(aligns)}, labels, 1
+        )
         sums.append(float((total - loss).detach()))
     each = []
     for row in range(4):
         only = torch.arange(4) == row
-        loss, total = trainer._loss_sums({**batch, "aligns": only}, labels)
+        loss, total = trainer.forward_pass.loss_sums({**batch, "aligns": only}, labels, 1)
         each.append(float((total - loss).detach()))
     assert each[0] > 1 and each[2] > 1 and each[1] == each[3] == 0
     assert sums == pytest.approx([each[0] + each[2], each[2], 0], rel=1e-5)
@@ -404,9 +407,8 @@ def test_progress_of_the_run(one_process_group):
         seen.append(float(arguments[-1]))
         return problem(*arguments)
 
-    trainer.add_noise = drawn
+    trainer.forward_pass.add_noise = drawn
     for step in (1, 2, 5):
-        trainer.step = step
         batch, labels = next(trainer.batch_generator(loaded()))
-        trainer._loss_sums(batch, labels)
+        trainer.forward_pass.loss_sums(batch, labels, step)
     assert seen == [0.0, 0.25, 1.0]

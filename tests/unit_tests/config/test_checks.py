@@ -5,11 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from torchtitan.models.dit_tts.config.checks import (
-    batch_split,
-    data_parallel_degree,
-    validate_config,
-)
+from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict, resolve
 from torchtitan.models.dit_tts.errors import InputError

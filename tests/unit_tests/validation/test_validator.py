@@ -17,9 +17,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from tests.helpers.tiny_runs import Folder
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
-from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
 
@@ -208,14 +208,14 @@ def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, mon
 
 def test_undone_steps_are_validated_once(tmp_path, train, options, monkeypatch):
     """Bad steps right after a validation, and at one."""
-    loss_sums, init = DiTTTSTrainer._loss_sums, LatentDataLoader.__init__
+    loss_sums, init = ForwardPass.loss_sums, LatentDataLoader.__init__
     bad = {3: math.nan, 6: math.nan}
 
-    def planted(trainer, batch, labels):
+    def planted(forward_pass, batch, labels, step):
         factor = bad.get(int(batch["global_batch"]), 1.0)
-        return tuple(each * factor for each in loss_sums(trainer, batch, labels))
+        return tuple(each * factor for each in loss_sums(forward_pass, batch, labels, step))
 
-    monkeypatch.setattr(DiTTTSTrainer, "_loss_sums", planted)
+    monkeypatch.setattr(ForwardPass, "loss_sums", planted)
     arguments = [*options, "--training.steps=6", "--metrics.log_freq=100"]
     assert train("run", *arguments) == 0
     bad.clear()

@@ -1,11 +1,9 @@
 """Checkpoints of a run: which one is loaded, what is refused, kept and removed."""
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +26,12 @@ from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, run_on_all_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.model.alignment import is_of_head
+from torchtitan.models.dit_tts.resume_rules import check_trained_with, misfit, trained_with
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.tools.logging import logger
-
-_MISFIT = re.compile(
-    r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
-)
-"""what DCP says of tensors that do not fit"""
-
-_SECTIONS = ("objective", "alignment", "optimizer", "lr_scheduler", "ema")
-_KEYS = (
-    "model.flavor",
-    "model.text_positions",
-    "model.converters",
-    "training.max_norm",
-    "encoder.frozen",
-)
-_OF_WEIGHTS = ("model.flavor", "model.text_positions", "objective.prediction")
-"""keys without which weights mean something else, also where a new run starts from them"""
-
-
-def trained_with(config: JobConfig) -> dict[str, Any]:
-    """What decides the training of a run besides its data, whose order the loader's state has:
-    section.key -> value."""
-    values = asdict(config)
-    found = {f"{name}.{key}": value for name in _SECTIONS for key, value in values[name].items()}
-    for name in _KEYS:
-        section, _, key = name.partition(".")
-        found[name] = values[section][key]
-    return found
 
 
 class RunCheckpointer(CheckpointManager):
@@ -338,7 +310,9 @@ class RunCheckpointer(CheckpointManager):
                 f"[training] steps = {steps}, but {path} is beyond them; give as many or more, or another "
                 f"[job] experiment"
             )
-        self._check_trained_with(path, resumes and not model_only)
+        check_trained_with(
+            path, self.trained_with, self.config.resume.allow, resumes and not model_only
+        )
         if self._starts_to_train_text_encoder(model_only):
             self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
         states = self._states_to_load(model_only)
@@ -360,7 +334,7 @@ class RunCheckpointer(CheckpointManager):
         try:
             storage.load_checkpoint(states, path)
         except (CheckpointException, RuntimeError) as error:
-            raise self._misfit(path, error) or error from None
+            raise misfit(path, error, self.config.optimizer.name) or error from None
         self.states[MODEL].load_state_dict(states)
         if isinstance(self.states[MODEL], _WithoutTextEncoder):
             self.states[MODEL] = self.states[MODEL].model
@@ -370,45 +344,6 @@ class RunCheckpointer(CheckpointManager):
             logger.warning(f"{path} holds no averaged weights: the average starts at its weights")
         if resumes:
             self.saved_step = self.run_folder.saved_step = int(path.name.removeprefix("step-"))
-
-    def _misfit(self, path: Path, error: BaseException) -> InputError | None:
-        """The sentence for a checkpoint that has other tensors than this run; None for other errors."""
-        found = _MISFIT.search(str(error))
-        if found is None:
-            return None
-        what, name = found[0].rstrip("."), found["name"] or ""
-        if name.startswith("dataloader."):
-            return InputError(
-                f"{path} was written by an earlier version, whose position in the data this one cannot "
-                f"take; start a new run from its weights by [checkpoint] initial_load_path"
-            )
-        if name.startswith("optimizer."):
-            return InputError(
-                f"[optimizer] name = {self.config.optimizer.name!r}, but {path} was written with another "
-                f"optimizer, whose state this one cannot take; set name as it was, or start a new run "
-                f"from its weights by [checkpoint] initial_load_path"
-            )
-        return InputError(
-            f"{path} is of another model than this config's ({what}); set [model] and [encoder] as they "
-            f"were"
-        )
-
-    def _check_trained_with(self, path: Path, resumes: bool) -> None:
-        try:
-            # What an earlier version did not record has the value that changes nothing.
-            defaults = trained_with(JobConfig())
-            saved = {**defaults, **storage.read_manifest(path)["trained_with"]}
-        except InputError:
-            return  # initial weights of another program; the caller has said so
-        allowed = self.config.resume.allow
-        for key, value in self.trained_with.items():
-            if saved[key] == value or key in allowed:
-                continue
-            if resumes or key in _OF_WEIGHTS:
-                raise InputError(
-                    f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; set it back, or "
-                    f"accept the change with --resume.allow {key}"
-                )
 
     def _starts_to_train_text_encoder(self, model_only: bool) -> bool:
         """Whether the weights to be loaded are of a run that did not train its text encoder, and this

@@ -89,6 +89,12 @@ class InputError(ValueError):
     """
 
 
+def require(condition: bool, message: str) -> None:
+    """Raises InputError with the message unless the condition holds."""
+    if not condition:
+        raise InputError(message)
+
+
 def require_modules(*names: str) -> None:
     """Checks that optional packages are installed, before hours of work that end in an import.
 

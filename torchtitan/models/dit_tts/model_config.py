@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from torchtitan.models.dit_tts.config.checks import require
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops

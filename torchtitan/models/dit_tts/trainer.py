@@ -16,18 +16,20 @@ from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
-from torchtitan.models.dit_tts.config.checks import data_parallel_degree
+from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
-from torchtitan.models.dit_tts.flow.alignment import cosine_sums, ctc_sums
-from torchtitan.models.dit_tts.flow.objective import build_objective
-from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
+from torchtitan.models.dit_tts.forward_pass import ForwardPass, measure
+from torchtitan.models.dit_tts.infra.collectives import (
+    batch_group,
+    gather_from_ranks,
+    loss_group,
+    sum_over_ranks,
+)
 from torchtitan.models.dit_tts.infra.compile import (
     CompileWatch,
-    compile_function,
-    static_shapes,
 )
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -37,22 +39,16 @@ from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.alignment import CTC, TEACHER, parameter_counts
-from torchtitan.models.dit_tts.model.flops import MicroBatch
-from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run_folder import RunFolder
-from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.validation.build import build_validator
 from torchtitan.models.dit_tts.validation.history import best_row
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
-
-_CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
-"""Entries of a batch that the model encodes"""
 
 
 class DiTTTSTrainer(Trainer):
@@ -63,7 +59,7 @@ class DiTTTSTrainer(Trainer):
 
     `train_step` does what upstream's does, which waits for the device at every micro-batch: it counts
     the valid frames of all micro-batches, accumulates, clips and steps. What diffusion adds is
-    `forward_backward_step`.
+    `forward_pass`.
     """
 
     job_config: JobConfig
@@ -101,12 +97,12 @@ class DiTTTSTrainer(Trainer):
                 metrics.peak,
                 metrics.max_memory_gib,
             )
-            self.text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
+            text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
         else:
-            self.text_encoder = build_frozen_encoder(
+            text_encoder = build_frozen_encoder(
                 view, self.parallel_dims, self.dataloader.features, self.device
             )
-        self._build_objective()
+        self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
         self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
         self.ema = EMA(self.model_parts[0], config.ema.decays) if config.ema.enable else None
@@ -125,19 +121,13 @@ class DiTTTSTrainer(Trainer):
         self.validator = build_validator(
             self.config,
             view,
-            self.model_parts[0],
+            self.forward_pass,
             self.ema,
             self.dataloader,
-            self.text_encoder,
-            self._encode,
-            self._denoise,
-            self._to_device,
-            self.device,
             self.parallel_dims,
             run_folder,
             self.metrics_processor,
             self.checkpointer,
-            self.maybe_enable_amp,
         )
         self.step_ids: list[str] = []
         self.settled_ids: list[str] = []
@@ -146,6 +136,18 @@ class DiTTTSTrainer(Trainer):
         self.stop_signal = stop_signal
         self.stopped_by = 0
         self.progress = Progress()
+
+    def build_forward_pass(self, text_encoder: PretrainedTextEncoder | None) -> ForwardPass:
+        return ForwardPass(
+            self.job_config,
+            self.model_parts[0],
+            text_encoder,
+            self.model_args.condition_base,
+            self.loss_fn,
+            self.metrics_processor,
+            self.device,
+            self.maybe_enable_amp,
+        )
 
     def init_distributed(self) -> ParallelDims:
         dims = super().init_distributed()
@@ -190,14 +192,6 @@ class DiTTTSTrainer(Trainer):
         self.metrics_processor.start(self.step, self.run_folder.path, self.run_folder.metrics)
         self.run_folder.set_state("running", self.step)
 
-    def _build_objective(self) -> None:
-        config = self.job_config
-        self.add_noise = build_objective(config).add_noise
-        if config.compile.enable and "loss" in config.compile.components:
-            backend, shapes = config.compile.backend, static_shapes(config)
-            self.add_noise = compile_function(self.add_noise, backend, shapes)
-            self.loss_fn = compile_function(self.loss_fn, backend, shapes)
-
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
@@ -216,42 +210,16 @@ class DiTTTSTrainer(Trainer):
             batch["valid_frames"] = (
                 labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
             )
-            rows = self._text_rows(batch)
-            samples, frames, _ = batch["latents"].shape
-            lengths = (batch["frames"], batch["text_mask"].sum(1), batch["speaker_mask"].sum(1))
-            micro_batch = MicroBatch(
-                (samples, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
-                list(zip(*(each.tolist() for each in lengths), strict=True)),
-                rows.shapes if rows is not None else (),
-            )
+            rows = self.forward_pass.text_rows(batch)
+            micro_batch = measure(batch, rows)
             self.metrics_processor.count(micro_batch, batch["replaced"])
             if self.benchmark is not None:
                 self.benchmark.count(micro_batch)
             self.step_ids.extend(batch["sample_id"])
             self.global_batch = int(batch["global_batch"])
-            batch = self._to_device(batch, rows)
+            batch = self.forward_pass.to_device(batch, rows)
             labels = labels.to(self.device, non_blocking=True)
             yield batch, torch.zeros_like(labels) if on_padding else labels
-
-    def _to_device(self, batch: dict[str, Any], rows: TextRows | None = None) -> dict[str, Any]:
-        """The batch with its tensors on the device, and with `text_rows`. The host does not wait for the
-        copies, which are from pinned memory in training."""
-        rows = rows or self._text_rows(batch)
-        moved = {
-            name: value.to(self.device, non_blocking=True)
-            if isinstance(value, torch.Tensor)
-            else value
-            for name, value in batch.items()
-        }
-        return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
-
-    def _text_rows(self, batch: dict[str, Any]) -> TextRows | None:
-        """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
-        encoder = self.text_encoder or self.model_parts[0].text_encoder
-        if not isinstance(encoder, PretrainedTextEncoder):
-            return None
-        in_text = batch["text_mask"] & (batch["text_ids"] < self.model_args.condition_base)
-        return encoder.rows(in_text.numpy())
 
     def forward_backward_step(
         self,
@@ -271,82 +239,13 @@ class DiTTTSTrainer(Trainer):
         )
         with self.train_context():
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                loss, total = (
-                    each / global_valid_tokens for each in self._loss_sums(input_dict, labels)
-                )
+                sums = self.forward_pass.loss_sums(input_dict, labels, self.step)
+                loss, total = (each / global_valid_tokens for each in sums)
             self.metrics_processor.compiles = self.compile_watch.graphs
             self._mark("forward")
             total.backward()
             self._mark("backward")
         return loss
-
-    def _loss_sums(
-        self, batch: dict[str, Any], labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of a micro-batch, summed over its valid frames, without and with the weighted losses
-        of the alignment heads."""
-        frame_mask = labels != IGNORE_INDEX
-        with torch.no_grad():
-            place = batch["global_batch"], batch["row"], batch["global_batch_size"]
-            # From 0 at the first step to 1 at the last; a tensor made there is no copy to the device.
-            done = (self.step - 1) / max(1, self.job_config.training.steps - 1)
-            progress = torch.full((), done, device=self.device)
-            noisy = self.add_noise(batch["latents"], *place, progress)
-            features = self._text_features(batch)
-        with self.maybe_enable_amp:
-            output = self.model_parts[0](
-                noisy.latents,
-                noisy.t,
-                frame_mask,
-                *(batch[name] for name in _CONDITIONS),
-                noisy.keep_text,
-                noisy.keep_speaker,
-                features,
-                batch["text_rows"],
-                batch["text_places"],
-            )
-        prediction, aligned = output if isinstance(output, tuple) else (output, {})
-        losses = self.loss_fn(prediction, noisy.target, frame_mask)
-        self.metrics_processor.count_losses(noisy.t, losses.detach(), frame_mask)
-        loss = total = losses.sum()
-        if CTC in aligned:
-            frames, lengths = zip(*batch["ctc_lengths"], strict=True)
-            # A hidden text would have to be recognized from noise: its row would only disturb the others.
-            counted = batch["aligns"] & noisy.keep_text
-            ctc = ctc_sums(aligned[CTC], frames, batch["text_bytes"], lengths, counted).sum()
-            self.metrics_processor.count_head(CTC, ctc.detach())
-            total = total + self.job_config.alignment.ctc_weight * ctc
-        if TEACHER in aligned:
-            features = batch["teacher_features"][:, : frame_mask.shape[1]]
-            cosines = cosine_sums(aligned[TEACHER], features, frame_mask).sum()
-            self.metrics_processor.count_head(TEACHER, cosines.detach())
-            total = total + self._teacher_weight() * cosines
-        return loss, total
-
-    def _teacher_weight(self) -> float:
-        """Of this step: an early guide holds a late model back (HASTE, arXiv 2505.16792)."""
-        alignment, steps = self.job_config.alignment, self.job_config.training.steps
-        return alignment.teacher_weight if self.step <= alignment.stop_fraction * steps else 0.0
-
-    def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """(B, L, h) of a text encoder beside the model; None where it is inside."""
-        if self.text_encoder is None:
-            return batch.get("text_features")
-        return self.text_encoder(batch["text_ids"], batch["text_mask"], batch["text_rows"])
-
-    def _encode(self, batch: dict[str, Any]) -> Conditions:
-        """Encoded text and speaker of a batch, outside of training."""
-        inputs = [batch[name] for name in _CONDITIONS]
-        features = self._text_features(batch)
-        model: Any = self.model_parts[0]
-        with self.maybe_enable_amp:
-            rows, places = batch["text_rows"], batch["text_places"]
-            return model.encode_conditions(*inputs, features, rows, places)
-
-    def _denoise(self, *inputs: Any) -> torch.Tensor:
-        model: Any = self.model_parts[0]
-        with self.maybe_enable_amp:
-            return model.denoise(*inputs)
 
     def should_continue_training(self) -> bool:
         self.stopped_by = self.stop_signal.agreed()
@@ -369,12 +268,10 @@ class DiTTTSTrainer(Trainer):
         self.checkpointer.wait()
         if self.step > self.metrics_processor.first_step:
             checkpoint = self.config.checkpoint
-            saved = self.run_folder.path / checkpoint.folder / f"step-{self.step}"
-            where = (
-                f"checkpoint: {saved}"
-                if checkpoint.enable
-                else "[checkpoint] enable = false: nothing is saved"
-            )
+            folder = self.run_folder.path / checkpoint.folder
+            saved = f"checkpoint: {folder}/step-{self.step}"
+            nothing = "[checkpoint] enable = false: nothing is saved"
+            where = saved if checkpoint.enable else nothing
             logger.info(f"Trained to step {self.step}; {where}")
 
     def close(self) -> None:
@@ -412,16 +309,15 @@ class DiTTTSTrainer(Trainer):
             grad_norm = dist_utils.clip_grad_norm_(
                 self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
             )
-            loss = self._global_loss(losses)
+            group = loss_group(self.parallel_dims)
+            loss = sum_over_ranks(torch.stack(losses).sum(), group)
             self.checkpointer.maybe_wait_for_staging()
             if self._settle(self.divergence.read()):
                 return  # of the step before: this one is made again
             self.settled_ids = self.step_ids
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
             self.optimizers.step_unless(
-                self.divergence.judge(
-                    self.step, self.global_batch, loss, grad_norm, self._loss_group()
-                )
+                self.divergence.judge(self.step, self.global_batch, loss, grad_norm, group)
             )
             self.lr_schedulers.step()
             self._mark("optimizer")
@@ -493,27 +389,10 @@ class DiTTTSTrainer(Trainer):
         self.divergence.recent.clear()
         self._continue_from_step()
 
-    def _global_loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
-        """() The loss of the global batch; the sum over ranks stays on the device."""
-        loss = torch.stack(losses).sum()
-        if (group := self._loss_group()) is not None:
-            torch.distributed.all_reduce(loss, group=group)
-        return loss
-
-    def _loss_group(self) -> torch.distributed.ProcessGroup | None:
-        """The ranks that the loss is a sum over; None for one."""
-        if not self.parallel_dims.dp_cp_enabled:
-            return None
-        return self.parallel_dims.get_mesh("loss").get_group()
-
     def _valid_frames(
         self, micro_batches: list[tuple[dict[str, Any], torch.Tensor]]
     ) -> torch.Tensor:
-        """Valid frames of a step's micro-batches on all ranks, int64. The sum stays on the device, since
-        the host would have to wait for it."""
+        """Valid frames of a step's micro-batches on all ranks, int64."""
         count = sum(batch["valid_frames"] for batch, _ in micro_batches)
         frames = torch.full((), count, dtype=torch.int64, device=self.device)
-        if self.parallel_dims.dp_enabled:
-            group = self.parallel_dims.get_mesh("batch").get_group()
-            torch.distributed.all_reduce(frames, group=group)
-        return frames
+        return sum_over_ranks(frames, batch_group(self.parallel_dims))

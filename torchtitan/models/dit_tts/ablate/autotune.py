@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.ablate.search import (
     largest_that_fits,
     smaller,
 )
-from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges
 from torchtitan.models.dit_tts.data.build import open_training_data

@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     RandomTokens,
     SyntheticDataset,
 )
-from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection

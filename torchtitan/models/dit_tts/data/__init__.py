@@ -10,7 +10,9 @@ Read the files in the order a sample travels through them:
 `storage`, `remote`, `range_cache`, `remote_cache`   files and URLs, and what is cached of the latter
 `buckets`          which few static shapes and batch sizes a run uses
 `batch_sampler`    which samples make up global batch number k
-`dataloader`       fills the padded micro-batches of one rank, and its state
+`row_loader`       loads a sample into its row of a padded batch
+`collate`          makes a padded micro-batch of such rows
+`dataloader`       the micro-batches of one rank in their order, and its state
 `build`            all of it from a job config
 
 Nothing here knows about models.

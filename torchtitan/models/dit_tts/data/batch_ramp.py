@@ -15,7 +15,7 @@ to keep them within their complete size (`ramp_accumulation`): of 4 accumulation
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchtitan.models.dit_tts.config.checks import ramp_accumulation
+from torchtitan.models.dit_tts.config.batch_split import ramp_accumulation
 from torchtitan.models.dit_tts.config.job_config import Training
 
 _ENDLESS = 1 << 62

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.config.checks import batch_split
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import (
@@ -16,9 +16,10 @@ from torchtitan.models.dit_tts.data.buckets import (
     select_samples,
 )
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader, Tokenizer
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.references import DrawnReferences
+from torchtitan.models.dit_tts.data.row_loader import Features, Tokenizer
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, printable

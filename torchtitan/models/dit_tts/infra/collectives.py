@@ -1,12 +1,14 @@
-"""Collectives of Python objects: gather results, raise an error on every rank, compare the ranks."""
+"""Collectives of Python objects: gather results, raise an error on every rank, compare the ranks; and sums."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
+from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.errors import InputError
 
 T = TypeVar("T")
@@ -88,3 +90,20 @@ def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
                     f"rank {rank} would train on other data than rank 0: its {name} is {other[name]}, "
                     f"rank 0's {value}; every machine must see the same shards in [data] path"
                 )
+
+
+def batch_group(dims: ParallelDims) -> dist.ProcessGroup | None:
+    """The ranks that have different samples; None for one."""
+    return dims.get_mesh("batch").get_group() if dims.dp_enabled else None
+
+
+def loss_group(dims: ParallelDims) -> dist.ProcessGroup | None:
+    """The ranks that a step's loss is a sum over; None for one."""
+    return dims.get_mesh("loss").get_group() if dims.dp_cp_enabled else None
+
+
+def sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """The value, with its sum in it. It stays on the device: the host does not wait for it."""
+    if group is not None:
+        dist.all_reduce(value, group=group)
+    return value

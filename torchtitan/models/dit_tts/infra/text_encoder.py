@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
-from torchtitan.models.dit_tts.data.dataloader import Features
+from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import patient_group, run_on_all_ranks
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.config.checks import accumulation_steps
+from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic

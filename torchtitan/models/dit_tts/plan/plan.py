@@ -14,11 +14,8 @@ from torchtitan.models.dit_tts.benchmark.synthetic import (
     SUBWORDS_PER_SECOND,
     SyntheticDataset,
 )
-from torchtitan.models.dit_tts.config.checks import (
-    accumulation_steps,
-    data_parallel_degree,
-    validate_config,
-)
+from torchtitan.models.dit_tts.config.batch_split import accumulation_steps, data_parallel_degree
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy

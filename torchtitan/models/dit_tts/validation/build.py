@@ -1,10 +1,7 @@
 """Builds a run's validator from its config, or says why there is none."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
-
-import torch
+from typing import cast
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
@@ -12,9 +9,11 @@ from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.record import check_codec, check_same_codec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
@@ -22,10 +21,9 @@ from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.durations import fit_durations
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
-from torchtitan.models.dit_tts.validation.heldout_loss import Denoise, Encode, HeldoutLoss
+from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
@@ -34,28 +32,19 @@ from torchtitan.tools.logging import logger
 def build_validator(
     config: JobConfig,
     view: JobConfig,
-    model: Any,
+    forward_pass: ForwardPass,
     ema: EMA | None,
     dataloader: LatentDataLoader,
-    text_encoder: PretrainedTextEncoder | None,
-    encode: Encode,
-    denoise: Denoise,
-    to_device: Callable[[dict[str, Any]], dict[str, Any]],
-    device: torch.device,
     parallel_dims: ParallelDims,
     run_folder: RunFolder,
     metrics: TTSMetricsProcessor,
     checkpointer: RunCheckpointer,
-    amp: Any,
 ) -> Validator | None:
     """The validator of a run; None where it is off or there are no held-out samples.
 
     Args:
         config: the run's.
         view: the same as upstream sees it.
-        text_encoder: the frozen one beside the model.
-        encode, denoise, to_device: see `HeldoutLoss`.
-        amp: context of the network's precision.
 
     Raises:
         InputError: the held-out samples, the codec or a scorer cannot be used.
@@ -92,10 +81,10 @@ def build_validator(
         validation.times,
         validation.seed,
         objective,
-        encode,
-        denoise,
-        to_device,
-        device,
+        forward_pass.encode,
+        forward_pass.denoise,
+        forward_pass.to_device,
+        forward_pass.device,
         rank,
         ranks,
         group,
@@ -106,8 +95,7 @@ def build_validator(
     )
     samples = None
     if config.samples.freq:
-        s, device_name = config.sampling, str(device)
-        codec = build_codec(s.codec, device_name)
+        codec = build_codec(config.sampling.codec, str(forward_pass.device))
         check_codec(codec, config.data.path)
         durations = fit_durations(dataloader.dataset)
         samples = SpeechSamples(
@@ -117,20 +105,20 @@ def build_validator(
                 heldout, sets[0].fitting, config.samples.count, durations, config, heldout_features
             ),
             codec,
-            model,
+            forward_pass.model,
             tokenizer,
             objective,
-            text_encoder,
-            device,
+            forward_pass.text_encoder,
+            forward_pass.device,
             rank,
             ranks,
             sharded=parallel_dims.fsdp_enabled or parallel_dims.dp_replicate_enabled,
             writes=run_folder.rank == 0,
-            amp=amp,
+            amp=forward_pass.amp,
         )
     return Validator(
         config,
-        model,
+        forward_pass.model,
         ema,
         loss,
         samples,

@@ -17,8 +17,9 @@ from torchtitan.models.dit_tts.data.buckets import (
     select_samples,
 )
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataloader import Features, LatentDataLoader
+from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.tools.logging import logger
 

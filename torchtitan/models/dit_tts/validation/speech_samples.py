@@ -18,8 +18,8 @@ import torch
 
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.dataloader import Features
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.guidance import Guidance

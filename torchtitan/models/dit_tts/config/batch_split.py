@@ -1,0 +1,74 @@
+"""How a global batch is divided among data-parallel ranks and micro-batches."""
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Training
+from torchtitan.models.dit_tts.errors import require
+
+
+def data_parallel_degree(config: JobConfig, world_size: int) -> int:
+    """Ranks that see different data: replicas times shards.
+
+    Raises:
+        InputError: degrees that do not multiply to the number of processes.
+    """
+    p = config.parallelism
+    for kind in ("tensor", "context", "pipeline", "expert"):
+        degree = getattr(p, f"{kind}_parallel_degree")
+        require(
+            degree == 1,
+            f"[parallelism] {kind}_parallel_degree = {degree} is not supported by this model family; "
+            f"set it to 1 and use data_parallel_shard_degree or data_parallel_replicate_degree",
+        )
+    replicate, shard = p.data_parallel_replicate_degree, p.data_parallel_shard_degree
+    require(
+        replicate >= 1 and (shard >= 1 or shard == -1),
+        f"[parallelism] data_parallel_replicate_degree = {replicate} and data_parallel_shard_degree = "
+        f"{shard}, but they must be at least 1 (shard also -1: all processes that are left)",
+    )
+    if shard == -1:
+        shard = max(1, world_size // replicate)
+    require(
+        replicate * shard == world_size,
+        f"[parallelism] data_parallel_replicate_degree {replicate} x data_parallel_shard_degree "
+        f"{shard} = {replicate * shard}, but {world_size} processes were started; their product "
+        f"must be {world_size} (NGPU sets the number of processes)",
+    )
+    return replicate * shard
+
+
+def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
+    """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
+
+    A negative `global_batch_size` means one accumulation step; a `local_batch_size` of 0 is the global
+    batch divided by the ranks.
+
+    Raises:
+        InputError: a global batch that cannot be divided by local batch x ranks.
+    """
+    total, local = training.global_batch_size, training.local_batch_size
+    if local == 0:
+        require(
+            total > 0 and total % dp_degree == 0,
+            f"[training] global_batch_size = {total} is not a multiple of {dp_degree} data-parallel "
+            f"ranks, as local_batch_size = 0 needs; change one of them",
+        )
+        return total, 1
+    per_pass = local * dp_degree
+    if total < 0:
+        return per_pass, 1
+    require(
+        total >= per_pass and total % per_pass == 0,
+        f"[training] global_batch_size = {total} is not a multiple of local_batch_size {local} x "
+        f"{dp_degree} data-parallel ranks = {per_pass}; change one of them",
+    )
+    return total, total // per_pass
+
+
+def ramp_accumulation(accumulation: int, divisor: int) -> int:
+    """Micro-batches of a step with a part of the global batch: as few as keep each within its size in a
+    complete one, of `accumulation`."""
+    return -(-accumulation // divisor)
+
+
+def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
+    """Micro-batches per step; see `batch_split`."""
+    return batch_split(config.training, dp_degree)[1]

@@ -1,0 +1,141 @@
+"""Checks of what a batch is made of: `[data]`, the batch ramp and the texts."""
+
+import math
+
+from torchtitan.models.dit_tts.config.batch_split import ramp_accumulation
+from torchtitan.models.dit_tts.config.job_config import (
+    CONDITIONING_FIELDS,
+    MAX_BUCKETS,
+    Data,
+    JobConfig,
+    is_pretrained,
+)
+from torchtitan.models.dit_tts.errors import require
+
+
+def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:
+    """Mistakes in `[data]` that show without opening the data."""
+    blocks = dp_degree * accumulation
+    edges, sizes = data.bucket_frames, data.bucket_batch_sizes
+    require(
+        len(sizes) in (0, len(edges)),
+        f"[data] bucket_batch_sizes has {len(sizes)} numbers and bucket_frames {len(edges)}; give one for "
+        f"each bucket, or none to have them chosen",
+    )
+    require(
+        all(size > 0 and size % blocks == 0 for size in sizes),
+        f"[data] bucket_batch_sizes = {sizes}, but each must be a positive multiple of {dp_degree} "
+        f"data-parallel ranks x {accumulation} accumulation steps = {blocks}",
+    )
+    require(
+        not sizes or sizes[-1] == global_batch,
+        f"[data] bucket_batch_sizes ends with {sizes[-1:]}, but [training] global_batch_size comes to "
+        f"{global_batch} samples of the longest bucket; set both alike",
+    )
+    require(
+        bool(sizes) or data.batch_multiple % blocks == 0,
+        f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {dp_degree} "
+        f"data-parallel ranks x {accumulation} accumulation steps; set it to a multiple of {blocks} "
+        f"that divides global_batch_size",
+    )
+    require(
+        bool(sizes) or global_batch % data.batch_multiple == 0,
+        f"[training] global_batch_size comes to {global_batch} samples, which is not a multiple of "
+        f"[data] batch_multiple = {data.batch_multiple}; change one of them",
+    )
+    require(
+        data.max_speaker_frames % data.speaker_patch_size == 0,
+        f"[data] max_speaker_frames = {data.max_speaker_frames} is not a multiple of "
+        f"speaker_patch_size = {data.speaker_patch_size}; set it to one",
+    )
+    require(
+        1 <= data.num_buckets <= MAX_BUCKETS,
+        f"[data] num_buckets = {data.num_buckets}, but it must be from 1 to {MAX_BUCKETS}: every bucket "
+        f"is a compiled shape",
+    )
+    require(
+        len(edges) <= MAX_BUCKETS and all(low < high for low, high in zip([0, *edges], edges)),
+        f"[data] bucket_frames = {edges}, but it must be up to {MAX_BUCKETS} positive lengths in "
+        f"ascending order, or empty to have them chosen",
+    )
+    require(
+        not edges or edges[-1] <= data.max_frames,
+        f"[data] bucket_frames ends at {edges[-1:]}, above max_frames = {data.max_frames}; lower the "
+        f"one or raise the other",
+    )
+    datasets = 1 if isinstance(data.path, str) else len(data.path)
+    require(
+        len(data.weights) in (0, datasets),
+        f"[data] weights has {len(data.weights)} numbers and path {datasets} datasets; give one for "
+        f"each, or none to take each dataset as it is",
+    )
+    require(
+        all(1e-6 <= weight <= 1e6 for weight in data.weights),
+        f"[data] weights = {data.weights}, but each must be from 1e-6 to 1e6",
+    )
+    require(
+        0 <= data.balance_beta < 1
+        and abs(data.duration_alpha) <= 10
+        and 0 <= data.duration_offset_seconds <= 3600,
+        f"[data] balance_beta = {data.balance_beta}, duration_alpha = {data.duration_alpha} and "
+        f"duration_offset_seconds = {data.duration_offset_seconds}, but they must be from 0 to below 1, "
+        f"from -10 to 10 and from 0 to 3600",
+    )
+    require(
+        data.num_workers == 0 or data.prefetch_batches > 0,
+        f"[data] prefetch_batches = 0 with num_workers = {data.num_workers}, but workers need at least "
+        f"1; raise it or set num_workers = 0",
+    )
+
+
+def check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> None:
+    training, data = config.training, config.data
+    ramp, steps = training.batch_ramp, training.batch_ramp_steps
+    require(
+        all(high > low for high, low in zip(ramp, [*ramp[1:], 1])),
+        f"[training] batch_ramp = {ramp}, but it must be divisors above 1 in descending order, such as "
+        f"[8, 4, 2], or empty",
+    )
+    require(
+        not ramp or (steps > 0 and not any(steps % divisor for divisor in ramp)),
+        f"[training] batch_ramp_steps = {steps}, but it must be a positive multiple of each divisor in "
+        f"batch_ramp = {ramp}, so that every phase ends with a global batch",
+    )
+    multiple = math.gcd(*(data.bucket_batch_sizes or [data.batch_multiple]))
+    key = "bucket_batch_sizes" if data.bucket_batch_sizes else "batch_multiple"
+    for divisor in ramp:
+        micro_batches = ramp_accumulation(accumulation, divisor)
+        blocks = divisor * micro_batches * dp_degree
+        require(
+            multiple % blocks == 0,
+            f"[training] batch_ramp = {ramp}: a part of 1/{divisor} cannot be divided among {dp_degree} "
+            f"data-parallel ranks x {micro_batches} accumulation steps; make [data] {key} multiples of "
+            f"{blocks}, or leave {divisor} out",
+        )
+
+
+def check_text(config: JobConfig) -> None:
+    encoder, data = config.encoder, config.data
+    pretrained = is_pretrained(encoder.model)
+    require(
+        config.model.text_positions == "none" or not config.objective.loss_on_padding,
+        "[model] text_positions = 'scaled' with [objective] loss_on_padding = true: positions follow from "
+        "the length of the speech, which such a model decides itself; set one of them to its default",
+    )
+    require(
+        not pretrained or "/" in encoder.model,
+        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', a folder of "
+        f"a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
+    )
+    require(
+        not encoder.cache_features or (pretrained and encoder.frozen),
+        f"[encoder] cache_features = true with model = {encoder.model!r} and frozen = "
+        f"{str(encoder.frozen).lower()}; only a frozen pretrained encoder's features can be cached: "
+        f"set cache_features = false",
+    )
+    require(
+        set(data.conditioning) <= set(CONDITIONING_FIELDS)
+        and len(set(data.conditioning)) == len(data.conditioning),
+        f"[data] conditioning = {data.conditioning}; allowed are {', '.join(CONDITIONING_FIELDS)}, each "
+        f"once",
+    )

@@ -1,0 +1,237 @@
+"""Loads one sample into its row of a padded batch: latents, reference, tokens, features and text bytes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
+from torchtitan.models.dit_tts.data.references import DrawnReferences, Piece
+from torchtitan.models.dit_tts.errors import InputError
+
+_REFERENCE = [member.name for member in members.ARRAYS].index("reference")
+
+
+class Tokenizer(Protocol):
+    """What the loader asks of a tokenizer, from several threads."""
+
+    pad_id: int
+    n_conditions: int
+    """conditioning tokens before the text's; asked for with features only"""
+
+    def max_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
+        """(n,) int32: maximum ids of each sample's row; `part` as in `open_dataset`."""
+        ...
+
+    def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
+        """(B, conditions) bool: the conditioning tokens that these rows of a batch drop."""
+        ...
+
+    def encode_into(
+        self, row: np.ndarray, text: str, metadata: Mapping[str, Any], drop: Sequence[bool]
+    ) -> int:
+        """Write the ids to the start of row (L,) int64 and return their number.
+
+        Raises:
+            InputError: there are more than L.
+        """
+        ...
+
+    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """(B, L) float32: where in its speech the middle of each of the ids (B, L) is to be expected, in
+        (0, 1); -1 where it is not of the text or mask (B, L) is false."""
+        ...
+
+
+class Features(Protocol):
+    """A text encoder's features of every sample's text, stored before the run.
+
+    Attributes:
+        width: h, of a token's feature.
+        torch_dtype: of the features.
+        tokens: (n,) tokens of each sample's text without its conditioning tokens.
+        encoder_fingerprint: of the encoder.
+    """
+
+    width: int
+    torch_dtype: torch.dtype
+    tokens: np.ndarray
+    encoder_fingerprint: str
+
+    def read(self, sample: int, out: np.ndarray) -> int:
+        """Fill the first rows of out (L, h), which gets their bits, and return their number.
+
+        Raises:
+            CorruptSampleError: what is stored is not what was written.
+            InputError: there are more than L.
+        """
+        ...
+
+
+class Row(NamedTuple):
+    """What a sample is written to.
+
+    arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
+    which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
+    random words of a drawn one, text_bytes (N,) or None, and a teacher's features (T, K), zero, or None.
+    """
+
+    arrays: Sequence[np.ndarray]
+    text_ids: np.ndarray
+    features: np.ndarray | None
+    drop: Sequence[bool]
+    crop: int
+    words: Sequence[int]
+    text_bytes: np.ndarray | None = None
+    teacher: np.ndarray | None = None
+
+
+class Fetched(NamedTuple):
+    """Bytes of remote samples, and of the latents alone of others, from `Dataset.fetch_with_latents`."""
+
+    samples: dict[int, bytearray]
+    latents: dict[int, bytearray]
+
+
+class RowLoader:
+    """Fills rows, from several threads at once. It reads what is corrupt once more from its origin, in
+    case that a cache or the way here was at fault.
+
+    Args:
+        frames_per_second: of the latents.
+        corrupt_samples: what to do about corrupt pieces of references, and their count.
+        features, teacher, references: as of the loader.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        tokenizer: Tokenizer,
+        corrupt_samples: CorruptSampleCounter,
+        frames_per_second: float,
+        features: Features | None,
+        teacher: Features | None,
+        references: DrawnReferences | None,
+    ):
+        self.dataset = dataset
+        self.tokenizer = tokenizer
+        self.corrupt_samples = corrupt_samples
+        self.frames_per_second = frames_per_second
+        self.features = features
+        self.teacher = teacher
+        self.references = references
+
+    def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
+        if not pieces:
+            return Fetched(self.dataset.fetch(samples), {})
+        others = [piece.sample for piece in pieces]
+        return Fetched(*self.dataset.fetch_with_latents(samples, others))
+
+    def load(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int, int]:
+        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
+        text's bytes, or -1 where they are not asked for or cannot be aligned with the frames."""
+        arrays, text_ids, features, drop, _, words, text_bytes, teacher = into
+        pieces = []
+        if self.references is not None:
+            pieces = self.references.draw(words, sample, len(arrays[_REFERENCE]))
+        loaded = self._load_sample(sample, fetched, into, stored_reference=not pieces)
+        frames, speaker_frames = len(loaded.latents), len(loaded.reference)
+        if pieces:
+            speaker_frames = self._load_reference(sample, pieces, fetched, into)
+        # A cropped sample is as long as what is left of it.
+        loaded.metadata["target_duration"] = frames / self.frames_per_second
+        stored = None if features is None else self._load_features(sample, features)
+        try:
+            tokens = self.tokenizer.encode_into(
+                text_ids, loaded.metadata["text"], loaded.metadata, drop
+            )
+        except InputError as error:
+            raise InputError(f"sample '{self.dataset.sample_id(sample)}': {error}") from error
+        if stored not in (None, tokens):
+            raise InputError(
+                f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
+                f"tokens where its stored features are for {stored}; delete the folder of the "
+                "features, and they are made again"
+            )
+        n_bytes = -1
+        # A cropped sample speaks a part of its text only.
+        is_whole = frames == self.dataset.frames[sample]
+        if teacher is not None and self.teacher is not None and is_whole:
+            self.teacher.read(sample, teacher.view(np.int16))
+        if text_bytes is not None and is_whole:
+            n_bytes = _write_bytes(loaded.metadata["text"], frames, text_bytes)
+        return frames, speaker_frames, tokens, n_bytes
+
+    def _load_sample(
+        self, sample: int, fetched: Fetched, into: Row, stored_reference: bool = True
+    ) -> LoadedSample:
+        """A sample in its row, zero behind it. Without its stored reference that row's is left alone."""
+        arrays = list(into.arrays)
+        if not stored_reference:
+            arrays[_REFERENCE] = arrays[_REFERENCE][:0]
+        data = fetched.samples.get(sample)
+        try:
+            loaded = self.dataset.load(sample, arrays, data, into.crop)
+        except CorruptSampleError:
+            if data is None:
+                raise
+            # Perhaps the cache or the way here corrupted it: once more, from its origin.
+            self.dataset.forget(sample)
+            again = self.dataset.fetch([sample])[sample]
+            loaded = self.dataset.load(sample, arrays, again, into.crop)
+        for array, target in zip(loaded.arrays, arrays):
+            target[len(array) :].fill(0)
+        return loaded
+
+    def _load_reference(
+        self, sample: int, pieces: Sequence[Piece], fetched: Fetched, into: Row
+    ) -> int:
+        """Fill a row's reference with the joined pieces, or with the stored one where a piece is corrupt,
+        and return its frames."""
+        target, end = into.arrays[_REFERENCE], 0
+        for piece in pieces:
+            try:
+                self._load_piece(piece, fetched, target[end:])
+            except CorruptSampleError as error:
+                if self.corrupt_samples.on_error == "raise":
+                    raise
+                self.corrupt_samples.count(self.dataset, piece.sample, error)
+                return len(self._load_sample(sample, fetched, into).reference)
+            end += piece.frames
+        target[end:].fill(0)
+        return end
+
+    def _load_piece(self, piece: Piece, fetched: Fetched, target: np.ndarray) -> None:
+        """A part of a drawn reference at the start of target (n, C)."""
+        sample, data = piece.sample, fetched.latents.get(piece.sample)
+        out = target[: piece.frames]
+        try:
+            self.dataset.load_latents(sample, out, piece.start, data)
+        except CorruptSampleError:
+            if data is None:
+                raise
+            self.dataset.forget(sample, latents_only=True)
+            again = self.dataset.fetch_with_latents((), [sample])[1][sample]
+            self.dataset.load_latents(sample, out, piece.start, again)
+
+    def _load_features(self, sample: int, features: np.ndarray) -> int:
+        """Fill features (L, h) and return their number of tokens, with those of conditioning."""
+        assert self.features is not None
+        first = self.tokenizer.n_conditions
+        end = first + self.features.read(sample, features[first:])
+        features[:first].fill(0)
+        features[end:].fill(0)
+        return end
+
+
+def _write_bytes(text: str, frames: int, out: np.ndarray) -> int:
+    """Write a text's utf-8 to the start of out and return its length; -1, and nothing written, where CTC
+    cannot place it: each byte needs a frame of its own, and a blank between two equal ones."""
+    values = np.frombuffer(text.encode(), np.uint8)
+    if len(values) + np.count_nonzero(values[1:] == values[:-1]) > frames:
+        return -1
+    out[: len(values)] = values
+    return len(values)

@@ -1,0 +1,156 @@
+"""The network applied to batches of the loader: copies to the device, noise, conditions and losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.flow.alignment import cosine_sums, ctc_sums
+from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model.alignment import CTC, TEACHER
+from torchtitan.models.dit_tts.model.flops import MicroBatch
+from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.text.packing import TextRows
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+
+_CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
+"""Entries of a batch that the model encodes"""
+
+
+def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
+    """The shape of a batch on the CPU and the valid lengths of its samples, for the metrics."""
+    samples, frames, _ = batch["latents"].shape
+    lengths = (batch["frames"], batch["text_mask"].sum(1), batch["speaker_mask"].sum(1))
+    return MicroBatch(
+        (samples, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
+        list(zip(*(each.tolist() for each in lengths), strict=True)),
+        rows.shapes if rows is not None else (),
+    )
+
+
+class ForwardPass:
+    """What training and validation ask of the network.
+
+    Args:
+        config: the run's, as upstream sees it.
+        model: the network, with its parallelism.
+        text_encoder: the frozen one beside the model.
+        condition_base: the first id of conditioning tokens, which a text encoder does not see.
+        loss_fn: (prediction, target, frame_mask) to (B,) losses, each summed over valid frames.
+        amp: context of the network's precision.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        model: Any,
+        text_encoder: PretrainedTextEncoder | None,
+        condition_base: int,
+        loss_fn: Callable[..., torch.Tensor],
+        metrics: TTSMetricsProcessor,
+        device: torch.device,
+        amp: Any,
+    ):
+        self.config = config
+        self.model = model
+        self.text_encoder = text_encoder
+        self.condition_base = condition_base
+        self.loss_fn = loss_fn
+        self.metrics = metrics
+        self.device = device
+        self.amp = amp
+        self.add_noise = build_objective(config).add_noise
+        if config.compile.enable and "loss" in config.compile.components:
+            backend, shapes = config.compile.backend, static_shapes(config)
+            self.add_noise = compile_function(self.add_noise, backend, shapes)
+            self.loss_fn = compile_function(self.loss_fn, backend, shapes)
+
+    def to_device(self, batch: dict[str, Any], rows: TextRows | None = None) -> dict[str, Any]:
+        """The batch with its tensors on the device, and with `text_rows`. The host does not wait for the
+        copies, which are from pinned memory in training."""
+        rows = rows or self.text_rows(batch)
+        moved = {
+            name: value.to(self.device, non_blocking=True)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in batch.items()
+        }
+        return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
+
+    def text_rows(self, batch: dict[str, Any]) -> TextRows | None:
+        """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
+        encoder = self.text_encoder or self.model.text_encoder
+        if not isinstance(encoder, PretrainedTextEncoder):
+            return None
+        in_text = batch["text_mask"] & (batch["text_ids"] < self.condition_base)
+        return encoder.rows(in_text.numpy())
+
+    def loss_sums(
+        self, batch: dict[str, Any], labels: torch.Tensor, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of a micro-batch, summed over its valid frames, without and with the weighted losses
+        of the alignment heads."""
+        frame_mask = labels != IGNORE_INDEX
+        with torch.no_grad():
+            place = batch["global_batch"], batch["row"], batch["global_batch_size"]
+            # From 0 at the first step to 1 at the last; a tensor made there is no copy to the device.
+            done = (step - 1) / max(1, self.config.training.steps - 1)
+            progress = torch.full((), done, device=self.device)
+            noisy = self.add_noise(batch["latents"], *place, progress)
+            features = self._text_features(batch)
+        with self.amp:
+            output = self.model(
+                noisy.latents,
+                noisy.t,
+                frame_mask,
+                *(batch[name] for name in _CONDITIONS),
+                noisy.keep_text,
+                noisy.keep_speaker,
+                features,
+                batch["text_rows"],
+                batch["text_places"],
+            )
+        prediction, aligned = output if isinstance(output, tuple) else (output, {})
+        losses = self.loss_fn(prediction, noisy.target, frame_mask)
+        self.metrics.count_losses(noisy.t, losses.detach(), frame_mask)
+        loss = total = losses.sum()
+        if CTC in aligned:
+            frames, lengths = zip(*batch["ctc_lengths"], strict=True)
+            # A hidden text would have to be recognized from noise: its row would only disturb the others.
+            counted = batch["aligns"] & noisy.keep_text
+            ctc = ctc_sums(aligned[CTC], frames, batch["text_bytes"], lengths, counted).sum()
+            self.metrics.count_head(CTC, ctc.detach())
+            total = total + self.config.alignment.ctc_weight * ctc
+        if TEACHER in aligned:
+            features = batch["teacher_features"][:, : frame_mask.shape[1]]
+            cosines = cosine_sums(aligned[TEACHER], features, frame_mask).sum()
+            self.metrics.count_head(TEACHER, cosines.detach())
+            total = total + self._teacher_weight(step) * cosines
+        return loss, total
+
+    def _teacher_weight(self, step: int) -> float:
+        """Of this step: an early guide holds a late model back (HASTE, arXiv 2505.16792)."""
+        alignment, steps = self.config.alignment, self.config.training.steps
+        return alignment.teacher_weight if step <= alignment.stop_fraction * steps else 0.0
+
+    def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """(B, L, h) of a text encoder beside the model; None where it is inside."""
+        if self.text_encoder is None:
+            return batch.get("text_features")
+        return self.text_encoder(batch["text_ids"], batch["text_mask"], batch["text_rows"])
+
+    def encode(self, batch: dict[str, Any]) -> Conditions:
+        """Encoded text and speaker of a batch, outside of training."""
+        inputs = [batch[name] for name in _CONDITIONS]
+        features = self._text_features(batch)
+        with self.amp:
+            rows, places = batch["text_rows"], batch["text_places"]
+            return self.model.encode_conditions(*inputs, features, rows, places)
+
+    def denoise(self, *inputs: Any) -> torch.Tensor:
+        with self.amp:
+            return self.model.denoise(*inputs)

@@ -1,0 +1,91 @@
+"""What a checkpoint must have in common with the run that loads it."""
+
+import re
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra import checkpoint_storage
+
+_MISFIT = re.compile(
+    r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
+)
+"""What DCP says of tensors that do not fit"""
+
+_SECTIONS = ("objective", "alignment", "optimizer", "lr_scheduler", "ema")
+_KEYS = (
+    "model.flavor",
+    "model.text_positions",
+    "model.converters",
+    "training.max_norm",
+    "encoder.frozen",
+)
+_OF_WEIGHTS = ("model.flavor", "model.text_positions", "objective.prediction")
+"""Keys without which weights mean something else, also where a new run starts from them"""
+
+
+def trained_with(config: JobConfig) -> dict[str, Any]:
+    """What decides the training of a run besides its data, whose order the loader's state has:
+    section.key -> value."""
+    values = asdict(config)
+    found = {f"{name}.{key}": value for name in _SECTIONS for key, value in values[name].items()}
+    for name in _KEYS:
+        section, _, key = name.partition(".")
+        found[name] = values[section][key]
+    return found
+
+
+def check_trained_with(
+    path: Path, training: dict[str, Any], allowed: Collection[str], resumes: bool
+) -> None:
+    """Compares what a checkpoint was trained with and what the run that loads it trains with.
+
+    Args:
+        training: `trained_with` of the run.
+        allowed: [resume] allow.
+        resumes: whether the run goes on; else it begins with the checkpoint's weights.
+
+    Raises:
+        InputError: a key that is not allowed to differ does.
+    """
+    try:
+        # What an earlier version did not record has the value that changes nothing.
+        defaults = trained_with(JobConfig())
+        saved = {**defaults, **checkpoint_storage.read_manifest(path)["trained_with"]}
+    except InputError:
+        return  # initial weights of another program; the caller has said so
+    for key, value in training.items():
+        if saved[key] == value or key in allowed:
+            continue
+        if resumes or key in _OF_WEIGHTS:
+            raise InputError(
+                f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; set it back, or "
+                f"accept the change with --resume.allow {key}"
+            )
+
+
+def misfit(path: Path, error: BaseException, optimizer: str) -> InputError | None:
+    """The sentence for a checkpoint that has other tensors than this run, whose optimizer is named; None
+    for other errors."""
+    found = _MISFIT.search(str(error))
+    if found is None:
+        return None
+    what, name = found[0].rstrip("."), found["name"] or ""
+    if name.startswith("dataloader."):
+        return InputError(
+            f"{path} was written by an earlier version, whose position in the data this one cannot "
+            f"take; start a new run from its weights by [checkpoint] initial_load_path"
+        )
+    if name.startswith("optimizer."):
+        return InputError(
+            f"[optimizer] name = {optimizer!r}, but {path} was written with another optimizer, whose "
+            f"state this one cannot take; set name as it was, or start a new run from its weights by "
+            f"[checkpoint] initial_load_path"
+        )
+    return InputError(
+        f"{path} is of another model than this config's ({what}); set [model] and [encoder] as they "
+        f"were"
+    )
