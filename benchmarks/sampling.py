@@ -1,7 +1,8 @@
 """Compares ways of sampling at equal numbers of network passes, on a trained run.
 
-    OMP_NUM_THREADS=1 python benchmarks/sampling.py outputs/digits \\
-        --test outputs/data/spoken_digits/heldout --recognizer words:zero,one,two,three,...
+    scripts/main_job.sh                                             # or another run
+    OMP_NUM_THREADS=1 python benchmarks/sampling.py outputs/debug   # 10 to 15 minutes
+    python benchmarks/sampling.py --report                          # the tables of what was measured
 
 Every case says the held-out texts with the same noise seeds. A pass is one utterance once through the network:
 one per evaluation of the velocity, and one more per branch of guidance. Within a budget each case has the most
@@ -96,10 +97,10 @@ def cases(base: Sampling, dtype: str, shift: Callable[[float], float]) -> Iterat
     for budget in BUDGETS:
         for solver in ("euler", "midpoint", "heun"):
             for schedule in ("linear", "sway", "epss")[: 1 if budget == BUDGETS[0] else 3]:
-                settings = {"solver": solver, "schedule": schedule}
+                settings: dict[str, Any] = {"solver": solver, "schedule": schedule}
                 yield from fitted("solvers", f"{solver}, {schedule}", budget, **settings)
-    both = {"speaker_scale": base.text_scale}
-    star = {"cfg_zero_star": True}
+    both: dict[str, Any] = {"speaker_scale": base.text_scale}
+    star: dict[str, Any] = {"cfg_zero_star": True}
     modes: dict[str, dict[str, Any]] = {
         "text": {},
         "text and speaker": both,
@@ -139,14 +140,17 @@ def cases(base: Sampling, dtype: str, shift: Callable[[float], float]) -> Iterat
 
 def parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("run", help="folder of a trained run")
-    parser.add_argument("--test", required=True, help="held-out shards")
+    parser.add_argument("run", nargs="?", default="outputs/debug", help="folder of a trained run")
+    parser.add_argument("--test", default="", help="held-out shards; by default beside its data")
     parser.add_argument("--recognizer", default="", help="by default [samples] recognizer")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
     parser.add_argument("--seeds", type=int, default=2, help="of the noise")
     parser.add_argument("--utterances", type=int, default=0, help="0: all")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--tiny", action="store_true", help="two cases per group")
+    parser.add_argument(
+        "--report", action="store_true", help="the tables of --out, measures nothing"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(args)
 
@@ -170,9 +174,15 @@ class Meter:
         self.runs = {name: load_run(options.run, dtype=name) for name in {"float32", options.dtype}}
         run = self.runs["float32"]
         self.config = run.config
+        beside = self.config.validation.path
+        if not options.test and (not beside or isinstance(beside, list)):
+            raise InputError(
+                f"--test is needed: {options.run} has no single folder of held-out data"
+            )
+        self.test = options.test or str(beside)
         evaluated = Options(
             run=options.run,
-            test=options.test,
+            test=self.test,
             recognizer=options.recognizer,
             max_utterances=options.utterances,
         )
@@ -266,7 +276,7 @@ def line(row: dict[str, Any]) -> str:
         str(row["network_passes"]),
         f"{100 * wer['value']:.1f} % ({100 * wer['low']:.1f} to {100 * wer['high']:.1f})",
         row["against_first"].get("wer", {}).get("verdict", ""),
-        "-" if similarity is None else f"{similarity['value']:.3f}",
+        "-" if similarity is None else f"{similarity['value']:.4f}",
         row["against_first"].get("speaker_similarity", {}).get("verdict", ""),
         f"{row['real_time_factor']:.3f}",
     ]
@@ -286,6 +296,9 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(args: list[str]) -> int:
     options = parse(args)
+    if options.report:
+        print(tables(json.loads(options.out.read_text())["rows"]))
+        return 0
     torch.set_num_threads(1)
     from torchtitan.models.dit_tts.run_folder import environment
 
@@ -301,7 +314,7 @@ def main(args: list[str]) -> int:
     report = {
         "run": {"name": Path(options.run).name, "step": run.step, "weights": run.weights},
         "settings": {
-            "test": Path(options.test).name,
+            "test": Path(meter.test).name,
             "utterances": len(meter.tests.prompts),
             "noise_seeds": options.seeds,
             "recognizer": meter.scorers.recognizer.name if meter.scorers.recognizer else "",
