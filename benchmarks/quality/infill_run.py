@@ -136,7 +136,7 @@ def substitute_sampler(run: str, test: str) -> None:
     texts = ReferenceTexts([prompts], load_tokenizer(Path(run), config))
 
     def generate(model: Any, tokenizer: Any, objective: Any, requests: Any, *rest: Any) -> Any:
-        _, _, seed, device, *_ = rest
+        _, seed, device, *_ = rest
         return fill_in(model, texts.requested(requests), requests, seed, device)
 
     systems.generate_latents = generate  # type: ignore[assignment]

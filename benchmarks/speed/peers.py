@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from benchmarks.speed.cases import fifty_million, randomize
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -145,8 +145,7 @@ class Ours(Contender):
             _Ids(batch.text_ids),
             self.objective,
             requests,
-            Guidance(text_scale, speaker_scale, min_t=0.5),
-            steps,
+            Sampling(steps=steps, text_scale=text_scale, speaker_scale=speaker_scale, min_t=0.5),
             seed=0,
             device=torch.device("cpu"),
         )

@@ -12,7 +12,7 @@ from tests.helpers import duration_recognizer
 from tests.helpers.row_model import CHANNELS, RowModel
 from tests.helpers.speech_corpora import AS_IS, tone
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.scoring.interface import Sound
 
@@ -72,7 +72,7 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
 
     def load(options):
         found = replace(loaded, step=options.step, weights=options.weights or "ema")
-        return found, LengthCodec(), Guidance(2.0, 0.0), 4
+        return found, LengthCodec(), Sampling(steps=4, text_scale=2.0)
 
     def speak(self, prompts, seed):
         """Step 5 says the next utterance instead of the first two, with seed 0; so does another model."""
@@ -93,7 +93,7 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
     monkeypatch.setattr(duration_recognizer, "spoken", said)
     for name, replacement in (
-        ("config.manager.load_run_config", lambda folder: loaded.config),
+        ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
         ("evaluation.systems.load_run_config", lambda folder: loaded.config),
         ("inference.load_run.checkpoint_steps", lambda folder: [5, 7]),
         ("evaluation.evaluate.load_for_sampling", load),

@@ -21,14 +21,14 @@ from tools.gpu_check.measuring import timed
 from tools.gpu_check.models import Mode, built, random_weights
 from tools.gpu_check.settings import Settings
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import linear_times
+from torchtitan.models.dit_tts.flow.solvers import network_passes, plan_steps
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
-_GUIDANCE = Guidance(text_scale=3.0, speaker_scale=5.0, min_t=0.5)
+_SAMPLING = Sampling(text_scale=3.0, speaker_scale=5.0, min_t=0.5)
 _FRAMES_PER_SECOND = 25
 _BAR = 1e-3
 _LEAST_SECONDS = 8.0
@@ -93,8 +93,7 @@ def run(
                 byte_tokenizer(),
                 FlowMatching(),
                 requests,
-                _GUIDANCE,
-                steps,
+                replace(_SAMPLING, steps=steps),
                 0,
                 device,
                 text_encoder=cast(Any, lambda ids, mask: features[ids]),
@@ -109,7 +108,7 @@ def run(
             least=1,
         )
     seconds = took["ms_median"] / 1e3
-    rows = count * sum(1 + len(_GUIDANCE.branches_at(t)) for t in linear_times(steps)[:-1])
+    rows = count * network_passes(plan_steps(replace(_SAMPLING, steps=steps)))
     figures = {
         "seconds": seconds,
         "rows_per_second": rows / seconds,

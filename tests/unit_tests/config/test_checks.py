@@ -36,6 +36,20 @@ REFUSED = """
 4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
 1 | objective.time_shift = 0.0 | [objective] time_shift = 0.0 | greater than 0
 1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
+1 | sampling.steps = 0 | [sampling] steps = 0 | greater than 0
+1 | sampling.text_scale = nan | [sampling] text_scale = nan | finite
+1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
+1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
+1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even
+1 | sampling = {steps = 8, schedule = 'epss'} | steps = 8 | 'epss' | 5, 6, 7, 10, 12, 16 | 'sway'
+1 | sampling = {steps = 10, schedule = 'epss', solver = 'midpoint', zero_init_steps = 5} | zero_init_steps = 5 | 5 intervals
+1 | sampling = {steps = 16, schedule = 'epss', solver = 'midpoint'} | steps = 16 | 10, 12, 14, 20, 24, 32
+1 | sampling.sway = -1.1 | sway = -1.1 | from -1 to 1.75
+1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3
+1 | sampling.guidance = 'joint' | 'joint' | text_scale = 3 | speaker_scale = 0 | the same
+1 | sampling.guidance = 'alternating' | 'alternating' | speaker_scale = 0 | 'independent'
+1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale and speaker_scale
+1 | sampling.rescale_k = 0.0 | rescale_k = 0.0 | greater than 0
 1 | ema.decays = [-0.1] | [ema] decays = [-0.1] | from 0 to 1
 1 | optimizer.base_dim = -1 | [optimizer] base_dim = -1 | negative
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative

@@ -7,6 +7,7 @@ import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel, moved
 from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation import systems
 from torchtitan.models.dit_tts.evaluation.prompts import Prompt
@@ -17,7 +18,6 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     own_voice,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference import load_run
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
@@ -44,7 +44,9 @@ def fitted(text: str, speaker: str) -> int:
 def make_system(loaded, model, batch_size=4) -> System:
     codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
     durations = SimpleNamespace(frames=fitted)
-    return System("s", loaded, model, codec, durations, Guidance(0.0, 0.0), 2, batch_size)
+    return System(
+        "s", loaded, model, codec, durations, Sampling(steps=2, text_scale=0.0), batch_size
+    )
 
 
 def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):

@@ -1,4 +1,4 @@
-"""The objective, its randomness keyed by position, and the solver."""
+"""The objective and its randomness keyed by position."""
 
 import math
 
@@ -13,13 +13,11 @@ from torchtitan.models.dit_tts.flow.counter_rng import (
     stream_keys,
     uniform,
 )
-from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import (
     FlowMatching,
     build_objective,
     squared_error_sums,
 )
-from torchtitan.models.dit_tts.flow.solvers import euler, linear_times
 
 
 def keys_of(seed: int, batch: int, rows: int | list[int], stream: int = 0) -> torch.Tensor:
@@ -238,20 +236,14 @@ def test_the_mean_of_the_logit_moves_with_the_progress():
 
 
 def test_shift_of_the_times():
-    """It adds log s to the logit, in training and in the solver's schedule, whose ends stay."""
+    """It adds log s to the logit; the ends stay."""
     place = torch.tensor(3), torch.arange(6), 6
     for rest in ({}, {"time_distribution": "uniform"}):
         plain, moved = FlowMatching(**rest), FlowMatching(**rest, time_shift=3.0)
         t, other = (each.sample_times(*place).double() for each in (plain, moved))
         moved_logit, logit = torch.logit(other), torch.logit(t)
         torch.testing.assert_close(moved_logit, logit + math.log(3.0), rtol=1e-4, atol=1e-4)
-    assert plain.schedule(7) == linear_times(7)
-    times = torch.tensor(moved.schedule(7), dtype=torch.float64)
-    assert times[0] == 1.0 and times[-1] == 0.0
-    linear = torch.tensor(linear_times(7), dtype=torch.float64)
-    inner = slice(1, -1)
-    expected = torch.logit(linear[inner]) + math.log(3.0)
-    torch.testing.assert_close(torch.logit(times[inner]), expected)
+    assert moved.shifted(0.0) == 0.0 and moved.shifted(1.0) == 1.0
 
 
 def test_condition_dropout_rates_and_independence():
@@ -348,52 +340,3 @@ def test_loss_is_float32_whatever_the_network_gives():
         prediction, torch.zeros(1, 4096, 1), torch.ones(1, 4096, dtype=torch.bool)
     ).sum()
     assert loss.dtype == torch.float32 and loss == 4096
-
-
-# Sampling
-
-
-@pytest.mark.parametrize("steps", [1, 3, 40])
-def test_euler_is_exact_where_the_velocity_is_constant(steps):
-    noise, data = some_latents(2).double(), some_latents(2).flip(0).double()
-    seen = []
-
-    def velocity(x, t):
-        seen.append(t)
-        return noise - data
-
-    torch.testing.assert_close(
-        euler(velocity, noise, linear_times(steps)), data, rtol=0, atol=1e-12
-    )
-    # Velocity is never asked for at t = 0.
-    assert seen == pytest.approx([1 - step / steps for step in range(steps)], abs=1e-12)
-    assert linear_times(steps)[-1] == 0.0
-
-
-def branch_values(latents, t, copies):
-    """A network whose answer has its branch, 1 + 10·text + 100·speaker, and its row."""
-    values = torch.tensor([1.0 + 10.0 * text + 100.0 * speaker for text, speaker in copies])
-    return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
-
-
-@pytest.mark.parametrize(
-    "text_scale, speaker_scale, t, expected, rows",
-    [
-        (3.0, 5.0, 0.9, 111 + 3 * 10 + 5 * 100, 6),
-        (3.0, 0.0, 0.9, 111 + 3 * 10, 4),
-        (0.0, 5.0, 0.51, 111 + 5 * 100, 4),
-        (3.0, 5.0, 0.5, 111, 2),
-        (0.0, 0.0, 0.9, 111, 2),
-    ],
-)
-def test_guidance(text_scale, speaker_scale, t, expected, rows):
-    seen = []
-
-    def network(latents, time, copies):
-        seen.append((len(latents), time))
-        return branch_values(latents, time, copies)
-
-    latents = torch.arange(24.0).view(2, 3, 4)
-    velocity = Guidance(text_scale, speaker_scale, min_t=0.5).velocity(network, latents, t)
-    assert torch.equal(velocity, latents + expected)
-    assert seen == [(rows, t)]

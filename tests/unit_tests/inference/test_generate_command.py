@@ -1,5 +1,7 @@
 """`titan-tts generate`: what it refuses, and what it asks of the model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import soundfile
@@ -9,8 +11,8 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP, Echo
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.inference.generate_command import Options
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
@@ -26,6 +28,7 @@ SPEAKING = Tokenizer(
         max_seconds=9,
     )
 )
+SAMPLING = Sampling(steps=4, text_scale=2.0, speaker_scale=3.0, min_t=0.25)
 
 
 @pytest.fixture
@@ -33,15 +36,15 @@ def asked(loaded, monkeypatch):
     """What `generate` asks of the model of `loaded`."""
     asked = {}
 
-    def generated(model, tokenizer, objective, requests, guidance, steps, seed, *more):
-        asked.update(request=requests[0], settings=(guidance, steps, seed))
+    def generated(model, tokenizer, objective, requests, sampling, seed, *more):
+        asked.update(request=requests[0], settings=(sampling, seed))
         assert model is loaded.model and len(requests) == 1
         return [torch.linspace(-50, 50, requests[0].frames)[:, None].expand(-1, CHANNELS)]
 
     for name, replacement in (
         ("codec.build_codec", lambda *arguments: Echo()),
         ("codec.record.check_codec", lambda *arguments: None),
-        ("config.manager.load_run_config", lambda folder: loaded.config),
+        ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
         ("inference.load_run.load_run", lambda *arguments: loaded),
         ("sampling.sampler.generate_latents", generated),
     ):
@@ -53,13 +56,13 @@ def asked(loaded, monkeypatch):
     "arguments, speaker, frames, settings",
     [
         # Sample 3 has the longest of bob's references, and 2 of ann's.
-        (["--speaker=bob", "--duration=1.23"], 3, 31, (Guidance(2.0, 3.0, 0.25), 4, 0)),
+        (["--speaker=bob", "--duration=1.23"], 3, 31, (SAMPLING, 0)),
         (
             ["--speaker=ann", "--duration=0.001", "--text-scale=0", "--speaker-scale=5"]
             + ["--sampling-steps=9", "--seed=6"],
             2,
             1,
-            (Guidance(0.0, 5.0, 0.25), 9, 6),
+            (replace(SAMPLING, steps=9, text_scale=0.0, speaker_scale=5.0), 6),
         ),
     ],
 )
@@ -114,6 +117,8 @@ def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
         (["--seed=1180591620717411303424"], "--seed = 1180591620717411303424, but"),
         (["--sampling-steps=1180591620717411303424"], "it must be from 1 to 10000"),
         ([], "run is no run's folder"),
+        (["--sampling.solver=midpoint"], "run is no run's folder"),
+        (["--model.flavor=800m"], "--model.flavor=800m cannot be changed"),
     ],
 )
 def test_mistakes_are_refused_before_the_run_is_loaded(
@@ -129,6 +134,22 @@ def test_mistakes_are_refused_before_the_run_is_loaded(
     arguments = [argument for argument in arguments if argument != "--speaker"]
     assert main(["generate", "run", "--text=one", *voice, *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_any_key_of_sampling_may_be_given(tmp_path):
+    (tmp_path / "config.toml").write_text("[sampling]\nsteps = 8\ntext_scale = 2.0\n")
+
+    def chosen(*config_args, **given):
+        options = Options(run=str(tmp_path), text="one", config_args=list(config_args), **given)
+        return generate_command.chosen_config(options).sampling
+
+    assert chosen() == Sampling(steps=8, text_scale=2.0)
+    keys = ["--sampling.solver", "midpoint", "--sampling.cfg_zero_star", "true"]
+    expected = Sampling(steps=6, text_scale=0.0, speaker_scale=1.0)
+    expected = replace(expected, solver="midpoint", cfg_zero_star=True, codec="a.pth")
+    given = {"sampling_steps": 6, "text_scale": 0.0, "speaker_scale": 1.0, "codec": "a.pth"}
+    assert chosen(*keys, **given) == expected
+    refused(lambda: chosen(*keys, sampling_steps=7), "steps = 7", "'midpoint'", "even")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Sampling with a model that tells rows, conditions, keep flags and times apart."""
 
 from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,16 +11,19 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.helpers.row_model import RowModel, moved
 from tests.helpers.small_models import random_model, small_args
-from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.flow.solvers import schedule_times
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
+from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 TOKENIZER = Tokenizer(make_vocabulary("bytes", "", ["speaker"], {"speaker": ["ann", "bob"]}))
 BEGIN, END, UNKNOWN_SPEAKER, ANN, BOB = 1, 2, 259, 260, 261
-GUIDANCE = Guidance(text_scale=2.0, speaker_scale=3.0, min_t=0.5)
+SAMPLING = Sampling(steps=4, text_scale=2.0, speaker_scale=3.0, min_t=0.5)
 
 
 def reference(*values: float) -> torch.Tensor:
@@ -38,14 +43,13 @@ IDS = [
 ]
 
 
-def generate(requests, guidance=GUIDANCE, steps=4, seed=0, model=None, objective=None, **more):
+def generate(requests, sampling=SAMPLING, seed=0, model=None, objective=None, **more):
     return generate_latents(
         model or RowModel(),
         TOKENIZER,
         objective or FlowMatching(),
         requests,
-        guidance,
-        steps,
+        sampling,
         seed,
         torch.device("cpu"),
         **more,
@@ -68,20 +72,26 @@ def noise_of(requests, seed=0):
 
 
 @pytest.mark.parametrize(
-    "guidance, text_gain, speaker_gain",
+    "settings, text_gain, speaker_gain, mean_time",
     [
-        (Guidance(0.0, 0.0), 1.0, 1.0),
-        (GUIDANCE, 1 + 2 * 2 / 4, 1 + 3 * 2 / 4),  # at t = 1 and 3/4 of four steps
-        (Guidance(2.0, 0.0, min_t=0.0), 3.0, 1.0),
-        (Guidance(0.0, 3.0, min_t=0.9), 1.0, 1 + 3 / 4),
+        ({"text_scale": 0.0, "speaker_scale": 0.0}, 1.0, 1.0, 2.5 / 4),
+        ({}, 1 + 2 * 2 / 4, 1 + 3 * 2 / 4, 2.5 / 4),  # at t = 1 and 3/4 of four steps
+        ({"speaker_scale": 0.0, "min_t": 0.0}, 3.0, 1.0, 2.5 / 4),
+        ({"text_scale": 0.0, "min_t": 0.9}, 1.0, 1 + 3 / 4, 2.5 / 4),
+        ({"guidance": "alternating"}, 1 + 2 / 4, 1 + 3 / 4, 2.5 / 4),
+        ({"guidance": "joint", "speaker_scale": 2.0}, 1 + 2 * 2 / 4, 1 + 2 * 2 / 4, 2.5 / 4),
+        ({"solver": "midpoint"}, 1 + 2 / 2, 1 + 3 / 2, 2 / 4),
+        ({"solver": "heun"}, 1 + 2 / 2, 1 + 3 / 2, 2 / 4),
+        ({"truncation_factor": 0.5}, 1 + 2 * 2 / 4, 1 + 3 * 2 / 4, 2.5 / 4),
     ],
 )
-def test_each_row_is_made_of_its_own_request(guidance, text_gain, speaker_gain):
-    found = generate(REQUESTS, guidance)
-    noise = noise_of(REQUESTS)
+def test_each_row_is_made_of_its_own_request(settings, text_gain, speaker_gain, mean_time):
+    found = generate(REQUESTS, replace(SAMPLING, **settings))
+    scale = settings.get("truncation_factor", 1.0)
+    noise = [scale * each for each in noise_of(REQUESTS)]
     for number, request in enumerate(REQUESTS):
         way = moved(
-            IDS[number], request.reference, request.frames, text_gain, speaker_gain, 2.5 / 4
+            IDS[number], request.reference, request.frames, text_gain, speaker_gain, mean_time
         )
         assert found[number].shape == (request.frames, 8)
         assert found[number].dtype == torch.float32 and found[number].device.type == "cpu"
@@ -128,6 +138,56 @@ def test_a_request_does_not_depend_on_its_batch():
         torch.testing.assert_close(generate(batch)[position], alone, atol=1e-5, rtol=0)
 
 
+KNOBS = [
+    {"solver": "midpoint", "cfg_zero_star": True},
+    {"solver": "heun", "schedule": "sway", "guidance": "alternating"},
+    {"steps": 5, "schedule": "epss", "zero_init_steps": 1, "truncation_factor": 0.9},
+    {"guidance": "joint", "speaker_scale": 2.0, "max_t": 0.9, "cfg_zero_star": True},
+    {"speaker_kv_scale": 1.5, "speaker_kv_min_t": 0.5, "rescale_k": 1.2, "rescale_sigma": 2.0},
+]
+
+
+@pytest.mark.parametrize("settings", KNOBS, ids=str)
+def test_every_way_of_sampling_is_that_of_the_request_alone(settings):
+    """By a network whose rows attend to themselves: alone, in a mixed batch, and without caches."""
+    model = random_model(small_args(latent_channels=8, text_vocab_size=300))
+    sampling = replace(SAMPLING, **settings)
+    check_sampling(sampling)
+    requests = [*REQUESTS, SpeechRequest("no voice", reference(), 11)]
+    batch = generate(requests, sampling, model=model)
+    scale = max(float(each.abs().max()) for each in batch)
+    for request, found in zip(requests, batch, strict=True):
+        [alone] = generate([request], sampling, model=model)
+        torch.testing.assert_close(found, alone, atol=1e-5 * scale, rtol=0)
+    uncached = generate(requests, sampling, model=model, cache_blocks=False)
+    plain = generate(requests, model=model)
+    for found, cached, without in zip(uncached, batch, plain, strict=True):
+        torch.testing.assert_close(found, cached, atol=1e-5 * scale, rtol=0)
+        assert (found - without).abs().max() > 1e-3 * scale
+
+
+def test_the_speakers_keys_and_values_are_scaled_alone():
+    """A request without a reference has none; the others' latents move."""
+    model = random_model(small_args(latent_channels=8, text_vocab_size=300))
+    requests = [REQUESTS[0], SpeechRequest("no voice", reference(), 11)]
+    held = replace(SAMPLING, speaker_kv_scale=2.0)
+    with_voice, without = generate(requests, held, model=model)
+    own, alike = generate(requests, model=model)
+    assert torch.equal(without, alike) and not torch.equal(with_voice, own)
+
+    keys = guided_keys(
+        *(torch.ones(1, n, dtype=bool) for n in (3, 2, 2)), [(True, True)], torch.float, 2.0
+    )
+    streams = [torch.randn(1, n, 2, 4) for n in (3, 2, 2)]
+    values = [torch.randn(1, n, 2, 4) for n in (3, 2, 2)]
+    by_hand = keys._replace(speaker_scale=None)
+    scaled = [*streams[:2], 2 * streams[2]], [*values[:2], 2 * values[2]]
+    query = torch.randn(1, 3, 2, 4)
+    torch.testing.assert_close(
+        keys.attend(query, tuple(streams), tuple(values)), by_hand.attend(query, *scaled)
+    )
+
+
 def test_blocks_need_not_be_cached():
     for cached, found in zip(
         generate(REQUESTS), generate(REQUESTS, cache_blocks=False), strict=True
@@ -145,14 +205,17 @@ def test_no_noise_is_one_that_was_trained_on():
     assert (drawn - trained[0]).abs().max() > 1
 
 
-def test_a_noise_prediction_is_read_as_velocity():
-    """Where 1 - t is below a step's width, that width divides."""
+@pytest.mark.parametrize("schedule", ["linear", "sway"])
+def test_a_noise_prediction_is_read_as_velocity(schedule):
+    """At t = 1, where 1 - t would divide by 0, the way to the next evaluation divides."""
     request = SpeechRequest("a", reference(1.0), 3)
-    [found] = generate([request], model=Constant(2.0), objective=FlowMatching(prediction="noise"))
+    sampling = replace(SAMPLING, schedule=schedule)
+    noise = FlowMatching(prediction="noise")
+    [found] = generate([request], sampling, model=Constant(2.0), objective=noise)
     [x] = noise_of([request])
-    x = x.double()
-    for t in (1.0, 0.75, 0.5, 0.25):
-        x = x - 0.25 * (2.0 - x) / max(1 - t, 0.25)
+    x, times = x.double(), schedule_times(sampling)
+    for t, end in pairwise(times):
+        x = x - (t - end) * (2.0 - x) / (1 - t if t < 1 else 1 - times[1])
     torch.testing.assert_close(found.double(), x, atol=1e-4, rtol=1e-5)
 
 
@@ -193,7 +256,13 @@ def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
                 for row in range(5)
             ]
             found += generate_latents(
-                model, Rows(), FlowMatching(), requests, GUIDANCE, 2, 0, torch.device("cpu")
+                model,
+                Rows(),
+                FlowMatching(),
+                requests,
+                replace(SAMPLING, steps=2),
+                0,
+                torch.device("cpu"),
             )
         return found
 

@@ -7,6 +7,7 @@ from torchtitan.models.dit_tts.config.data_checks import check_batch_ramp, check
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path
 from torchtitan.models.dit_tts.config.ranges import check_ranges
+from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.speed_checks import (
     check_attention,
     check_benchmark,
@@ -76,6 +77,7 @@ def validate_config(
         f"[objective] logit_mean_end = {objective.logit_mean_end} with time_distribution = "
         f"{objective.time_distribution!r}, which has no mean; use 'logit_normal' or leave logit_mean_end out",
     )
+    check_sampling(config.sampling)
     check_attention(config, accelerator or device_type)
     check_benchmark(config)
     _check_checkpoint(config, world_size)

@@ -370,10 +370,28 @@ class EMA:
     [validation] tells which is best; each takes 4 bytes per parameter"""
 
 
+EVALUATIONS_PER_STEP = {"euler": 1, "midpoint": 2, "heun": 2}
+"""of the velocity, in an interval of the schedule"""
+
+EPSS_INTERVALS = (5, 6, 7, 10, 12, 16)
+"""of [sampling] schedule = "epss" """
+
+
 @dataclass
 class Sampling:
     steps: int = 40
-    """Euler steps"""
+    """Evaluations of the velocity from noise to speech: each is a pass through the network, and one more
+    per branch of guidance. euler takes one per interval of the schedule, midpoint and heun take two"""
+
+    solver: Literal["euler", "midpoint", "heun"] = "euler"
+    """Of first order, or of second: midpoint, heun"""
+
+    schedule: Literal["linear", "sway", "epss"] = "linear"
+    """Times of the intervals: even; denser at the noise, as F5-TTS has them; or 5 to 16 of 32 swayed
+    ones"""
+
+    sway: float = -1.0
+    """Coefficient of sway and epss, from -1 (denser at the noise) to 1.75 (at the data)"""
 
     text_scale: float = 3.0
     """Guidance towards the text"""
@@ -381,8 +399,36 @@ class Sampling:
     speaker_scale: float = 0.0
     """Guidance towards the speaker"""
 
+    guidance: Literal["independent", "joint", "alternating"] = "independent"
+    """Guides away from a branch without the text and one without the speaker; from one without both; or
+    from each in turn, interval by interval"""
+
     min_t: float = 0.5
-    """Guidance is applied at times in (min_t, 1]"""
+    """Guidance is applied in intervals that begin in (min_t, max_t]"""
+
+    max_t: float = 1.0
+    """Upper end of the times of guidance"""
+
+    cfg_zero_star: bool = False
+    """Scales the branches of guidance towards the velocity with all conditions (CFG-Zero*)"""
+
+    zero_init_steps: int = 0
+    """First intervals of the schedule that are left out, with their evaluations (zero-init of CFG-Zero*)"""
+
+    truncation_factor: float = 1.0
+    """Factor of the noise that sampling starts from; below 1 is closer to the average speech"""
+
+    rescale_k: float = 1.0
+    """Temporal score rescaling: speech of a variance k times as small; 1: off"""
+
+    rescale_sigma: float = 1.0
+    """Standard deviation of the latents that rescale_k assumes; a larger one acts earlier"""
+
+    speaker_kv_scale: float = 1.0
+    """Factor of the speaker's keys and values: above 1 holds on to the voice; 1: off"""
+
+    speaker_kv_min_t: float = 0.0
+    """speaker_kv_scale is applied in intervals that begin in (speaker_kv_min_t, 1]"""
 
     codec: str = "mel_dct"
     """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,

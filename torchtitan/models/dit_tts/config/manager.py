@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +218,13 @@ def load_config(args: list[str]) -> JobConfig:
     return resolve(TTSConfigManager().parse_args(args))
 
 
-def load_run_config(folder: Path) -> JobConfig:
-    """The config that a run has written to its folder. Raises InputError where there is none."""
+def load_run_config(folder: Path, args: Sequence[str] = ()) -> JobConfig:
+    """The config that a run has written to its folder, with `--section.key value` arguments. Raises
+    InputError where there is none."""
     path = folder / "config.toml"
     if not path.is_file():
         raise InputError(f"{folder} is no run's folder: it has no config.toml; give outputs/NAME")
-    return load_config(["--job.config_file", str(path)])
+    return load_config(["--job.config_file", str(path), *args])
 
 
 def resolve(

@@ -18,7 +18,6 @@ _POSITIVE = {
     "comm": "init_timeout_seconds train_timeout_seconds",
     "data": "max_frames max_speaker_frames max_text_tokens batch_multiple latent_channels "
     "speaker_patch_size frames_per_second duration_token_seconds",
-    "sampling": "steps",
     "validation": "freq samples batch_size",
     "samples": "count",
     "objective": "logit_std time_shift",
@@ -43,7 +42,6 @@ _FRACTIONS = {
     "objective": "text_dropout speaker_dropout",
     "optimizer": "beta1 beta2",
     "lr_scheduler": "min_lr_factor",
-    "sampling": "min_t",
     "alignment": "stop_fraction",
     "activation_checkpoint": "memory_budget",
 }

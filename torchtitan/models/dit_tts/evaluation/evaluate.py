@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class Evaluation:
         after: list[Row] = []
         for place in self.places:
             chosen = replace(self.options, run=place.folder, step=place.step, weights=place.weights)
-            loaded, codec, guidance, steps = load_for_sampling(chosen)
+            loaded, codec, sampling = load_for_sampling(chosen)
             if not systems:
                 self._begin(loaded, codec)
                 before = self._rows_beside()
@@ -96,7 +96,7 @@ class Evaluation:
             size = self.options.batch_size
 
             def system(name: str, model: DiTTTSModel) -> System:
-                return System(name, loaded, model, codec, durations, guidance, steps, size)
+                return System(name, loaded, model, codec, durations, sampling, size)
 
             if self.options.untrained and not systems:
                 after.append(self._row(system(UNTRAINED, untrained_model(loaded)), UNTRAINED, 1))
@@ -158,7 +158,7 @@ class Evaluation:
             "run": str(run.folder),
             "step": run.step,
             "weights": run.weights,
-            "sampling": vars(system.guidance) | {"steps": system.steps},
+            "sampling": asdict(system.sampling),
             "batch_size": system.batch_size,
             "sampling_seconds": system.wall_seconds,
             "real_time_factor": system.wall_seconds / system.audio_seconds,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.codec import Codec
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation.prompts import Prompt
-from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
@@ -35,8 +35,7 @@ class System:
     model: DiTTTSModel
     codec: Codec
     durations: LinearDurationModel
-    guidance: Guidance
-    steps: int
+    sampling: Sampling
     batch_size: int = 16
 
     wall_seconds: float = field(default=0.0, init=False)
@@ -68,8 +67,7 @@ class System:
                 self.run.tokenizer,
                 self.run.objective,
                 [self.request(prompts[place]) for place in places],
-                self.guidance,
-                self.steps,
+                self.sampling,
                 seed,
                 self.run.device,
                 self.run.text_encoder,

@@ -1,40 +1,93 @@
-"""Classifier-free guidance (Ho and Salimans 2022) with text and speaker scaled independently."""
+"""What sampling makes of the network's velocities: classifier-free guidance and score rescaling."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
-Branches = Callable[[torch.Tensor, float, tuple[tuple[bool, bool], ...]], torch.Tensor]
-"""(latents (N·B, T, C), t, whether each of the N copies has text and speaker) to velocity (N·B, T, C)."""
+from torchtitan.models.dit_tts.config.job_config import Sampling
+
+Network = Callable[[torch.Tensor, tuple[tuple[bool, bool], ...]], torch.Tensor]
+"""(latents (N·B, T, C), whether each of the N copies has text and speaker) to velocity (N·B, T, C)."""
 
 
-@dataclass(frozen=True)
-class Guidance:
-    """v + s_txt·(v - v_no_text) + s_spk·(v - v_no_speaker) for times in (min_t, 1], else v.
+class Branch(NamedTuple):
+    """The velocity without a condition, from which guidance leads away."""
 
-    So a step that begins at min_t, and lies below, is not guided. A branch with scale 0 is not computed;
-    the others run as one batch.
+    scale: float
+    has_text: bool
+    has_speaker: bool
+
+
+def branches_at(sampling: Sampling, step: int, t: float) -> tuple[Branch, ...]:
+    """The branches of a step that begins at time t: none outside (min_t, max_t] (Kynkäänniemi et al. 2024,
+    Applying Guidance in a Limited Interval, arXiv 2404.07724), and none with scale 0.
+
+    independent: one without the text, one without the speaker.
+    joint: one without both; their scales are equal.
+    alternating: that of the text in every even step, that of the speaker in every odd one. As in Irodori-TTS
+        the scales stay, so each condition is guided half as much.
     """
+    # Times of a schedule are rounded.
+    if not sampling.min_t + 1e-6 < t <= sampling.max_t + 1e-6:
+        return ()
+    text = Branch(sampling.text_scale, has_text=False, has_speaker=True)
+    speaker = Branch(sampling.speaker_scale, has_text=True, has_speaker=False)
+    chosen = {
+        "independent": (text, speaker),
+        "joint": (Branch(sampling.text_scale, has_text=False, has_speaker=False),),
+        "alternating": ((text, speaker)[step % 2],),
+    }[sampling.guidance]
+    return tuple(branch for branch in chosen if branch.scale != 0.0)
 
-    text_scale: float = 3.0
-    speaker_scale: float = 0.0
-    min_t: float = 0.5
 
-    def branches_at(self, t: float) -> list[tuple[float, bool, bool]]:
-        """(scale, keep text, keep speaker) of each unconditional branch at time t."""
-        if t <= self.min_t + 1e-6:  # times of a schedule are rounded
-            return []
-        branches = [(self.text_scale, False, True), (self.speaker_scale, True, False)]
-        return [branch for branch in branches if branch[0] != 0.0]
+def guided_velocity(
+    network: Network,
+    latents: torch.Tensor,
+    branches: Sequence[Branch],
+    frame_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """v + Σ scale·(v - α·v_branch) (B, T, C), with α = 1: classifier-free guidance (Ho and Salimans 2022)
+    with conditions scaled one by one. `network` sees (1 + branches)·B rows.
 
-    def velocity(self, network: Branches, latents: torch.Tensor, t: float) -> torch.Tensor:
-        """Guided velocity (B, T, C); `network` sees (1 + branches)·B rows."""
-        branches = self.branches_at(t)
-        copies = ((True, True), *(branch[1:] for branch in branches))
-        outputs = network(latents.repeat(len(copies), 1, 1), t, copies)
-        conditional, *unconditional = outputs.chunk(len(copies))
-        velocity = conditional
-        for (scale, _, _), other in zip(branches, unconditional):
-            velocity = velocity + scale * (conditional - other)
+    Args:
+        frame_mask: (B, T), for CFG-Zero*'s α. With one branch and ω = 1 + scale this is its
+            (1 - ω)·α·v_branch + ω·v.
+    """
+    copies = ((True, True), *((branch.has_text, branch.has_speaker) for branch in branches))
+    outputs = network(latents.repeat(len(copies), 1, 1), copies)
+    conditional, *unconditional = outputs.chunk(len(copies))
+    velocity = conditional
+    for branch, other in zip(branches, unconditional):
+        if frame_mask is not None:
+            other = projection_scale(conditional, other, frame_mask) * other
+        velocity = velocity + branch.scale * (conditional - other)
+    return velocity
+
+
+def projection_scale(
+    velocity: torch.Tensor, other: torch.Tensor, frame_mask: torch.Tensor
+) -> torch.Tensor:
+    """α (B, 1, 1) for which α·other is nearest to velocity, both (B, T, C), over the frames of each row:
+    ⟨velocity, other⟩ / ‖other‖² (CFG-Zero*, Fan et al. 2025, arXiv 2503.18886)."""
+    # Padding must not count: a row's result may not depend on its batch.
+    other = torch.where(frame_mask[..., None], other, 0.0)
+    product = (velocity * other).sum((1, 2), keepdim=True)
+    return product / other.square().sum((1, 2), keepdim=True).clamp_min(1e-8)
+
+
+def rescaled_velocity(
+    velocity: torch.Tensor, latents: torch.Tensor, t: float, k: float, sigma: float
+) -> torch.Tensor:
+    """Temporal score rescaling (Xu et al. 2025, arXiv 2510.01184): the velocity (B, T, C) whose score is r
+    times as large.
+
+    r = (η·σ² + 1) / (η·σ²/k + 1) with the signal-to-noise ratio η = (1 - t)² / t²: the ratio of the scores
+    of Gaussian data of variances σ²/k and σ². The score is -ε/t and ε = x + (1 - t)·v, so v gains
+    (r - 1)·ε / (1 - t), which is written here without the poles at t = 0 and t = 1.
+    """
+    if k == 1.0:
         return velocity
+    data = 1.0 - t
+    gain = data * sigma**2 * (1.0 - 1.0 / k) / ((data * sigma) ** 2 / k + t**2)
+    return velocity + gain * (latents + data * velocity)

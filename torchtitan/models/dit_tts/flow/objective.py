@@ -21,7 +21,6 @@ from torchtitan.models.dit_tts.flow.counter_rng import (
     stream_keys,
     uniform,
 )
-from torchtitan.models.dit_tts.flow.solvers import linear_times
 
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)
 
@@ -88,10 +87,6 @@ class FlowMatching:
         """A time, or times, moved by `time_shift`; 0 and 1 stay."""
         return self.time_shift * t / (1.0 + (self.time_shift - 1.0) * t)
 
-    def schedule(self, steps: int) -> list[float]:
-        """steps + 1 times from 1 to 0 for a solver: even steps of the time before its shift."""
-        return [self.shifted(t) for t in linear_times(steps)]
-
     def add_noise(
         self,
         latents: torch.Tensor,
@@ -143,7 +138,7 @@ class FlowMatching:
         """Velocity from the network's output at (latents, t); v = (ε - x_t) / (1 - t) for noise.
 
         At t = 1 a noise prediction does not determine the velocity. There 1 - t is bounded by the
-        solver's step, so that a prediction error moves the sample by at most that error.
+        solver's way to the next evaluation, so that a prediction error moves the sample by at most that error.
         """
         if self.prediction == "velocity":
             return output

@@ -1,21 +1,117 @@
-"""Sampling: integrates the learned velocity from noise (t = 1) to data (t = 0)."""
+"""Sampling: the steps from noise (t = 1) to data (t = 0), planned first, and the loop that takes them."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
-Velocity = Callable[[torch.Tensor, float], torch.Tensor]
-"""(latents (B, T, C), t) to velocity (B, T, C)."""
+from torchtitan.models.dit_tts.config.job_config import EVALUATIONS_PER_STEP, Sampling
+from torchtitan.models.dit_tts.flow.guidance import Branch, branches_at
+
+# Which 5 to 16 of 32 even steps are left, from the noise on. By listening and by the word errors of F5-TTS
+# (Zheng et al. 2025, Accelerating Flow-Matching-Based TTS via Empirically Pruned Step Sampling, arXiv
+# 2505.19931; the numbers are those of F5-TTS's code).
+_EPSS = {
+    5: (0, 2, 4, 8, 16, 32),
+    6: (0, 2, 4, 6, 8, 16, 32),
+    7: (0, 2, 4, 6, 8, 16, 24, 32),
+    10: (0, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32),
+    12: (0, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32),
+    16: (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32),
+}
 
 
-def linear_times(steps: int) -> list[float]:
-    """steps + 1 times from 1 to 0, evenly spaced."""
-    return torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64).tolist()
+class Step(NamedTuple):
+    """One interval of the schedule."""
+
+    times: tuple[float, ...]
+    """at which the velocity is evaluated; the step begins at the first"""
+
+    width: float
+    """from its begin to its end; negative"""
+
+    branches: tuple[Branch, ...]
+    """of guidance, at each of these times"""
+
+    speaker_kv_scale: float = 1.0
 
 
-def euler(velocity: Velocity, noise: torch.Tensor, times: list[float]) -> torch.Tensor:
-    """First-order solver: x ← x + (t_next - t)·v(x, t) over the given times."""
+Velocity = Callable[[torch.Tensor, float, Step], torch.Tensor]
+"""(latents (B, T, C), t, step) to velocity (B, T, C)."""
+
+
+def linear_times(intervals: int) -> list[float]:
+    """intervals + 1 times from 1 to 0, evenly spaced."""
+    return torch.linspace(1.0, 0.0, intervals + 1, dtype=torch.float64).tolist()
+
+
+def swayed(t: float, coefficient: float) -> float:
+    """Sway sampling (Chen et al. 2024, F5-TTS, arXiv 2410.06885): with u = 1 - t, the fraction
+    of the way to the data, u becomes u + s·(cos(π·u/2) - 1 + u). s < 0 moves times towards the noise; at
+    s = -1 t becomes cos(π·u/2). From -1 to 2 / (π - 2) the times still fall, and the ends always stay."""
+    u = 1.0 - t
+    return t - coefficient * (math.cos(math.pi / 2 * u) - t)
+
+
+def schedule_times(sampling: Sampling) -> list[float]:
+    """Begins of all steps from 1 on, and 0: those of F5-TTS for "sway", and for "epss", whose pruned
+    steps sway, too."""
+    intervals = sampling.steps // EVALUATIONS_PER_STEP[sampling.solver]
+    if sampling.schedule == "epss":
+        times = [1.0 - place / 32 for place in _EPSS[intervals]]
+    else:
+        times = linear_times(intervals)
+    if sampling.schedule == "linear":
+        return times
+    return [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]  # not by a rounding beside it
+
+
+def plan_steps(sampling: Sampling, shift: Callable[[float], float] = lambda t: t) -> list[Step]:
+    """The steps of the solver, guidance decided for each by its begin.
+
+    The first `zero_init_steps` are left out: a velocity of zero leaves the noise as it is (CFG-Zero*, Fan et
+    al. 2025, arXiv 2503.18886: at the noise a learned velocity may be worse than none).
+
+    Args:
+        shift: of the times, as `FlowMatching.shifted`.
+    """
+    steps = []
+    times = [shift(t) for t in schedule_times(sampling)]
+    for number, (t, end) in enumerate(pairwise(times)):
+        evaluated = {"euler": (t,), "midpoint": (t, (t + end) / 2), "heun": (t, end)}
+        is_forced = t > sampling.speaker_kv_min_t + 1e-6
+        steps.append(
+            Step(
+                evaluated[sampling.solver],
+                end - t,
+                branches_at(sampling, number, t),
+                sampling.speaker_kv_scale if is_forced else 1.0,
+            )
+        )
+    return steps[sampling.zero_init_steps :]
+
+
+def network_passes(steps: Sequence[Step]) -> int:
+    """Of one utterance through the network: one per evaluation, and one per branch of guidance."""
+    return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
+
+
+def integrate(velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
+    """The latents (B, T, C) at the end of the steps.
+
+    Euler's method is x + h·v(x, t). With a second evaluation at t + a·h it is the Runge-Kutta method of
+    second order with weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary
+    Differential Equations I, section II.1): the midpoint rule for a = 1/2, Heun's for a = 1.
+    """
     x = noise
-    for t, t_next in zip(times[:-1], times[1:]):
-        x = x + (t_next - t) * velocity(x, t)
+    for step in steps:
+        begin, *inner = step.times
+        slope = velocity(x, begin, step)
+        for t in inner:
+            weight = step.width / (2.0 * (t - begin))
+            second = velocity(x + (t - begin) * slope, t, step)
+            slope = (1.0 - weight) * slope + weight * second
+        x = x + step.width * slope
     return x

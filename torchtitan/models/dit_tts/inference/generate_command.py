@@ -4,16 +4,17 @@ import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from torchtitan.models.dit_tts.config.old_keys import option_name
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.codec import Codec
-    from torchtitan.models.dit_tts.flow.guidance import Guidance
+    from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
     from torchtitan.models.dit_tts.inference.load_run import LoadedRun
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -42,7 +43,7 @@ class SamplingOptions:
     it was measured with), else the slowest average."""
 
     sampling_steps: Integer = None
-    """Euler steps."""
+    """Evaluations of the network; as every key of [sampling] also by --sampling.steps."""
 
     text_scale: Number = None
     """Guidance towards the text."""
@@ -66,6 +67,9 @@ class SamplingOptions:
 
     codec: str = ""
     """Where the codec is now; [sampling] codec of the run by default."""
+
+    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
+    """Keys of [sampling], --sampling.key value"""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +103,7 @@ class Options(SamplingOptions):
 
 def run(options: Options) -> int:
     check_options(options)
-    loaded, codec, guidance, steps = load_for_sampling(options)
+    loaded, codec, sampling = load_for_sampling(options)
 
     from torchtitan.models.dit_tts.data.build import open_training_data
     from torchtitan.models.dit_tts.inference.speaker_reference import (
@@ -145,8 +149,7 @@ def run(options: Options) -> int:
         loaded.tokenizer,
         loaded.objective,
         [request],
-        guidance,
-        steps,
+        sampling,
         options.seed,
         loaded.device,
         loaded.text_encoder,
@@ -181,13 +184,11 @@ def check_options(options: Options) -> None:
     check_writable(options.out, "--out")
 
 
-def load_for_sampling(
-    options: SamplingOptions,
-) -> tuple["LoadedRun", "Codec", "Guidance", int]:
-    """The run, the codec of its latents, guidance and number of steps.
+def chosen_config(options: SamplingOptions) -> "JobConfig":
+    """The run's config, with what the options change in [sampling].
 
     Raises:
-        InputError: one cannot be loaded, or the training shards record another codec.
+        InputError: an option is out of range, does not go with another one, or is of another section.
     """
     for name, value, low, high in (
         ("--sampling-steps", options.sampling_steps, 1, 10_000),
@@ -197,9 +198,35 @@ def load_for_sampling(
     ):
         if value is not None and not low <= value <= high:
             raise InputError(f"{name} = {value}, but it must be from {low} to {high}")
+    for arg in options.config_args:
+        if arg.startswith("--") and not option_name(arg).startswith("sampling."):
+            raise InputError(
+                f"{arg} cannot be changed in a trained run; of a config's keys give only those of [sampling], "
+                f"such as --sampling.steps 16"
+            )
     from torchtitan.models.dit_tts.config.manager import load_run_config
+    from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 
-    config = load_run_config(Path(options.run))  # before seconds of imports
+    config = load_run_config(Path(options.run), options.config_args)
+    given: dict[str, Any] = {
+        "steps": options.sampling_steps,
+        "text_scale": options.text_scale,
+        "speaker_scale": options.speaker_scale,
+        "codec": options.codec or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    sampling = replace(config.sampling, **given)
+    check_sampling(sampling)
+    return replace(config, sampling=sampling)
+
+
+def load_for_sampling(options: SamplingOptions) -> tuple["LoadedRun", "Codec", "Sampling"]:
+    """The run, the codec of its latents, and how to sample.
+
+    Raises:
+        InputError: one cannot be loaded, or the training shards record another codec.
+    """
+    config = chosen_config(options)  # before seconds of imports
     if options.compile != "off":
         from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
 
@@ -207,7 +234,6 @@ def load_for_sampling(
 
     from torchtitan.models.dit_tts.codec import build_codec
     from torchtitan.models.dit_tts.codec.record import check_codec
-    from torchtitan.models.dit_tts.flow.guidance import Guidance
     from torchtitan.models.dit_tts.inference.load_run import load_run
 
     loaded = load_run(options.run, options.step, options.weights, options.encoder, options.dtype)
@@ -215,8 +241,7 @@ def load_for_sampling(
         from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 
         compile_for_any_lengths(loaded.model, options.compile)
-    s = loaded.config.sampling
-    codec = build_codec(options.codec or s.codec, str(loaded.device))
+    codec = build_codec(config.sampling.codec, str(loaded.device))
     channels = loaded.config.data.latent_channels
     if codec.latent_channels != channels:
         raise InputError(
@@ -224,16 +249,7 @@ def load_for_sampling(
             f"with [data] latent_channels = {channels}; give its codec by --codec"
         )
     check_codec(codec, loaded.config.data.path)
-
-    def first(option: float | None, default: float) -> float:
-        return default if option is None else option
-
-    guidance = Guidance(
-        text_scale=first(options.text_scale, s.text_scale),
-        speaker_scale=first(options.speaker_scale, s.speaker_scale),
-        min_t=s.min_t,
-    )
-    return loaded, codec, guidance, options.sampling_steps or s.steps
+    return loaded, codec, config.sampling
 
 
 def requested_conditions(options: Options, tokenizer: "ConditionedTokenizer") -> dict[str, str]:

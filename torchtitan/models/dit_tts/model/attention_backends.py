@@ -248,7 +248,13 @@ class GuidedKeys(NamedTuple):
     masks: tuple[torch.Tensor | None, ...]
     """of each, over its own keys, as `SdpaKeys.mask`; None where all of them are valid"""
 
+    speaker_scale: float | None = None
+    """factor of the speaker's keys and values; None: 1"""
+
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        if self.speaker_scale is not None:
+            keys = (*keys[:2], keys[2] * self.speaker_scale)
+            values = (*values[:2], values[2] * self.speaker_scale)
         attended = []
         # Not chunk(), for which a compiler would take every number of rows as another shape.
         of_copies = (x.unflatten(0, (len(self.copies), -1)) for x in (q, keys[0], values[0]))
@@ -306,15 +312,16 @@ def guided_keys(
     speaker_mask: torch.Tensor,
     copies: Sequence[tuple[bool, bool]],
     dtype: torch.dtype,
+    speaker_scale: float = 1.0,
 ) -> GuidedKeys:
     """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy. Waits for the device, once
-    for all steps."""
+    for all steps of the same copies and scale."""
     masks = []
     for copy in copies:
         chosen = [frame_mask, *itertools.compress((text_mask, speaker_mask), copy)]
         valid = torch.cat(chosen, dim=1)
         masks.append(None if valid.all() else _additive(valid, dtype))
-    return GuidedKeys(tuple(copies), tuple(masks))
+    return GuidedKeys(tuple(copies), tuple(masks), None if speaker_scale == 1.0 else speaker_scale)
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:

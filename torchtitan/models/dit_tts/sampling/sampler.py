@@ -4,14 +4,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
-from torchtitan.models.dit_tts.flow.guidance import Guidance
+from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_velocity
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import euler
+from torchtitan.models.dit_tts.flow.solvers import Step, integrate, plan_steps
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
 from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -55,8 +57,7 @@ def generate_latents(
     tokenizer: ConditionedTokenizer,
     objective: FlowMatching,
     requests: list[SpeechRequest],
-    guidance: Guidance,
-    steps: int,
+    sampling: Sampling,
     seed: int,
     device: torch.device,
     text_encoder: PretrainedTextEncoder | None = None,
@@ -70,6 +71,7 @@ def generate_latents(
     the dtype of the model's weights, the solver in float32.
 
     Args:
+        sampling: of the config, checked by `check_sampling`.
         text_encoder: the frozen one of a model that has none inside.
         cache_blocks: False computes these at every step: the blocks of a sharded model are gathered
             only while they run.
@@ -94,28 +96,36 @@ def generate_latents(
     conditions = model.encode_conditions(
         text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
     )
-    times = objective.schedule(steps)
+    steps = plan_steps(sampling, objective.shifted)
+    times = sorted({t for step in steps for t in step.times}, reverse=True)
+    nearest = min((1.0 - t for t in times if t < 1.0), default=1.0)
     caches: dict[float, list[BlockCache]] = {}
     if cache_blocks:
-        inner = torch.tensor(times[:-1], device=device)
-        caches = dict(zip(times, model.block_caches(conditions, inner, lengths), strict=False))
+        evaluated = torch.tensor(times, device=device)
+        caches = dict(zip(times, model.block_caches(conditions, evaluated, lengths), strict=True))
 
-    dtype = conditions.text.dtype
     masks = (frame_mask, conditions.text_mask, conditions.speaker_mask)
-    keys: dict[tuple[tuple[bool, bool], ...], GuidedKeys] = {}
 
-    def network(
-        latents: torch.Tensor, t: float, copies: tuple[tuple[bool, bool], ...]
-    ) -> torch.Tensor:
-        if copies not in keys:
-            keys[copies] = guided_keys(*masks, copies, dtype)
+    @cache
+    def keys(copies: tuple[tuple[bool, bool], ...], speaker_scale: float) -> GuidedKeys:
+        return guided_keys(*masks, copies, conditions.text.dtype, speaker_scale)
+
+    def velocity(latents: torch.Tensor, t: float, step: Step) -> torch.Tensor:
         one_time = torch.full((1,), t, device=device)
-        cache = caches.get(t)
-        output = model.denoise_guided(latents, one_time, keys[copies], conditions, lengths, cache)
-        return objective.velocity(output, latents, one_time, smallest_step=1.0 / steps)
+
+        def network(rows: torch.Tensor, copies: tuple[tuple[bool, bool], ...]) -> torch.Tensor:
+            chosen = keys(copies, step.speaker_kv_scale)
+            output = model.denoise_guided(
+                rows, one_time, chosen, conditions, lengths, caches.get(t)
+            )
+            return objective.velocity(output, rows, one_time, smallest_step=nearest)
+
+        mask = frame_mask if sampling.cfg_zero_star else None
+        guided = guided_velocity(network, latents, step.branches, mask)
+        return rescaled_velocity(guided, latents, t, sampling.rescale_k, sampling.rescale_sigma)
 
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
     noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = normal(noise_keys, (frames, model.args.latent_channels))
-    latents = euler(lambda x, t: guidance.velocity(network, x, t), noise, times)
+    latents = integrate(velocity, sampling.truncation_factor * noise, steps)
     return [row[: request.frames].cpu() for row, request in zip(latents, requests)]

@@ -22,7 +22,6 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.flow.guidance import Guidance
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -212,7 +211,6 @@ class SpeechSamples:
         return [prompts[first : first + _BATCH] for first in range(0, len(prompts), _BATCH)]
 
     def _generate(self, prompts: list[Prompt]) -> list[torch.Tensor]:
-        s = self.config.sampling
         encoder: Any = self.text_encoder
         if prompts[0].features is not None:
             encoder = lambda ids, mask: self._features_of(prompts, ids)  # noqa: E731
@@ -221,8 +219,7 @@ class SpeechSamples:
             self.tokenizer,
             self.objective,
             [prompt.request for prompt in prompts],
-            Guidance(s.text_scale, s.speaker_scale, s.min_t),
-            s.steps,
+            self.config.sampling,
             self.config.samples.seed,
             self.device,
             encoder,

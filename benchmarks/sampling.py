@@ -1,0 +1,335 @@
+"""Compares ways of sampling at equal numbers of network passes, on a trained run.
+
+    scripts/main_job.sh                                             # or another run
+    OMP_NUM_THREADS=1 python benchmarks/sampling.py outputs/debug   # 10 to 15 minutes
+    python benchmarks/sampling.py --report                          # the tables of what was measured
+
+Every case says the held-out texts with the same noise seeds. A pass is one utterance once through the network:
+one per evaluation of the velocity, and one more per branch of guidance. Within a budget each case has the most
+evaluations that fit, so a dearer guidance or a solver of second order has fewer steps.
+
+- solvers: euler, midpoint and heun by even, sway and EPSS times, with the run's guidance;
+- guidance: modes, intervals and CFG-Zero* by the run's solver and schedule; the scale of the speaker is that of
+  the text where both are guided;
+- knobs: truncation, score rescaling and the speaker's keys and values;
+- savings: one after the other, from float32 and independent guidance of text and speaker on.
+
+A difference from the first case of the same group and budget whose 95 % interval holds 0 is a tie. The
+real-time factor is CPU seconds of one thread per second of speech, sampling and decoding, in batches of 16.
+Writes benchmarks/results/sampling.json and prints the tables of benchmarks/README.md.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # of the CPU
+
+import torch  # noqa: E402
+
+from torchtitan.models.dit_tts.config.job_config import Sampling  # noqa: E402
+from torchtitan.models.dit_tts.config.sampling_checks import check_sampling  # noqa: E402
+from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.flow.solvers import network_passes, plan_steps  # noqa: E402
+
+RESULTS = ROOT / "benchmarks/results/sampling.json"
+BUDGETS = (48, 24, 12, 8)
+"""network passes per utterance; at the first with even times only, as EPSS has 16 intervals at most"""
+
+GUIDED_BUDGETS = (24, 12)
+"""of the groups guidance and knobs"""
+
+GROUPS = ("solvers", "guidance", "knobs", "savings")
+FIGURES = ("wer", "speaker_similarity")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of sampling."""
+
+    group: str
+    name: str
+    budget: int
+    sampling: Sampling
+    dtype: str
+
+
+def passes(sampling: Sampling, shift: Callable[[float], float]) -> int:
+    return network_passes(plan_steps(sampling, shift))
+
+
+def within(
+    sampling: Sampling, budget: int, shift: Callable[[float], float] = lambda t: t
+) -> Sampling | None:
+    """The settings with the most evaluations that fit into so many network passes; None if none do."""
+    for steps in range(budget, 0, -1):
+        found = replace(sampling, steps=steps)
+        try:
+            check_sampling(found)
+        except InputError:  # an odd number, or one that EPSS has no times for
+            continue
+        if passes(found, shift) <= budget:
+            return found
+    return None
+
+
+def cases(base: Sampling, dtype: str, shift: Callable[[float], float]) -> Iterator[Case]:
+    """Of every group; the first of a group and budget is what the others are compared with.
+
+    Args:
+        base: the run's [sampling], with guidance by the text.
+    """
+
+    def fitted(group: str, name: str, budget: int, **settings: Any) -> Iterator[Case]:
+        found = within(replace(base, **settings), budget, shift)
+        if found is not None:
+            yield Case(group, name, budget, found, dtype)
+
+    for budget in BUDGETS:
+        for solver in ("euler", "midpoint", "heun"):
+            for schedule in ("linear", "sway", "epss")[: 1 if budget == BUDGETS[0] else 3]:
+                settings: dict[str, Any] = {"solver": solver, "schedule": schedule}
+                yield from fitted("solvers", f"{solver}, {schedule}", budget, **settings)
+    both: dict[str, Any] = {"speaker_scale": base.text_scale}
+    star: dict[str, Any] = {"cfg_zero_star": True}
+    modes: dict[str, dict[str, Any]] = {
+        "text": {},
+        "text and speaker": both,
+        "joint": {**both, "guidance": "joint"},
+        "alternating": {**both, "guidance": "alternating"},
+        "text at all times": {"min_t": 0.0},
+        "text in (0.5, 0.9]": {"max_t": 0.9},
+        "none": {"text_scale": 0.0},
+        "text, CFG-Zero*": star,
+        "text, zero-init": {"zero_init_steps": 1},
+        "text, CFG-Zero* and zero-init": {**star, "zero_init_steps": 1},
+    }
+    knobs: dict[str, dict[str, Any]] = {
+        "text": {},
+        "truncation 0.9": {"truncation_factor": 0.9},
+        "rescaling k 1.2": {"rescale_k": 1.2},
+        "speaker K and V x 1.2": {"speaker_kv_scale": 1.2},
+    }
+    for budget in GUIDED_BUDGETS:
+        for name, settings in modes.items():
+            yield from fitted("guidance", name, budget, **settings)
+    for name, settings in knobs.items():
+        yield from fitted("knobs", name, GUIDED_BUDGETS[0], **settings)
+    saved = replace(base, **both, solver="euler", schedule="linear", guidance="independent")
+    savings: list[tuple[str, str, dict[str, Any]]] = [
+        ("float32, text and speaker", "float32", {}),
+        ("+ alternating", "float32", {"guidance": "alternating"}),
+        ("+ half the steps", "float32", {"steps": base.steps // 2}),
+        ("+ sway, a quarter", "float32", {"steps": base.steps // 4, "schedule": "sway"}),
+        ("+ zero-init", "float32", {"zero_init_steps": 1}),
+        ("+ bfloat16", "bfloat16", {}),
+    ]
+    for name, precision, settings in savings:
+        saved = replace(saved, **settings)
+        yield Case("savings", name, 0, saved, precision)
+
+
+def parse(args: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", nargs="?", default="outputs/debug", help="folder of a trained run")
+    parser.add_argument("--test", default="", help="held-out shards; by default beside its data")
+    parser.add_argument("--recognizer", default="", help="by default [samples] recognizer")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
+    parser.add_argument("--seeds", type=int, default=2, help="of the noise")
+    parser.add_argument("--utterances", type=int, default=0, help="0: all")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--tiny", action="store_true", help="two cases per group")
+    parser.add_argument(
+        "--report", action="store_true", help="the tables of --out, measures nothing"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args(args)
+
+
+class Meter:
+    """Says the texts by a case and scores them: the parts of `titan-tts evaluate`, one run for all."""
+
+    def __init__(self, options: argparse.Namespace):
+        from torchtitan.models.dit_tts.codec import build_codec
+        from torchtitan.models.dit_tts.evaluation.command import read_tests
+        from torchtitan.models.dit_tts.evaluation.evaluate import training_durations
+        from torchtitan.models.dit_tts.evaluation.options import Options, scorer_specs
+        from torchtitan.models.dit_tts.evaluation.prompts import encode_prompts
+        from torchtitan.models.dit_tts.evaluation.systems import own_voice
+        from torchtitan.models.dit_tts.inference.load_run import load_run
+        from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
+        from torchtitan.models.dit_tts.scoring.plugins import open_recognizer, open_speaker_scorer
+        from torchtitan.models.dit_tts.scoring.scores import Scorers
+
+        self.seeds = options.seeds
+        self.runs = {name: load_run(options.run, dtype=name) for name in {"float32", options.dtype}}
+        run = self.runs["float32"]
+        self.config = run.config
+        beside = self.config.validation.path
+        if not options.test and (not beside or isinstance(beside, list)):
+            raise InputError(
+                f"--test is needed: {options.run} has no single folder of held-out data"
+            )
+        self.test = options.test or str(beside)
+        evaluated = Options(
+            run=options.run,
+            test=self.test,
+            recognizer=options.recognizer,
+            max_utterances=options.utterances,
+        )
+        self.codec = build_codec(self.config.sampling.codec, str(run.device))
+        _, self.tests = read_tests(evaluated, self.config)
+        encode_prompts(self.tests, self.codec, reference_settings(self.config.data.path))
+        self.durations = training_durations(self.config.data, self.config.data.path, self.tests)
+        recognizer = open_recognizer(
+            scorer_specs(evaluated, self.config)["recognizer"], str(run.device)
+        )
+        speaker = open_speaker_scorer("own", own=own_voice(run))
+        self.scorers = Scorers(recognizer, speaker, None)
+
+    def measure(self, case: Case) -> tuple[Any, dict[str, Any]]:
+        """The scores as a row of evaluate's table, and what it cost."""
+        from torchtitan.models.dit_tts.evaluation.report import SYSTEM, Row
+        from torchtitan.models.dit_tts.evaluation.systems import System
+        from torchtitan.models.dit_tts.scoring.scores import score
+
+        run, prompts = self.runs[case.dtype], self.tests.prompts
+        system = System(case.name, run, run.model, self.codec, self.durations, case.sampling)
+        scores, seconds = [], 0.0
+        for seed in range(self.seeds):
+            began = time.process_time()
+            spoken = dict(system.speak(prompts, seed))
+            seconds += time.process_time() - began
+            found = []
+            for place, prompt in enumerate(prompts):
+                voice = prompt.load_reference() if prompt.load_reference is not None else None
+                if voice is not None:
+                    voice = replace(voice, latents=prompt.reference)
+                sound = spoken[place]
+                found.append(score(sound, prompt.text, self.scorers, voice, prompt.language))
+            scores.append(found)
+        row = Row(case.name, SYSTEM, list(range(self.seeds)), scores)
+        return row, {
+            "network_passes": passes(case.sampling, run.objective.shifted),
+            "real_time_factor": seconds / system.audio_seconds,
+        }
+
+
+def compared(row: Any, first: Any, prompts: Sequence[Any], fps: float) -> dict[str, Any]:
+    """{figure: {"value", "low", "high", "verdict"}} of the row above the first of its group."""
+    from torchtitan.models.dit_tts.evaluation.report import differences
+
+    pair = [replace(row, name="this"), replace(first, name="first")]
+    found = {}
+    for each in differences(pair, prompts, fps):
+        if each["figure"] in FIGURES:
+            verdict = {"this": "better", "first": "worse", None: "tie"}[each["better"]]
+            limits = {name: each[name] for name in ("value", "low", "high")}
+            found[each["figure"]] = {**limits, "verdict": verdict}
+    return found
+
+
+def measure_all(meter: Meter, chosen: Sequence[Case]) -> list[dict[str, Any]]:
+    from torchtitan.models.dit_tts.evaluation.report import figures_of
+
+    prompts, fps = meter.tests.prompts, meter.codec.frames_per_second
+    firsts: dict[tuple[str, int], Any] = {}
+    measured: dict[str, tuple[Any, dict[str, Any]]] = {}
+    rows = []
+    for number, case in enumerate(chosen, 1):
+        key = json.dumps([asdict(case.sampling), case.dtype])  # the same in two groups: once
+        if key not in measured:
+            measured[key] = meter.measure(case)
+        row, cost = measured[key]
+        first = firsts.setdefault((case.group, case.budget), row)
+        figures = figures_of(row, prompts, fps)
+        found = {
+            "group": case.group,
+            "name": case.name,
+            "budget": case.budget,
+            "dtype": case.dtype,
+            "sampling": asdict(case.sampling) | {"codec": meter.codec.name},
+            **cost,
+            **{name: figures[name] for name in ("wer", "cer", "speaker_similarity")},
+            "against_first": {} if row is first else compared(row, first, prompts, fps),
+        }
+        rows.append(found)
+        print(f"[{number}/{len(chosen)}] {case.group}, {line(found)}", flush=True)
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """One line of a table of Markdown."""
+    wer, similarity = row["wer"], row["speaker_similarity"]
+    cells = [
+        row["name"],
+        str(row["sampling"]["steps"]),
+        str(row["network_passes"]),
+        f"{100 * wer['value']:.1f} % ({100 * wer['low']:.1f} to {100 * wer['high']:.1f})",
+        row["against_first"].get("wer", {}).get("verdict", ""),
+        "-" if similarity is None else f"{similarity['value']:.4f}",
+        row["against_first"].get("speaker_similarity", {}).get("verdict", ""),
+        f"{row['real_time_factor']:.3f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """Of every group and budget."""
+    head = "| | `steps` | passes | WER | | speaker similarity | | real-time factor |"
+    lines: list[str] = []
+    for key in dict.fromkeys((row["group"], row["budget"]) for row in rows):
+        of = f", at most {key[1]} passes" if key[1] else ""
+        lines += ["", f"**{key[0]}{of}**", "", head, "|---|---|---|---|---|---|---|---|"]
+        lines += [line(row) for row in rows if (row["group"], row["budget"]) == key]
+    return "\n".join(lines[1:])
+
+
+def main(args: list[str]) -> int:
+    options = parse(args)
+    if options.report:
+        print(tables(json.loads(options.out.read_text())["rows"]))
+        return 0
+    torch.set_num_threads(1)
+    from torchtitan.models.dit_tts.run_folder import environment
+
+    began = time.process_time()
+    meter = Meter(options)
+    run = meter.runs["float32"]
+    base = replace(meter.config.sampling, speaker_scale=0.0, guidance="independent")
+    every = list(cases(base, options.dtype, run.objective.shifted))
+    chosen = [case for case in every if case.group in options.only]
+    if options.tiny:
+        chosen = [case for group in GROUPS for case in [c for c in chosen if c.group == group][:2]]
+    rows = measure_all(meter, chosen)
+    report = {
+        "run": {"name": Path(options.run).name, "step": run.step, "weights": run.weights},
+        "settings": {
+            "test": Path(meter.test).name,
+            "utterances": len(meter.tests.prompts),
+            "noise_seeds": options.seeds,
+            "recognizer": meter.scorers.recognizer.name if meter.scorers.recognizer else "",
+            "speaker_scorer": "the run's own speaker encoder, not independent",
+            "threads": 1,
+            "cpu_seconds": time.process_time() - began,
+        },
+        "conditions": environment(),
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(options.out, json.dumps(report, indent=1) + "\n")
+    print(f"\n{tables(rows)}\n\n{options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_input_errors(main)(sys.argv[1:]))

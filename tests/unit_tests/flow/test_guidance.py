@@ -1,0 +1,123 @@
+"""Guidance of every mode, CFG-Zero*'s scale and score rescaling against what they are by definition."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.flow.guidance import (
+    branches_at,
+    guided_velocity,
+    projection_scale,
+    rescaled_velocity,
+)
+from torchtitan.models.dit_tts.flow.solvers import integrate, plan_steps
+
+
+def branch_values(latents, copies):
+    """A network whose answer has its branch, 1 + 10·text + 100·speaker, and its row."""
+    values = torch.tensor([1.0 + 10.0 * text + 100.0 * speaker for text, speaker in copies])
+    return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
+
+
+JOINT = {"guidance": "joint"}
+TURNS = {"guidance": "alternating"}
+
+
+@pytest.mark.parametrize(
+    "text_scale, speaker_scale, t, step, mode, expected, rows",
+    [
+        (3.0, 5.0, 0.9, 0, {}, 111 + 3 * 10 + 5 * 100, 6),
+        (3.0, 0.0, 0.9, 1, {}, 111 + 3 * 10, 4),
+        (0.0, 5.0, 0.51, 0, {}, 111 + 5 * 100, 4),
+        (3.0, 5.0, 0.5, 0, {}, 111, 2),
+        (0.0, 0.0, 0.9, 0, {}, 111, 2),
+        (3.0, 5.0, 0.9, 0, {"max_t": 0.9}, 111 + 3 * 10 + 5 * 100, 6),
+        (3.0, 5.0, 0.9, 0, {"max_t": 0.8}, 111, 2),
+        (4.0, 4.0, 0.9, 0, JOINT, 111 + 4 * 110, 4),
+        (4.0, 4.0, 0.5, 0, JOINT, 111, 2),
+        (3.0, 5.0, 0.9, 0, TURNS, 111 + 3 * 10, 4),
+        (3.0, 5.0, 0.9, 1, TURNS, 111 + 5 * 100, 4),
+        (3.0, 5.0, 0.9, 2, TURNS, 111 + 3 * 10, 4),
+        (3.0, 5.0, 0.4, 1, TURNS, 111, 2),
+    ],
+)
+def test_guidance(text_scale, speaker_scale, t, step, mode, expected, rows):
+    seen = []
+
+    def network(latents, copies):
+        seen.append(len(latents))
+        return branch_values(latents, copies)
+
+    settings = Sampling(text_scale=text_scale, speaker_scale=speaker_scale, **mode)
+    latents = torch.arange(24.0).view(2, 3, 4)
+    velocity = guided_velocity(network, latents, branches_at(settings, step, t))
+    assert torch.equal(velocity, latents + expected)
+    assert seen == [rows]
+
+
+def some(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_alpha_is_the_least_squares_scale_of_each_row():
+    velocity, other = some(3, 5, 4), some(3, 5, 4, seed=1)
+    lengths = [5, 2, 4]
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    found = projection_scale(velocity, other, mask)
+    assert found.shape == (3, 1, 1)
+    for row, frames in enumerate(lengths):
+        a, b = (each[row, :frames].numpy().reshape(-1, 1) for each in (other, velocity))
+        [[expected]] = np.linalg.lstsq(a, b, rcond=None)[0]
+        assert float(found[row]) == pytest.approx(float(expected), rel=1e-5)
+    # A branch that says nothing has a finite scale.
+    assert projection_scale(velocity, torch.zeros_like(other), mask).isfinite().all()
+
+
+def test_cfg_zero_star_is_the_papers_sum():
+    """(1 - ω)·α·v_branch + ω·v with ω = 1 + scale; padding does not count."""
+    velocity, other = some(2, 6, 4), some(2, 6, 4, seed=1)
+    mask = torch.arange(6) < torch.tensor([6, 3])[:, None]
+    settings = Sampling(text_scale=2.5, cfg_zero_star=True)
+
+    def network(latents, copies):
+        assert copies == ((True, True), (False, True))
+        return torch.cat([velocity, other])
+
+    def guided(frame_mask):
+        return guided_velocity(network, velocity, branches_at(settings, 0, 1.0), frame_mask)
+
+    expected = 3.5 * velocity - 2.5 * projection_scale(velocity, other, mask) * other
+    torch.testing.assert_close(guided(mask), expected)
+    torch.testing.assert_close(guided(None), 3.5 * velocity - 2.5 * other)
+    valid = guided(mask)[1, :3]
+    other[1, 3:] = 1e4
+    torch.testing.assert_close(guided(mask)[1, :3], valid)
+
+
+def gaussian_velocity(x, t, deviation):
+    return x * (t - (1 - t) * deviation**2) / ((1 - t) ** 2 * deviation**2 + t**2)
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 4.0])
+def test_rescaling_of_the_score_is_sampling_of_a_smaller_variance(k):
+    """The velocity of Gaussian data becomes that of data of a variance k times as small, at every t."""
+    x = some(2, 3, 4).double()
+    for t in (1.0, 0.999, 0.5, 0.01, 0.0):
+        found = rescaled_velocity(gaussian_velocity(x, t, 0.8), x, t, k, sigma=0.8)
+        torch.testing.assert_close(found, gaussian_velocity(x, t, 0.8 / k**0.5))
+
+    def velocity(x, t, step):
+        return rescaled_velocity(gaussian_velocity(x, t, 0.8), x, t, k, sigma=0.8)
+
+    sample = integrate(velocity, x, plan_steps(Sampling(steps=400, solver="midpoint")))
+    torch.testing.assert_close(sample, x * 0.8 / k**0.5, rtol=1e-4, atol=0)
+
+
+def test_rescaling_is_the_ratio_of_scores():
+    """r·score, with the score -(x + (1 - t)·v)/t and the r of the paper."""
+    x, v, t, k, sigma = some(1, 3, 4), some(1, 3, 4, seed=1), 0.3, 1.5, 2.0
+    snr = (1 - t) ** 2 / t**2
+    ratio = (snr * sigma**2 + 1) / (snr * sigma**2 / k + 1)
+    found = rescaled_velocity(v, x, t, k, sigma)
+    torch.testing.assert_close(x + (1 - t) * found, ratio * (x + (1 - t) * v))

@@ -1,0 +1,204 @@
+"""Schedules, the plan of the steps, and the solvers on flows whose solution is known."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.config.job_config import EPSS_INTERVALS, Sampling
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.flow.solvers import (
+    integrate,
+    linear_times,
+    network_passes,
+    plan_steps,
+    schedule_times,
+    swayed,
+)
+
+SOLVERS = ("euler", "midpoint", "heun")
+MAX_SWAY = 2 / (math.pi - 2)
+
+
+def solved(velocity, x=1.0, **settings) -> float:
+    """What becomes of x at t = 1 by velocity(x, t), at t = 0."""
+    start = torch.full((1, 1, 1), x, dtype=torch.float64)
+    steps = plan_steps(Sampling(**settings))
+    return float(integrate(lambda x, t, step: velocity(x, t), start, steps))
+
+
+def remaining_deviation(deviation: float, **settings) -> float:
+    """Standard deviation of the samples over that of Gaussian data, whose flow is known.
+
+    The variance at t is (1 - t)²·d² + t², and the velocity is x times half its logarithm's derivative.
+    """
+
+    def velocity(x, t):
+        return x * (t - (1 - t) * deviation**2) / ((1 - t) ** 2 * deviation**2 + t**2)
+
+    return solved(velocity, **settings) / deviation
+
+
+# Schedules
+
+
+def test_sway_at_minus_one_is_a_cosine():
+    times = schedule_times(Sampling(steps=9, schedule="sway"))
+    assert times == pytest.approx([math.cos(math.pi / 2 * k / 9) for k in range(10)], abs=1e-12)
+    assert swayed(0.3, 0.0) == 0.3
+    # By hand: t = 1/2 loses s·(cos(π/4) - 1/2).
+    assert swayed(0.5, 1.0) == pytest.approx(1 - math.sqrt(0.5))
+
+
+@pytest.mark.parametrize(
+    "coefficient, falls", [(-1, 1), (0.5, 1), (MAX_SWAY, 1), (-1.1, 0), (2, 0)]
+)
+def test_swayed_times_fall_within_the_limits_of_the_coefficient(coefficient, falls):
+    times = schedule_times(Sampling(steps=1000, schedule="sway", sway=coefficient))
+    assert times[0] == 1.0 and times[-1] == 0.0
+    assert all(t > end for t, end in pairwise(times)) == bool(falls)
+
+
+@pytest.mark.parametrize("intervals", EPSS_INTERVALS)
+def test_epss_leaves_out_steps_of_32(intervals):
+    pruned = schedule_times(Sampling(steps=intervals, schedule="epss"))
+    assert len(pruned) == intervals + 1 and pruned[0] == 1.0 and pruned[-1] == pytest.approx(0.0)
+    everything = schedule_times(Sampling(steps=32, schedule="sway"))
+    places = [min(range(33), key=lambda k: abs(everything[k] - t)) for t in pruned]
+    assert [everything[place] for place in places] == pytest.approx(pruned, abs=1e-12)
+    # Those at the noise are as dense as any, and they never become denser.
+    widths = [end - begin for begin, end in pairwise(places)]
+    assert widths == sorted(widths) and widths[0] <= 2
+
+
+def test_the_shift_moves_all_times():
+    moved = FlowMatching(time_shift=3.0)
+    times = [step.times[0] for step in plan_steps(Sampling(steps=7), moved.shifted)]
+    plain = torch.tensor(linear_times(7)[1:-1], dtype=torch.float64)
+    assert times[0] == 1.0
+    found = torch.logit(torch.tensor(times[1:], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.logit(plain) + math.log(3.0))
+
+
+# Solvers
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_where_the_velocity_is_constant_every_solver_is_exact(solver):
+    for steps in (2, 6, 40):
+        assert solved(lambda x, t: 3.0, solver=solver, steps=steps) == pytest.approx(-2.0)
+
+
+def test_each_solver_is_its_quadrature_rule():
+    """Of x' = t², for which the rules differ."""
+    edges = linear_times(5)
+
+    def by(rule):
+        return 1.0 + sum((end - t) * rule(t, end) for t, end in pairwise(edges))
+
+    def square(x, t):
+        return t**2
+
+    found = {s: solved(square, solver=s, steps=5 * (1 + (s != "euler"))) for s in SOLVERS}
+    assert found["euler"] == pytest.approx(by(lambda t, end: t**2))
+    assert found["midpoint"] == pytest.approx(by(lambda t, end: ((t + end) / 2) ** 2))
+    assert found["heun"] == pytest.approx(by(lambda t, end: (t**2 + end**2) / 2))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_growth_is_the_exponential_series_to_the_solvers_order(solver):
+    """Of x' = 2x in four intervals: 1 + z, and z²/2 more of second order."""
+    z = -2 / 4
+    factor = 1 + z + (z**2 / 2 if solver != "euler" else 0)
+    steps = 4 if solver == "euler" else 8
+    assert solved(lambda x, t: 2 * x, solver=solver, steps=steps) == pytest.approx(factor**4)
+
+
+@pytest.mark.parametrize("solver, order", [("euler", 1), ("midpoint", 2), ("heun", 2)])
+@pytest.mark.parametrize("schedule", ["linear", "sway"])
+def test_order_of_the_error(solver, order, schedule):
+    """Twice the steps: half the error of Euler's method, a quarter of the others'. Of x' = x²·t, whose
+    1/x grows by 1/2."""
+
+    def error(steps):
+        settings = {"solver": solver, "schedule": schedule, "steps": steps}
+        return solved(lambda x, t: x**2 * t, **settings) - 2 / 3
+
+    assert math.log2(error(320) / error(640)) == pytest.approx(order, abs=0.05)
+
+
+def test_gaussian_data_by_40_evaluations():
+    """Euler's steps lose a fifth of a small deviation, midpoint's a hundredth."""
+    found = {s: remaining_deviation(0.05, solver=s, steps=40) for s in SOLVERS}
+    assert found["euler"] == pytest.approx(0.81, abs=0.005)
+    assert found["midpoint"] == pytest.approx(0.99, abs=0.005)
+    assert found["heun"] == pytest.approx(1.09, abs=0.005)
+
+
+# The plan
+
+
+@pytest.mark.parametrize(
+    "solver, expected",
+    [
+        ("euler", [1.0, 0.75, 0.5, 0.25]),
+        ("midpoint", [1.0, 0.75, 0.5, 0.25]),
+        ("heun", [1.0, 0.5, 0.5, 0.0]),
+    ],
+)
+def test_steps_are_evaluations(solver, expected):
+    steps = plan_steps(Sampling(steps=4, solver=solver, text_scale=0.0))
+    assert [t for step in steps for t in step.times] == expected
+    assert sum(step.width for step in steps) == -1.0
+    assert network_passes(steps) == 4
+
+
+@pytest.mark.parametrize(
+    "settings, passes",
+    [
+        ({}, 8 + 4),  # the run's guidance: text, at 1 to 5/8
+        ({"speaker_scale": 2.0}, 8 + 4 * 2),
+        ({"speaker_scale": 3.0, "guidance": "joint"}, 8 + 4),
+        ({"speaker_scale": 2.0, "guidance": "alternating"}, 8 + 4),
+        ({"min_t": 0.0}, 8 + 8),
+        ({"max_t": 0.875}, 8 + 3),
+        ({"min_t": 0.25, "max_t": 0.5, "speaker_scale": 2.0}, 8 + 2 * 2),
+        ({"zero_init_steps": 1}, 7 + 3),
+        ({"zero_init_steps": 5}, 3),
+        # Guided by the begin of the interval: two of four.
+        ({"solver": "heun", "speaker_scale": 2.0}, 8 + 2 * 2 * 2),
+        ({"solver": "midpoint", "zero_init_steps": 1}, 6 + 2),
+    ],
+)
+def test_forwards_that_guidance_takes_and_saves(settings, passes):
+    assert network_passes(plan_steps(Sampling(steps=8, **settings))) == passes
+
+
+def test_alternating_guidance_takes_turns_by_interval():
+    settings = Sampling(steps=8, solver="midpoint", guidance="alternating", speaker_scale=2.0)
+    turns = [
+        [(b.scale, b.has_text, b.has_speaker) for b in s.branches] for s in plan_steps(settings)
+    ]
+    assert turns == [[(3.0, False, True)], [(2.0, True, False)], [], []]
+    settings.zero_init_steps = 1  # the turns stay
+    assert [len(step.branches) for step in plan_steps(settings)] == [1, 0, 0]
+    assert plan_steps(settings)[0].branches[0].scale == 2.0
+
+
+def test_zero_init_starts_later_from_the_same_noise():
+    seen = []
+
+    def velocity(x, t, step):
+        seen.append((float(x), t))
+        return 4 * torch.ones_like(x)
+
+    steps = plan_steps(Sampling(steps=4, zero_init_steps=2))
+    assert float(integrate(velocity, torch.ones(1, 1, 1), steps)) == -1.0
+    assert seen == [(1.0, 0.5), (0.0, 0.25)]
+
+
+def test_the_speaker_is_held_on_to_at_early_times():
+    plan = plan_steps(Sampling(steps=4, speaker_kv_scale=1.5, speaker_kv_min_t=0.5))
+    assert [step.speaker_kv_scale for step in plan] == [1.5, 1.5, 1.0, 1.0]
+    assert {step.speaker_kv_scale for step in plan_steps(Sampling(steps=4))} == {1.0}
