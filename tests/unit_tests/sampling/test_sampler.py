@@ -139,6 +139,8 @@ def test_a_request_does_not_depend_on_its_batch():
 
 
 KNOBS = [
+    {"cfg_zero_star": True},
+    {"rescale_k": 1.5},
     {"solver": "midpoint", "cfg_zero_star": True},
     {"solver": "heun", "schedule": "sway", "guidance": "alternating"},
     {"steps": 5, "schedule": "epss", "zero_init_steps": 1, "truncation_factor": 0.9},
