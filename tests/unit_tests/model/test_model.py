@@ -13,6 +13,7 @@ from tests.helpers.small_models import initialized_model, random_model, small_ar
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
+from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import (
@@ -22,7 +23,7 @@ from torchtitan.models.dit_tts.model.layers import (
     rms_norm,
     rope_table,
 )
-from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 VOCABULARY = 40
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
-from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
 
 # Apart from training's streams, the sampler's and the conditions'.
