@@ -27,6 +27,8 @@ from torchtitan.models.dit_tts.infra.optimizer import (
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.teacher import ready_teacher_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
@@ -94,9 +96,14 @@ def _build_dataloader(*, job_config: JobConfig, **kwargs: Any) -> LatentDataLoad
     return build(job_config=job_config, **kwargs)
 
 
+def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
+    """The network of these sizes."""
+    return DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
+
+
 def get_train_spec() -> TrainSpec:
     return TrainSpec(
-        model_cls=DiTTTSModel,
+        model_cls=build_model,  # type: ignore[arg-type]
         model_args=model_flavors(),
         parallelize_fn=parallelize_dit_tts,
         pipelining_fn=None,
