@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
-from torchtitan.models.dit_tts.text.durations import fit_durations
+from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
@@ -100,7 +100,7 @@ def build_validator(
     if config.samples.freq:
         codec = build_codec(config.sampling.codec, str(forward_pass.device))
         check_codec(codec, config.data.path)
-        durations = fit_durations(dataloader.dataset)
+        durations = stored_durations(run_folder.path) or fit_durations(dataloader.dataset)
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",
