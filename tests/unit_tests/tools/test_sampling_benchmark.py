@@ -66,6 +66,4 @@ def test_the_table_has_a_part_for_every_group_and_budget():
 
 
 def test_a_run_that_is_not_there():
-    refused(
-        lambda: benchmark.main(["nothing"]), "nothing"
-    )
+    refused(lambda: benchmark.main(["nothing"]), "nothing")
