@@ -59,8 +59,8 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
         width = args.text_dim
         flops += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
     if args.task == "duration":
-        flops += _encoder_blocks(args.n_layers, text, args.dim, args.mlp_dim)
-        return flops + 2 * text * args.dim * (c + 1) + 2 * c * args.dim
+        flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
+        return flops + 2 * text * args.dim * (c + 1)
     return flops + _decoder_flops(args, lengths.frames, text, speaker)
 
 
