@@ -78,7 +78,7 @@ def main() -> None:
         error = np.abs(lengths - real)
         rows.append(
             {
-                "way": choice,
+                "way": Path(choice).name,
                 "speaker_known": named,
                 "reference_text": said,
                 "seconds_error": float(error.mean() / data.frames_per_second),
@@ -86,7 +86,7 @@ def main() -> None:
             }
         )
         print(
-            f"{choice:24} {'speaker known' if named else '':14} {'its text known' if said else '':15} "
+            f"{Path(choice).name:24} {'speaker known' if named else '':14} {'its text known' if said else '':15} "
             f"{rows[-1]['seconds_error']:.3f} s  {rows[-1]['within_10_percent']:.0%} within 10 %"
         )
     report = {
