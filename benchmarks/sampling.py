@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ class Meter:
         from torchtitan.models.dit_tts.evaluation.options import Options, scorer_specs
         from torchtitan.models.dit_tts.evaluation.prompts import encode_prompts
         from torchtitan.models.dit_tts.evaluation.systems import own_voice
+        from torchtitan.models.dit_tts.inference.lengths import FIT, open_lengths
         from torchtitan.models.dit_tts.inference.load_run import load_run
         from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
         from torchtitan.models.dit_tts.scoring.plugins import open_recognizer, open_speaker_scorer
@@ -189,7 +191,8 @@ class Meter:
         self.codec = build_codec(self.config.sampling.codec, str(run.device))
         _, self.tests = read_tests(evaluated, self.config)
         encode_prompts(self.tests, self.codec, reference_settings(self.config.data.path))
-        self.durations = training_durations(self.config.data, self.config.data.path, self.tests)
+        fit = partial(training_durations, run, "", self.tests)
+        self.lengths = open_lengths(FIT, 1.0, run, fit)
         recognizer = open_recognizer(
             scorer_specs(evaluated, self.config)["recognizer"], str(run.device)
         )
@@ -203,7 +206,7 @@ class Meter:
         from torchtitan.models.dit_tts.scoring.scores import score
 
         run, prompts = self.runs[case.dtype], self.tests.prompts
-        system = System(case.name, run, run.model, self.codec, self.durations, case.sampling)
+        system = System(case.name, run, run.model, self.codec, self.lengths, case.sampling)
         scores, seconds = [], 0.0
         for seed in range(self.seeds):
             began = time.process_time()

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from torchtitan.models.dit_tts.model.model import BlockCache, Conditions
+from torchtitan.models.dit_tts.model.conditions import Conditions
+from torchtitan.models.dit_tts.model.model import BlockCache
 
 CHANNELS = 8
 CONDITION_BASE = 259

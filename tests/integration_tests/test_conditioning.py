@@ -54,7 +54,7 @@ def test_it_trains_and_resumes_on_two_ranks(trained):
 def test_tokens_change_the_speech(trained):
     folder, run = trained
     out = folder / "out.wav"
-    words = ["--speaker=s1", "--text=one two", "--duration=0.8", "--out", out]
+    words = ["--speaker=s1", "--text=one two", "--seconds=0.8", "--out", out]
     generate(run.folder, *words)
     said, rate = soundfile.read(out)
     assert (rate, len(said)) == (16000, 12800)

@@ -389,11 +389,11 @@ for _name, _given, _args, _words in [
 ]:
     row(f"resume: {_name}", _given, [*RESUME, *_args, "{copy}"], _words)
 
-SAY = ["generate", "{copy}", "--text=one", "--speaker=s1", "--duration=1", "--out={d}/x.wav"]
-REFER = ["generate", "{copy}", "--text=one", "--duration=1", "--out={d}/x.wav", "--reference={d}/r.wav"]
+SAY = ["generate", "{copy}", "--text=one", "--speaker=s1", "--seconds=1", "--out={d}/x.wav"]
+REFER = ["generate", "{copy}", "--text=one", "--seconds=1", "--out={d}/x.wav", "--reference={d}/r.wav"]
 for _name, _given, _args, _words in [
-    ("a duration of nan", {}, ["--duration=nan"], "--duration = nan"), ("a duration of inf", {}, ["--duration=inf"], "--duration = inf"),
-    ("a duration of -1", {}, ["--duration=-1"], "--duration = -1"), ("a duration of 1e9", {}, ["--duration=1e9"], "--duration = 1e"), ("a duration of 0", {}, ["--duration=0"], "--duration = 0"),
+    ("a duration of nan", {}, ["--seconds=nan"], "--seconds = nan"), ("a duration of inf", {}, ["--seconds=inf"], "--seconds = inf"),
+    ("a duration of -1", {}, ["--seconds=-1"], "--seconds = -1"), ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1e"), ("a duration of 0", {}, ["--seconds=0"], "--seconds = 0"),
     ("a seed of 2^70", {}, [f"--seed={2**70}"], "--seed"), ("a seed of -1", {}, ["--seed=-1"], "--seed"), ("a seed of text", {}, ["--seed=x"], "seed"),
     ("no sampling steps", {}, ["--sampling-steps=0"], "--sampling-steps = 0"), ("a scale of nan", {}, ["--text-scale=nan"], "--text-scale = nan"),
     ("an empty text", {}, ["--text="], "--text is empty"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),

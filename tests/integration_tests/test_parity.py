@@ -186,3 +186,17 @@ def test_alignment_heads_train_on_shards_as_in_one_process(seeded):
             assert sharded[step][name] == pytest.approx(row[name], abs=1e-5)
     assert_same_validation(folder / "ctc_sharded", folder / "ctc")
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5
+
+
+@pytest.mark.parametrize("layout", ["ddp_accumulation", "hsdp"])
+def test_the_duration_predictor_trains_on_ranks_as_in_one_process(seeded, layout):
+    folder, _, _ = seeded
+    data = ["--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]
+    common = [*runs.TINY, *data, *VALIDATION, "--model.flavor=duration"]
+    common += ["--objective.text_dropout=0", "--activation_checkpoint.mode=none"]
+    alone = runs.run(folder, f"lengths_before_{layout}", common)
+    processes, arguments = LAYOUTS[layout]
+    name = f"lengths_{layout}"
+    run = runs.run(folder, name, [*common, *arguments], processes)
+    assert_same(run.metrics(), alone.metrics())
+    assert_same_validation(folder / name, alone.folder)

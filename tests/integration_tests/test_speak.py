@@ -30,7 +30,7 @@ def generate(run, *arguments):
 def test_generate_writes_a_wav_of_the_asked_length(trained):
     folder, run = trained
     out = folder / "pi.wav"
-    generate(run, "--speaker=slt", "--text=three one four", "--duration=1.2", "--out", out)
+    generate(run, "--speaker=slt", "--text=three one four", "--seconds=1.2", "--out", out)
     samples, rate = soundfile.read(out)
     assert (rate, len(samples)) == (16000, 19200)
 

@@ -80,7 +80,7 @@ def test_a_voice_from_a_wav_says_a_text_into_a_wav(parts, trained):
     folder, corpus, *_ = parts
     reference = sorted((corpus / "wavs").glob("*.wav"))[0]
     out = folder / "said.wav"
-    words = ["--text=three one four", "--duration=1.2", "--sampling-steps=2"]
+    words = ["--text=three one four", "--seconds=1.2", "--sampling-steps=2"]
     done = titan_tts("generate", trained.folder, "--reference", reference, *words, "--out", out)
     assert done.returncode == 0, done.stderr
     samples, rate = soundfile.read(out)
@@ -111,7 +111,7 @@ def test_generation_with_another_encoder_is_refused(parts, trained):
     try:
         write_tiny_t5gemma2(encoder, seed=1)
         reference = sorted((corpus / "wavs").glob("*.wav"))[0]
-        words = ["--text=one", "--duration=1", "--reference", reference]
+        words = ["--text=one", "--seconds=1", "--reference", reference]
         done = titan_tts("generate", trained.folder, *words, "--out", folder / "no.wav")
     finally:
         weights.write_bytes(kept)

@@ -118,6 +118,14 @@ REFUSED = """
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
 1 | training.enable_cpu_offload = true | enable_cpu_offload = true is not supported
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
+1 | LENGTHS; objective.text_dropout = 0.1 | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
+1 | LENGTHS; objective.loss_on_padding = true | [objective] loss_on_padding = True | to False
+1 | LENGTHS; model.text_positions = 'scaled' | [model] text_positions = 'scaled' with | to 'none'
+1 | LENGTHS; samples.freq = 9; HELD_OUT | [samples] freq = 9 | it says nothing
+1 | LENGTHS; alignment.ctc_weight = 0.1 | [alignment] ctc_weight = 0.1
+1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
+1 | LENGTHS; data.conditioning = ['duration'] | conditioning has 'duration' | take it out
+1 | HELD_OUT; validation.keep_best = 'seconds_error' | keep_best = 'seconds_error'
 """
 # The shard degree -1 stands for the processes that are left; the component "loss" has no mode.
 ALLOWED = """
@@ -131,6 +139,7 @@ ALLOWED = """
 1 | data = {num_workers = 0, prefetch_batches = 0}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
+1 | LENGTHS; HELD_OUT; validation.keep_best = 'within_10_percent'
 1 | HELD_OUT; validation.times = [1.0, 1e-3]
 1 | HELD_OUT; validation.keep_best = ''
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
@@ -149,6 +158,7 @@ SHORT = {
     "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
     "HELD_OUT": "validation.enable = true; validation.path = '/heldout'",
     "SPEECH": "samples.freq = 9",
+    "LENGTHS": "model.flavor = 'duration'; objective.text_dropout = 0.0; activation_checkpoint.mode = 'none'",
     "REPLICAS": "parallelism.data_parallel_replicate_degree = 2",
 }
 

@@ -19,7 +19,7 @@ PRETRAINED = {
     "8B": ("google/t5gemma-2-4b-4b", "3,880,101,888", "8,238,706,816"),
 }
 # Those that need no download, with their learned text encoder.
-EMBEDDED = {"debug": "3,855,872", "60M": "61,402,240"}
+EMBEDDED = {"debug": "3,855,872", "60M": "61,402,240", "duration": "1,074,177"}
 CODEC = "facebook/dacvae-watermarked"
 
 

@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     untrained_tokens,
 )
 from torchtitan.models.dit_tts.inference import load_run
+from torchtitan.models.dit_tts.inference.lengths import Lengths
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -43,10 +44,8 @@ def fitted(text: str, speaker: str) -> int:
 
 def make_system(loaded, model, batch_size=4) -> System:
     codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
-    durations = SimpleNamespace(frames=fitted)
-    return System(
-        "s", loaded, model, codec, durations, Sampling(steps=2, text_scale=0.0), batch_size
-    )
+    lengths = Lengths("", lambda texts: [fitted(each.text, each.speaker) for each in texts])
+    return System("s", loaded, model, codec, lengths, Sampling(steps=2, text_scale=0.0), batch_size)
 
 
 def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
@@ -83,7 +82,7 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
 def test_a_reference_is_cut_to_what_the_run_takes(loaded):
     long = prompt(1)
     long.reference = torch.arange(20.0)[:, None].repeat(1, CHANNELS)
-    found = make_system(loaded, RowModel()).request(long).reference
+    found = make_system(loaded, RowModel()).requests([long])[0].reference
     assert torch.equal(found, long.reference[: loaded.config.data.max_speaker_frames])
 
 

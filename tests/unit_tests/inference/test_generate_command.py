@@ -56,9 +56,9 @@ def asked(loaded, monkeypatch):
     "arguments, speaker, frames, settings",
     [
         # Sample 3 has the longest of bob's references, and 2 of ann's.
-        (["--speaker=bob", "--duration=1.23"], 3, 31, (SAMPLING, 0)),
+        (["--speaker=bob", "--seconds=1.23"], 3, 31, (SAMPLING, 0)),
         (
-            ["--speaker=ann", "--duration=0.001", "--text-scale=0", "--speaker-scale=5"]
+            ["--speaker=ann", "--seconds=0.001", "--text-scale=0", "--speaker-scale=5"]
             + ["--sampling-steps=9", "--seed=6"],
             2,
             1,
@@ -87,9 +87,42 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
         "torchtitan.models.dit_tts.text.durations.fit_durations",
         lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
-    out = tmp_path / "said.wav"
-    assert main(["generate", "run", "--text=too", f"--out={out}", "--speaker=ann"]) == 0
-    assert asked["request"].frames == 30
+    words = ["generate", "run", "--text=too", f"--out={tmp_path / 'said.wav'}", "--speaker=ann"]
+    assert main(words) == 0 and asked["request"].frames == 30
+    assert main([*words, "--duration-scale=0.5"]) == 0 and asked["request"].frames == 15
+
+
+def test_a_run_that_keeps_its_fit_needs_no_training_data(
+    asked, loaded, tmp_path, monkeypatch, capsys
+):
+    """The length of a recording whose text is told counts, all of it."""
+    weights = np.zeros(257)
+    weights[ord("o")] = 5
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.text.durations.stored_durations",
+        lambda folder: LinearDurationModel(weights, {}) if folder == loaded.folder else None,
+    )
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.inference.speaker_reference.encode_reference",
+        lambda path, codec, settings, limit: torch.zeros(min(limit, 100), CHANNELS),
+    )
+    loaded.config.data.path = "gone"
+    reference = tmp_path / "voice.wav"
+    reference.touch()
+    words = ["generate", "run", "--text=too", f"--out={tmp_path / 'said.wav'}"]
+    words.append(f"--reference={reference}")
+    assert main(words) == 0 and asked["request"].frames == 10
+    assert "0.40 s (by the fit on the training data)" in capsys.readouterr().out
+    assert main([*words, "--reference-text=ooooo"]) == 0 and asked["request"].frames == 20
+    assert asked["request"].reference.shape == (6, CHANNELS)
+    assert main([*words, "--reference-text=ooooo", "--duration=rate"]) == 0
+    assert asked["request"].frames == 60
+
+
+def test_a_predictor_of_lengths_cannot_speak(asked, loaded, monkeypatch, capsys):
+    monkeypatch.setattr(loaded.config.model, "flavor", "duration")
+    assert main(["generate", "run", "--text=one", "--speaker=ann"]) == 2
+    assert "run predicts lengths and says nothing" in capsys.readouterr().err
 
 
 def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
@@ -105,13 +138,16 @@ def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
     "arguments, words",
     [
         (["--text= "], "--text is empty"),
-        (["--duration=1e6"], "--duration = 1e+06, but"),
+        (["--seconds=1e6"], "--seconds = 1e+06, but"),
         (["--out=said.mp3"], "only .wav"),
+        (["--reference-text=one"], "--reference-text needs --reference"),
+        (["--duration=rate"], "--duration = rate needs --reference with --reference-text"),
+        (["--duration-scale=0"], "--duration-scale = 0"),
         (["--out=a_file/said.wav"], "no file can be written there"),
         (["--reference=nothing.wav"], "either --reference"),
         (["--reference=nothing.wav", "--speaker"], "no such file"),
         (["--sampling-steps=0"], "--sampling-steps = 0, but"),
-        (["--duration=nan"], "--duration = nan, but"),
+        (["--seconds=nan"], "--seconds = nan, but"),
         (["--text-scale=nan"], "--text-scale = nan, but"),
         (["--speaker-scale=-inf"], "--speaker-scale = -inf, but"),
         (["--seed=1180591620717411303424"], "--seed = 1180591620717411303424, but"),
@@ -171,7 +207,7 @@ def test_conditions_that_are_asked_for(given, conditions):
     [
         ("speaker=x", ["speaker 'x'", "'s00', 's01'", "'s19' and 10 more"]),
         ("mood=sad", ["mood=sad", "of the run: speaker, language"]),
-        ("duration=3", ["--duration"]),
+        ("duration=3", ["--seconds"]),
         ("speaker", ["--condition = speaker", "FIELD=VALUE"]),
     ],
 )

@@ -13,6 +13,8 @@ from tests.helpers.small_models import initialized_model, random_model, small_ar
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
+from torchtitan.models.dit_tts.model.conditions import Conditions
+from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import (
@@ -22,7 +24,7 @@ from torchtitan.models.dit_tts.model.layers import (
     rms_norm,
     rope_table,
 )
-from torchtitan.models.dit_tts.model.model import Conditions, DiTTTSModel
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 VOCABULARY = 40
 
@@ -86,9 +88,10 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_flavors_build_the_plain_model():
     spec = get_train_spec("dit_tts")
-    assert set(spec.model_args) == {"debug", *COUNTS}
+    assert set(spec.model_args) == {"debug", "duration", *COUNTS}
     with torch.device("meta"):
         assert type(spec.model_cls(spec.model_args["debug"])) is DiTTTSModel
+        assert type(spec.model_cls(spec.model_args["duration"])) is DurationModel
     assert get_train_spec("dit_tts").model_args["debug"] is not spec.model_args["debug"]
 
 

@@ -6,7 +6,12 @@ import pytest
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.durations import LinearDurationModel, fit_durations
+from torchtitan.models.dit_tts.text.durations import (
+    LinearDurationModel,
+    durations_from_json,
+    fit_durations,
+    stored_durations,
+)
 
 LETTERS = "abcdefghij"
 FRAMES = np.arange(2, 12)
@@ -79,3 +84,26 @@ def test_corrupt_texts_are_left_out(tmp_path):
     path.write_bytes(content.replace(b'"text": "a"', b'"text": "b"'))
     with pytest.raises(InputError, match="no sample to fit durations on"):
         fit_durations(dataset)
+
+
+def test_it_is_stored_to_the_bit(fit, tmp_path):
+    assert stored_durations(tmp_path) is None
+    path = tmp_path / "durations.json"
+    path.write_text(fit.to_json())
+    found = stored_durations(tmp_path)
+    assert (found.weights == fit.weights).all() and found.speaker_scale == fit.speaker_scale
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"weights": [1.0], "speaker_scale": {}}',
+        '{"weights": %s, "speaker_scale": {"a": NaN}}' % ([0.0] * 257),
+        '{"weights": %s}' % ([0.0] * 257),
+    ],
+)
+def test_what_is_no_fit_is_refused(content):
+    with pytest.raises(InputError, match="outputs/a/durations.json .*restore the file"):
+        durations_from_json(content, "outputs/a/durations.json")

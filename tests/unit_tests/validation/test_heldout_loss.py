@@ -9,7 +9,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from tests.helpers.fixed_sets import CHANNELS, fixed_set, write_rows
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
 
 TIMES = [1.0, 0.9, 0.25]

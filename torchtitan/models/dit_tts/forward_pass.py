@@ -12,8 +12,8 @@ from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.alignment import CTC, TEACHER
+from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.flops import MicroBatch
-from torchtitan.models.dit_tts.model.model import Conditions
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 

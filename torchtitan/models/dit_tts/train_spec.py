@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torchtitan.models.dit_tts.benchmark.loader import (
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import build_dataloader, open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,
@@ -27,32 +29,50 @@ from torchtitan.models.dit_tts.infra.optimizer import (
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.teacher import ready_teacher_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
-from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
-from torchtitan.models.dit_tts.text.durations import fit_durations
-from torchtitan.models.dit_tts.text.vocabulary import Room
+from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
+from torchtitan.models.dit_tts.text.durations import (
+    FILE_NAME,
+    LinearDurationModel,
+    fit_durations,
+    stored_durations,
+)
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 
 
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
     if job_config.benchmark.enable:
         return build_synthetic_tokenizer(job_config)
-    return build_tokenizer(job_config, partial(_find_room, job_config))
+    return build_tokenizer(job_config, _ready_durations(job_config).room)
 
 
-def _find_room(job_config: JobConfig) -> Room:
-    """`fit_durations` on rank 0, as the texts behind URLs need not be read by all of them."""
+def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
+    """The fit in the run's folder, or a new one where there are no weights yet, or in a run that is older
+    than it. Rank 0 fits, as the texts behind URLs need not be read by all ranks."""
+    folder = Path(job_config.job.dump_folder)
 
-    def fit(rank: int) -> Room | None:
+    def stored(rank: int) -> LinearDurationModel | None:
+        resumes = rank == 0 and origin_of_weights(job_config, folder) == folder
+        return stored_durations(folder) if resumes else None
+
+    def fit(rank: int) -> LinearDurationModel | None:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         dataset = open_training_data(job_config.data, (rank, ranks))
-        return fit_durations(dataset).room() if rank == 0 else None
+        if rank != 0:
+            return None
+        found = fit_durations(dataset)
+        write_atomic(folder / FILE_NAME, found.to_json())
+        return found
 
-    with patient_group() as group:
-        room = run_on_all_ranks(fit, "read the texts of [data] path", group)[0]
-    assert room is not None
-    return room
+    durations = run_on_all_ranks(stored, f"read {folder / FILE_NAME}")[0]
+    if durations is None:
+        with patient_group() as group:
+            durations = run_on_all_ranks(fit, "read the texts of [data] path", group)[0]
+    assert durations is not None
+    return durations
 
 
 def build_agreed_dataloader(
@@ -94,9 +114,14 @@ def _build_dataloader(*, job_config: JobConfig, **kwargs: Any) -> LatentDataLoad
     return build(job_config=job_config, **kwargs)
 
 
+def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
+    """The network of these sizes."""
+    return DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
+
+
 def get_train_spec() -> TrainSpec:
     return TrainSpec(
-        model_cls=DiTTTSModel,
+        model_cls=build_model,  # type: ignore[arg-type]
         model_args=model_flavors(),
         parallelize_fn=parallelize_dit_tts,
         pipelining_fn=None,

@@ -4,6 +4,7 @@ import os
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import check_batch_ramp, check_data, check_text
+from torchtitan.models.dit_tts.config.duration_checks import check_duration
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path
 from torchtitan.models.dit_tts.config.ranges import check_ranges
@@ -85,6 +86,7 @@ def validate_config(
     check_compile(config, dp_degree, steps)
     check_optimizer(config, dp_degree)
     check_float8(config)
+    check_duration(config)
 
 
 def validate_machine(config: JobConfig) -> None:

@@ -17,6 +17,9 @@ MAX_BUCKETS = 8
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Values of `[compile] mode` that replay kernels from CUDA graphs"""
 
+DURATION_FLAVOR = "duration"
+"""`[model] flavor` of the network that predicts the lengths of utterances"""
+
 FLOAT8_CONVERTER = "float8"
 """Name of our fp8 converter in `[model] converters`"""
 
@@ -46,7 +49,8 @@ class Model(titan.Model):
     """Model family to train"""
 
     flavor: str = "debug"
-    """Size of the model: debug, 60M, 300M, 800M, 3B or 8B"""
+    """Size of the model: debug, 60M, 300M, 800M, 3B or 8B; or duration, which predicts the lengths of
+    utterances instead of speaking them"""
 
     text_positions: Literal["none", "scaled"] = "none"
     """Where the text's keys lie beside the frames in the attention's rotated heads: nowhere (none), or each

@@ -1,9 +1,15 @@
 """The figures of validation.jsonl that `[validation] keep_best` may name."""
 
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 
-LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "wer", "cer")
-HIGHER_IS_BETTER = ("text_gain", "speaker_gain", "speaker_similarity", "opinion")
+LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "wer", "cer", "seconds_error")
+HIGHER_IS_BETTER = (
+    "text_gain",
+    "speaker_gain",
+    "speaker_similarity",
+    "opinion",
+    "within_10_percent",
+)
 """Beginnings of their names: also of one time or of certain weights, heldout_loss_at_0.9 or wer_raw"""
 
 
@@ -21,7 +27,10 @@ def measured_figures(config: JobConfig) -> set[str]:
     averages = [f"_ema:{decay:.10g}" for decay in ema.decays] if ema.enable else []
     times = [f"_at_{t:g}" for t in config.validation.times]
     found = {"best_heldout_loss"}
-    found |= {f"heldout_loss{end}" for end in ("", *times, "_raw", *averages)}
+    losses = ["heldout_loss"]
+    if config.model.flavor == DURATION_FLAVOR:
+        losses += ["seconds_error", "within_10_percent"]
+    found |= {f"{name}{end}" for name in losses for end in ("", *times, "_raw", *averages)}
     for name in ("text_gain", "speaker_gain"):
         found |= {f"{name}{end}" for end in ("", *times)}
     if samples.freq:

@@ -3,14 +3,15 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.codec.record import RECORD_NAME, check_codec
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.evaluation.options import Options
@@ -36,6 +37,7 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     untrained_tokens,
 )
 from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling
+from torchtitan.models.dit_tts.inference.lengths import open_lengths
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, untrained_model
 from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -43,7 +45,11 @@ from torchtitan.models.dit_tts.sampling.sound_files import write_wav
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
-from torchtitan.models.dit_tts.text.durations import LinearDurationModel, fit_durations
+from torchtitan.models.dit_tts.text.durations import (
+    LinearDurationModel,
+    fit_durations,
+    stored_durations,
+)
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 
@@ -91,12 +97,12 @@ class Evaluation:
                     printable(f"warning: {self.options.test} has {found}, given as unknown"),
                     file=sys.stderr,
                 )
-            data = loaded.config.data
-            durations = training_durations(data, self.options.data or data.path, self.tests)
-            size = self.options.batch_size
+            options, size = self.options, self.options.batch_size
+            fit = partial(training_durations, loaded, options.data, self.tests)
+            lengths = open_lengths(options.duration, options.duration_scale, loaded, fit)
 
             def system(name: str, model: DiTTTSModel) -> System:
-                return System(name, loaded, model, codec, durations, sampling, size)
+                return System(name, loaded, model, codec, lengths, sampling, size)
 
             if self.options.untrained and not systems:
                 after.append(self._row(system(UNTRAINED, untrained_model(loaded)), UNTRAINED, 1))
@@ -159,6 +165,7 @@ class Evaluation:
             "step": run.step,
             "weights": run.weights,
             "sampling": asdict(system.sampling),
+            "lengths": system.lengths.name,
             "batch_size": system.batch_size,
             "sampling_seconds": system.wall_seconds,
             "real_time_factor": system.wall_seconds / system.audio_seconds,
@@ -197,21 +204,18 @@ def output_folder(options: Options, places: list[Place]) -> Path:
     return Path(first.folder, "evaluation", file_name("-".join(parts)))
 
 
-def training_durations(data: Any, path: str | list[str], tests: PromptSet) -> LinearDurationModel:
-    """The lengths of texts, estimated from training shards; warns of what these do not tell.
+def training_durations(run: LoadedRun, path: str, tests: PromptSet) -> LinearDurationModel:
+    """The run's fit of lengths, of an older run fitted on training shards; warns of what it does not tell.
+
+    Args:
+        path: of other training shards, to fit on these; empty: the run's.
 
     Raises:
-        InputError: they are not there.
+        InputError: the shards are not there.
     """
-    if isinstance(path, str) and Path(path, RECORD_NAME).is_file():  # all of prepare's output
-        path = str(Path(path, "train"))
-    try:
-        durations = fit_durations(open_training_data(replace(data, path=path)))
-    except InputError as error:
-        raise InputError(
-            f"{error} (the lengths of texts are estimated from the training shards; say by --data where "
-            "they are now)"
-        ) from None
+    durations = None if path else stored_durations(run.folder)
+    if durations is None:
+        durations = _fitted(run.config.data, path or run.config.data.path)
     if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
         print(
             printable(
@@ -221,3 +225,15 @@ def training_durations(data: Any, path: str | list[str], tests: PromptSet) -> Li
             file=sys.stderr,
         )
     return durations
+
+
+def _fitted(data: Data, path: str | list[str]) -> LinearDurationModel:
+    if isinstance(path, str) and Path(path, RECORD_NAME).is_file():  # all of prepare's output
+        path = str(Path(path, "train"))
+    try:
+        return fit_durations(open_training_data(replace(data, path=path)))
+    except InputError as error:
+        raise InputError(
+            f"{error} (the lengths of texts are estimated from the training shards; say by --data where "
+            "they are now)"
+        ) from None

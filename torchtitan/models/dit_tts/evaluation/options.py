@@ -63,7 +63,7 @@ class Options(SamplingOptions):
     """Folder of the recordings of a librispeech_pc list, such as LibriSpeech/test-clean."""
 
     data: str = ""
-    """Training shards, which lengths are estimated from; the run's [data] path by default."""
+    """Training shards to estimate the lengths of texts from, instead of the run's own fit."""
 
     language: str = ""
     """Language code of texts that have none, such as en."""

@@ -30,6 +30,7 @@ class Line:
     """of the text"""
 
     speaker: str = ""
+    reference_text: str = ""
 
 
 def find_list_format(path: str) -> str | None:
@@ -93,13 +94,14 @@ def _seed_tts(where: str, line: str, root: Path) -> Line:
             f"{where}: is {line[:100]!r}, but name|prompt text|prompt wav|text to say is needed, with "
             "the recording of that text as an optional fifth field"
         )
-    name, _, reference, text = fields[:4]
+    name, said, reference, text = fields[:4]
     recording: Path | None = root / "wavs" / f"{name}.wav"
     if fields[4:] and fields[4]:
         recording = _existing(where, root / fields[4])
     elif recording is not None and not recording.is_file():
         recording = None
-    return Line(where, name, text, _existing(where, root / reference), recording)
+    audio = _existing(where, root / reference)
+    return Line(where, name, text, audio, recording, reference_text=said)
 
 
 def _librispeech_pc(where: str, line: str, root: Path) -> Line:
@@ -112,7 +114,8 @@ def _librispeech_pc(where: str, line: str, root: Path) -> Line:
         )
     reference, recording = (_audio_of(root / place) for place in places if place)
     speaker = fields[3].split("-")[0]
-    return Line(where, fields[3], fields[5], _existing(where, reference), recording, speaker)
+    audio = _existing(where, reference)
+    return Line(where, fields[3], fields[5], audio, recording, speaker, fields[2])
 
 
 def _utterance(name: str) -> str | None:

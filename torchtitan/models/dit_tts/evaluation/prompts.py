@@ -61,6 +61,9 @@ class Prompt:
     metadata: dict[str, Any]
     """as a sample's JSON; has the values of the conditioning tokens"""
 
+    reference_text: str = ""
+    """what all of the reference says; empty: not known"""
+
     load_recording: Callable[[], Sound] | None = None
     """the text as its speaker said it; without latents"""
 
@@ -216,7 +219,20 @@ def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
     for index, key in zip(chosen, keys, strict=True):
         loaded = dataset.load(index, fetched=dataset.fetch([index]).get(index))
         prompts.append(_prompt(key, loaded.metadata, loaded.latents, loaded.reference))
+    _add_reference_texts(prompts, dataset)
     return PromptSet(prompts)
+
+
+def _add_reference_texts(prompts: list[Prompt], dataset: Dataset) -> None:
+    """What references say that are another sample of the dataset, all of it."""
+    names = {prompt.metadata.get("reference_key") for prompt in prompts}
+    places = {dataset.key(i): i for i in range(len(dataset)) if dataset.key(i) in names}
+    for prompt in prompts:
+        place = places.get(prompt.metadata.get("reference_key", ""))
+        if place is None or prompt.reference is None:
+            continue
+        if len(prompt.reference) == dataset.frames[place]:
+            prompt.reference_text = dataset.metadata(place)["text"]
 
 
 def _prompt(
@@ -288,6 +304,7 @@ def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
         other = _another(near[item.speaker], item) or _another(far[item.speaker], item)
         if other is not None:
             prompt.load_reference = partial(corpus.load, other)
+            prompt.reference_text = other.text
         prompts.append(prompt)
     return PromptSet(prompts, dict(corpus.left_out))
 
@@ -311,6 +328,7 @@ def _listed(line: Line) -> Prompt:
     metadata = {"text": line.text} | ({"speaker": line.speaker} if line.speaker else {})
     prompt = Prompt(line.name, "", line.text, line.speaker, metadata)
     prompt.load_reference = partial(_decode, line.where, line.reference)
+    prompt.reference_text = line.reference_text
     if line.recording is not None:
         prompt.load_recording = partial(_decode, line.where, line.recording)
     return prompt

@@ -14,12 +14,12 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation.prompts import Prompt
+from torchtitan.models.dit_tts.inference.lengths import Lengths, TimedText
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import with_duration
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -34,7 +34,7 @@ class System:
     run: LoadedRun
     model: DiTTTSModel
     codec: Codec
-    durations: LinearDurationModel
+    lengths: Lengths
     sampling: Sampling
     batch_size: int = 16
 
@@ -44,21 +44,31 @@ class System:
     audio_seconds: float = field(default=0.0, init=False)
     """made by it"""
 
-    def frames(self, prompt: Prompt) -> int:
-        """Estimated length of its text, in latent frames."""
-        return self.durations.frames(prompt.text, prompt.speaker)
-
-    def request(self, prompt: Prompt) -> SpeechRequest:
-        data, frames = self.run.config.data, self.frames(prompt)
-        reference = prompt.reference
-        if reference is None:
-            reference = torch.zeros(0, data.latent_channels)
-        conditions = with_duration(prompt.metadata, frames, data.frames_per_second)
-        return SpeechRequest(prompt.text, reference[: data.max_speaker_frames], frames, conditions)
+    def requests(self, prompts: Sequence[Prompt]) -> list[SpeechRequest]:
+        """What the prompts ask for, with the lengths of their texts."""
+        data = self.run.config.data
+        none = torch.zeros(0, data.latent_channels)
+        references = [none if p.reference is None else p.reference for p in prompts]
+        lengths = self.lengths.frames(
+            [
+                TimedText(p.text, reference, p.speaker, p.reference_text, p.metadata)
+                for p, reference in zip(prompts, references, strict=True)
+            ]
+        )
+        return [
+            SpeechRequest(
+                p.text,
+                reference[: data.max_speaker_frames],
+                frames,
+                with_duration(p.metadata, frames, data.frames_per_second),
+            )
+            for p, reference, frames in zip(prompts, references, lengths, strict=True)
+        ]
 
     def speak(self, prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[int, Sound]]:
         """(place, its speech) of each prompt, those of similar length together."""
-        order = sorted(range(len(prompts)), key=lambda place: self.frames(prompts[place]))
+        requests = self.requests(prompts)
+        order = sorted(range(len(prompts)), key=lambda place: requests[place].frames)
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
             began = time.perf_counter()
@@ -66,7 +76,7 @@ class System:
                 self.model,
                 self.run.tokenizer,
                 self.run.objective,
-                [self.request(prompts[place]) for place in places],
+                [requests[place] for place in places],
                 self.sampling,
                 seed,
                 self.run.device,

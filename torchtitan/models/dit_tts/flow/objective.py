@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.flow.counter_rng import (
     normal,
     permuted,
     stream_keys,
     uniform,
 )
+from torchtitan.models.dit_tts.flow.duration import relative_error_sums
 
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)
 
@@ -174,5 +175,7 @@ def build_objective(job_config: JobConfig) -> FlowMatching:
 
 
 def build_flow_loss(job_config: JobConfig, **kwargs: Any) -> Callable[..., torch.Tensor]:
-    """Upstream's hook for the loss function."""
+    """Upstream's hook for the loss function: (output, target, frame_mask) to a sum per row."""
+    if job_config.model.flavor == DURATION_FLAVOR:
+        return relative_error_sums
     return squared_error_sums

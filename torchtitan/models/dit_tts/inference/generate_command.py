@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchtitan.models.dit_tts.codec import Codec
     from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
     from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+    from torchtitan.models.dit_tts.text.durations import LinearDurationModel
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 MAX_SECONDS = 600.0
@@ -68,6 +69,14 @@ class SamplingOptions:
     codec: str = ""
     """Where the codec is now; [sampling] codec of the run by default."""
 
+    duration: str = ""
+    """What tells how long a text takes: the folder of a duration predictor; fit, its letters as fitted on the
+    training data; or rate, the reference's rate, whose text must be known. By default the predictor in the
+    run's folder or beside it (duration/), else fit."""
+
+    duration_scale: float = 1.0
+    """Factor of the lengths that are told so."""
+
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
     """Keys of [sampling], --sampling.key value"""
 
@@ -85,6 +94,9 @@ class Options(SamplingOptions):
     reference: str = ""
     """Audio file of the speaker."""
 
+    reference_text: str = ""
+    """What the reference says, if it is known: its rate then counts for the length."""
+
     reference_loudness: float | Literal["off"] | None = None
     """LUFS of the reference, or off; by default as --loudness was for the training data."""
 
@@ -95,10 +107,10 @@ class Options(SamplingOptions):
     """FIELD=VALUE of a conditioning token, such as language=en; may be repeated."""
 
     data: str = ""
-    """Training shards; the run's [data] path by default."""
+    """Training shards, for --speaker; the run's [data] path by default."""
 
-    duration: Number = None
-    """Length in seconds; estimated from the text by default."""
+    seconds: Number = None
+    """Length in seconds, instead of --duration."""
 
 
 def run(options: Options) -> int:
@@ -106,6 +118,7 @@ def run(options: Options) -> int:
     loaded, codec, sampling = load_for_sampling(options)
 
     from torchtitan.models.dit_tts.data.build import open_training_data
+    from torchtitan.models.dit_tts.inference.lengths import TimedText, open_lengths
     from torchtitan.models.dit_tts.inference.speaker_reference import (
         encode_reference,
         reference_of_speaker,
@@ -113,7 +126,7 @@ def run(options: Options) -> int:
     )
     from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
     from torchtitan.models.dit_tts.sampling.sound_files import write_wav
-    from torchtitan.models.dit_tts.text.durations import fit_durations
+    from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
     from torchtitan.models.dit_tts.text.tokenizer import with_duration
     from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -124,20 +137,33 @@ def run(options: Options) -> int:
     training_data = cache(lambda: open_training_data(replace(data, path=options.data or data.path)))
     if options.reference:
         settings = reference_settings(options.data or data.path, options.reference_loudness)
-        reference = encode_reference(options.reference, codec, settings, data.max_speaker_frames)
+        # Its text is of all of it; the model takes less.
+        whole = bool(options.reference_text)
+        limit = round(MAX_SECONDS * codec.frames_per_second) if whole else data.max_speaker_frames
+        reference = encode_reference(options.reference, codec, settings, limit)
     else:
         reference = reference_of_speaker(training_data(), options.speaker)
-    if options.duration is not None:
-        frames = max(1, round(options.duration * codec.frames_per_second))
+    told_by = "--seconds"
+    if options.seconds is not None:
+        frames = max(1, round(options.seconds * codec.frames_per_second))
     else:
-        durations = fit_durations(training_data())
-        if unseen := durations.unseen(options.text):
-            print(
-                f"warning: --text has characters that no training text has ({named(unseen, _SHOWN)}), which "
-                f"count for nothing in its length; give --duration",
-                file=sys.stderr,
-            )
-        frames = durations.frames(options.text, options.speaker)
+
+        def fit() -> "LinearDurationModel":
+            durations = stored_durations(loaded.folder) or fit_durations(training_data())
+            if unseen := durations.unseen(options.text):
+                print(
+                    f"warning: --text has characters that no training text has ({named(unseen, _SHOWN)}), "
+                    f"which count for nothing in its length; give --seconds",
+                    file=sys.stderr,
+                )
+            return durations
+
+        lengths = open_lengths(options.duration, options.duration_scale, loaded, fit)
+        timed = TimedText(
+            options.text, reference, options.speaker, options.reference_text, conditions
+        )
+        [frames] = lengths.frames([timed])
+        told_by = lengths.name
     request = SpeechRequest(
         options.text,
         reference[: data.max_speaker_frames],
@@ -156,7 +182,8 @@ def run(options: Options) -> int:
     )
     write_wav(options.out, codec.decode(latents), codec.sample_rate)
     print(
-        f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s from step {loaded.step} ({loaded.weights})"
+        f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s (by {told_by}) from step "
+        f"{loaded.step} ({loaded.weights})"
     )
     return 0
 
@@ -174,11 +201,14 @@ def check_options(options: Options) -> None:
         raise InputError("give either --reference FILE or --speaker NAME")
     if options.reference and not Path(options.reference).is_file():
         raise InputError(f"--reference = {options.reference}, but there is no such file")
-    if options.duration is not None and not 0 < options.duration <= MAX_SECONDS:
+    if options.seconds is not None and not 0 < options.seconds <= MAX_SECONDS:
         raise InputError(
-            f"--duration = {options.duration:g}, but it must be above 0 and at most {MAX_SECONDS:g} "
-            "seconds"
+            f"--seconds = {options.seconds:g}, but it must be above 0 and at most {MAX_SECONDS:g}"
         )
+    if options.reference_text and not options.reference:
+        raise InputError("--reference-text needs --reference, the recording that says it")
+    if options.duration == "rate" and options.seconds is None and not options.reference_text:
+        raise InputError("--duration = rate needs --reference with --reference-text")
     if not options.out.endswith(".wav"):
         raise InputError(f"--out = {options.out}, but only .wav is written; give such a name")
     check_writable(options.out, "--out")
@@ -195,6 +225,7 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
         ("--text-scale", options.text_scale, -100, 100),
         ("--speaker-scale", options.speaker_scale, -100, 100),
         ("--seed", options.seed, 0, 2**63 - 1),
+        ("--duration-scale", options.duration_scale, 0.1, 10),
     ):
         if value is not None and not low <= value <= high:
             raise InputError(f"{name} = {value}, but it must be from {low} to {high}")
@@ -204,10 +235,16 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
                 f"{arg} cannot be changed in a trained run; of a config's keys give only those of [sampling], "
                 f"such as --sampling.steps 16"
             )
+    from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 
     config = load_run_config(Path(options.run), options.config_args)
+    if config.model.flavor == DURATION_FLAVOR:
+        raise InputError(
+            f"{options.run} predicts lengths and says nothing; give the run of a model that speaks, and this "
+            f"one by --duration"
+        )
     given: dict[str, Any] = {
         "steps": options.sampling_steps,
         "text_scale": options.text_scale,
@@ -270,7 +307,7 @@ def requested_conditions(options: Options, tokenizer: "ConditionedTokenizer") ->
         if not equals or name not in known:
             raise InputError(
                 f"--condition = {condition}, but it must be FIELD=VALUE with a conditioning token of "
-                f"the run: {', '.join(known) or 'it has none'} (the length is --duration)"
+                f"the run: {', '.join(known) or 'it has none'} (the length is --seconds)"
             )
         if value not in known[name]:
             raise InputError(

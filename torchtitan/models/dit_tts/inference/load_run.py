@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.infra.checkpoint_storage import (
 )
 from torchtitan.models.dit_tts.infra.ema import saved_prefixes
 from torchtitan.models.dit_tts.model.alignment import remove_heads
+from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
@@ -44,6 +45,8 @@ class LoadedRun:
     folder: Path
     config: JobConfig
     model: DiTTTSModel
+    """or a `DurationModel`, of the flavor duration"""
+
     text_encoder: PretrainedTextEncoder | None
     """frozen, outside the model"""
 
@@ -84,7 +87,7 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):
-        model = DiTTTSModel(args)
+        model: Any = DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
     model.to_empty(device=device)
     if isinstance(model.text_encoder, PretrainedTextEncoder):
         model.text_encoder.reset_buffers()

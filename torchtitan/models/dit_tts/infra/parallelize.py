@@ -172,7 +172,8 @@ def parallelize_dit_tts(
         replicate(model, mesh=mesh)
         logger.info("Applied DDP")
     for method in ("encode_conditions", "denoise", "denoise_guided"):  # called by themselves
-        register_fsdp_forward_method(model, method)
+        if hasattr(model, method):
+            register_fsdp_forward_method(model, method)
     _sum_gradients(model)
     model.write_parameter = write_sharded
     return model

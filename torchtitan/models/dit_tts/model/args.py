@@ -28,6 +28,9 @@ class TextEncoderSizes:
 
 @dataclass
 class DiTTTSModelArgs(BaseModelArgs):
+    task: str = "speech"
+    """What is predicted: latents (speech, `DiTTTSModel`) or their number (duration, `DurationModel`)"""
+
     dim: int = 1280
     """Decoder width D"""
 

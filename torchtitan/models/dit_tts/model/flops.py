@@ -51,7 +51,20 @@ def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
 
 def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample's forward pass, without a pretrained text encoder."""
-    T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
+    text, speaker, c = lengths.text_tokens, speaker_keys(args, lengths), args.speaker_dim
+    flops = 2 * text * args.text_dim * c
+    flops += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
+    flops += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
+    if args.text_vocab_size:
+        width = args.text_dim
+        flops += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
+    if args.task == "duration":
+        flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
+        return flops + 2 * text * args.dim * (c + 1)
+    return flops + _decoder_flops(args, lengths.frames, text, speaker)
+
+
+def _decoder_flops(args: DiTTTSModelArgs, T: int, text: int, speaker: int) -> int:
     D, c = args.dim, args.speaker_dim
     block = 10 * T * D**2 + 6 * T * D * args.mlp_dim  # projections and MLP
     block += 4 * T * (T + text + speaker) * D  # attention
@@ -59,14 +72,7 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     block += 4 * D * c * (text + speaker)  # K and V of the conditions
     flops = args.n_layers * block
     flops += 4 * T * args.latent_channels * D  # input and output
-    flops += 2 * args.timestep_dim * D + 8 * D**2
-    flops += 2 * text * args.text_dim * c
-    flops += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
-    flops += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
-    if args.text_vocab_size:
-        width = args.text_dim
-        flops += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
-    return flops
+    return flops + 2 * args.timestep_dim * D + 8 * D**2
 
 
 def _heads_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
@@ -84,7 +90,9 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     timestep embedding, reference latents and, unless something trained computes them, text features.
     """
     c = args.speaker_dim
-    saved = 2 * (lengths.frames * args.latent_channels + args.timestep_dim) * args.dim
+    saved = 0
+    if args.task == "speech":
+        saved = 2 * (lengths.frames * args.latent_channels + args.timestep_dim) * args.dim
     saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
     if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
         saved += 2 * lengths.text_tokens * args.text_dim * c

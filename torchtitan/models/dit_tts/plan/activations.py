@@ -19,7 +19,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.flow.objective import squared_error_sums
+from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
 from torchtitan.models.dit_tts.infra.compile import compiled_stacks
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -215,13 +215,14 @@ def measure(
             batch["text_rows"] = model.text_encoder.rows(every_token)
         target = torch.zeros_like(batch["latents"])
         known = [*model.parameters(), *model.buffers(), *inputs, target]
+        error_sums = build_flow_loss(config)
         autocast = not sharded and compute_dtype != torch.float32
 
         def forward() -> torch.Tensor:
             with torch.autocast("cpu", compute_dtype, enabled=autocast):
                 output = model(**batch)
                 prediction, aligned = output if isinstance(output, tuple) else (output, {})
-                loss = squared_error_sums(prediction, target, batch["frame_mask"]).sum()
+                loss = error_sums(prediction, target, batch["frame_mask"]).sum()
                 # CTC keeps a table of about as many numbers as its log-probabilities.
                 return loss + sum(each.log_softmax(-1).exp().sum() for each in aligned.values())
 

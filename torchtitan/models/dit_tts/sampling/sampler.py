@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_ve
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import Step, integrate, plan_steps
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
+from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
 from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -31,7 +32,7 @@ class SpeechRequest:
     reference: torch.Tensor
     """(R, C) latents of the speaker; (0, C) for no particular one"""
 
-    frames: int
+    frames: int = 0
     """length to generate, in latent frames"""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +50,33 @@ def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths = torch.tensor([len(row) for row in rows])
     return padded, torch.arange(padded.shape[1])[None] < lengths[:, None]
+
+
+def encode_requests(
+    model: ConditionedModel,
+    tokenizer: ConditionedTokenizer,
+    requests: Sequence[SpeechRequest],
+    device: torch.device,
+    text_encoder: PretrainedTextEncoder | None = None,
+) -> Conditions:
+    """Encoded text and speaker of the requests, as one batch; see `generate_latents`."""
+    text, text_mask = pad_stack(
+        [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
+    )
+    places = torch.from_numpy(tokenizer.places(text.numpy(), text_mask.numpy()))
+    speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
+    if not speaker.shape[1]:  # no request has a reference
+        speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
+        speaker_mask = torch.zeros(len(requests), 1, dtype=torch.bool)
+    text, text_mask, speaker, speaker_mask = (
+        tensor.to(device) for tensor in (text, text_mask, speaker, speaker_mask)
+    )
+    features = None
+    if text_encoder is not None:
+        features = text_encoder(text, text_mask & (text < model.args.condition_base))
+    return model.encode_conditions(
+        text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
+    )
 
 
 @torch.no_grad()
@@ -76,26 +104,10 @@ def generate_latents(
         cache_blocks: False computes these at every step: the blocks of a sharded model are gathered
             only while they run.
     """
-    text, text_mask = pad_stack(
-        [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
-    )
-    places = torch.from_numpy(tokenizer.places(text.numpy(), text_mask.numpy()))
-    speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
-    if not speaker.shape[1]:  # no request has a reference
-        speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
-        speaker_mask = torch.zeros(len(requests), 1, dtype=torch.bool)
     lengths = torch.tensor([r.frames for r in requests], device=device)
     frames = int(lengths.max())
     frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]
-    text, text_mask, speaker, speaker_mask = (
-        tensor.to(device) for tensor in (text, text_mask, speaker, speaker_mask)
-    )
-    features = None
-    if text_encoder is not None:
-        features = text_encoder(text, text_mask & (text < model.args.condition_base))
-    conditions = model.encode_conditions(
-        text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
-    )
+    conditions = encode_requests(model, tokenizer, requests, device, text_encoder)
     steps = plan_steps(sampling, objective.shifted)
     times = sorted({t for step in steps for t in step.times}, reverse=True)
     nearest = min((1.0 - t for t in times if t < 1.0), default=1.0)

@@ -3,10 +3,13 @@
 Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
 weighted sum of the text's byte counts plus a constant, with ridge regularisation; each speaker's rate
 is the ratio of real to fitted frames over that speaker's utterances. The same fit says where in the
-speech each part of the text is to be expected.
+speech each part of the text is to be expected. A run's folder keeps it, so that no training data are needed
+to speak.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +17,8 @@ from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.vocabulary import Room
+
+FILE_NAME = "durations.json"
 
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
@@ -55,8 +60,49 @@ class LinearDurationModel:
 
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""
+        return max(1, round(self.estimate(text, speaker)))
+
+    def estimate(self, text: str, speaker: str | None) -> float:
+        """The same before it is rounded."""
         scale = self.speaker_scale.get(speaker, 1.0) if speaker else 1.0
-        return max(1, round(float(_features(text) @ self.weights) * scale))
+        return float(_features(text) @ self.weights) * scale
+
+    def to_json(self) -> str:
+        """All of it, to the bit."""
+        content = {"weights": self.weights.tolist(), "speaker_scale": self.speaker_scale}
+        return json.dumps(content) + "\n"
+
+
+def durations_from_json(text: str, where: str) -> LinearDurationModel:
+    """What `to_json` wrote; `where` is the file, for messages.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        content = json.loads(text)
+        weights = np.array(content["weights"], np.float64)
+        scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{where} cannot be read ({error}); restore the file") from None
+    if weights.shape != (257,) or not np.isfinite([*weights, *scale.values()]).all():
+        raise InputError(f"{where} holds no 257 finite weights; restore the file")
+    return LinearDurationModel(weights, scale)
+
+
+def stored_durations(folder: Path) -> LinearDurationModel | None:
+    """That of a run's folder; None in the folder of an older run.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    path = folder / FILE_NAME
+    try:
+        return durations_from_json(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); restore the file") from None
 
 
 def fit_durations(dataset: Dataset) -> LinearDurationModel:
@@ -71,7 +117,7 @@ def fit_durations(dataset: Dataset) -> LinearDurationModel:
     found = read_metadata(dataset, chosen.tolist())
     metadata = [each for each in found if each is not None]
     if not metadata:
-        raise InputError("no sample to fit durations on; give --data with samples, or --duration")
+        raise InputError("no sample to fit durations on; give data with valid texts")
     chosen = chosen[[each is not None for each in found]]
     features = np.stack([_features(m["text"]) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)

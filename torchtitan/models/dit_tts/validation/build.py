@@ -7,19 +7,20 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.record import check_codec, check_same_codec
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
-from torchtitan.models.dit_tts.flow.objective import build_objective
+from torchtitan.models.dit_tts.flow.duration import duration_figures
+from torchtitan.models.dit_tts.flow.objective import build_flow_loss, build_objective
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
-from torchtitan.models.dit_tts.text.durations import fit_durations
+from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
@@ -58,7 +59,7 @@ def build_validator(
                 "hold some out with titan-tts prepare --heldout-fraction 0.02, or give [validation] path"
             )
         return None
-    objective = build_objective(config)
+    objective, is_duration = build_objective(config), config.model.flavor == DURATION_FLAVOR
     tokenizer = cast(ConditionedTokenizer, dataloader.tokenizer)
     mesh = parallel_dims.get_optional_mesh("batch")
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh is not None else (0, 1)
@@ -88,6 +89,8 @@ def build_validator(
         rank,
         ranks,
         group,
+        build_flow_loss(config),
+        duration_figures(data.frames_per_second) if is_duration else {},
     )
     logger.info(
         f"Validation every {validation.freq} steps on {len(sets[0])} held-out samples of "
@@ -97,7 +100,7 @@ def build_validator(
     if config.samples.freq:
         codec = build_codec(config.sampling.codec, str(forward_pass.device))
         check_codec(codec, config.data.path)
-        durations = fit_durations(dataloader.dataset)
+        durations = stored_durations(run_folder.path) or fit_durations(dataloader.dataset)
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",

@@ -5,7 +5,8 @@ gain is what a condition is worth: the loss with another sample's text (or anoth
 minus the loss with the right one, at the same time and noise. It is 0 where the model does not use it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,18 +15,20 @@ import torch.distributed as dist
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
-from torchtitan.models.dit_tts.model.model import Conditions
+from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
 
 # Apart from training's streams, the sampler's and the conditions'.
 _STREAM = 300
 TEXT, SPEAKER = "text_gain", "speaker_gain"
+_NO_FIGURES: Mapping[str, Any] = MappingProxyType({})
 
 Encode = Callable[[dict[str, Any]], Conditions]
 """a batch to its encoded text and speaker"""
 
 Denoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
-"""(noisy latents (B, T, C), t (B,), frame_mask (B, T), conditions) to the network's output (B, T, C)"""
+"""(noisy latents (B, T, C), t (B,), frame_mask (B, T), conditions) to the network's output: (B, T, C), or of the
+duration predictor (B,)"""
 
 Losses = dict[str, torch.Tensor]
 """(times,) float64 on the CPU by figure; nan where nothing was measured"""
@@ -59,6 +62,9 @@ class HeldoutLoss:
         device: of the network.
         rank, ranks: of the data-parallel ranks.
         group: of these ranks; None for one.
+        error_sums: the loss function.
+        row_figures: further figures of the held-out set, means over its samples, by name: of each a
+            function of the network's output and frame_mask to (B,).
     """
 
     def __init__(
@@ -75,6 +81,10 @@ class HeldoutLoss:
         rank: int = 0,
         ranks: int = 1,
         group: dist.ProcessGroup | None = None,
+        error_sums: Callable[..., torch.Tensor] = squared_error_sums,
+        row_figures: Mapping[
+            str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+        ] = _NO_FIGURES,
     ):
         self.sets = {
             "heldout_loss": _SetLoss(heldout, rank, ranks),
@@ -83,6 +93,7 @@ class HeldoutLoss:
         self.times, self.seed, self.objective = times, seed, objective
         self.encode, self.denoise, self.to_device = encode, denoise, to_device
         self.device, self.group = device, group
+        self.error_sums, self.row_figures = error_sums, row_figures
 
     @torch.no_grad()
     def measure(self, gains: bool) -> Losses:
@@ -97,6 +108,9 @@ class HeldoutLoss:
             sums = self._sums(each, kinds, number)
             loss, frames = sums[0, :, 0], sums[0, :, 1]
             found[name] = loss / frames
+            if name == "heldout_loss":
+                means = sums[0, :, 3:].T / each.count
+                found |= dict(zip(self.row_figures, means, strict=True))
             for kind, (right, valid, wrong) in zip(kinds[1:], self._pairs(sums), strict=True):
                 found[kind] = (wrong - right) / valid
         return found
@@ -107,10 +121,11 @@ class HeldoutLoss:
         return [(one[:, 2], one[:, 1], one[:, 0]) for one in sums[1:]]
 
     def _sums(self, each: _SetLoss, kinds: list[str], set_number: int) -> torch.Tensor:
-        """(kinds, times, 3) sums over the samples: the loss, the frames, and the loss with the right
-        condition of the same samples."""
+        """(kinds, times, 3 + row figures) sums over the samples: the loss, the frames, the loss with the
+        right condition of the same samples, and the row figures."""
+        width = 3 + len(self.row_figures)
         values = torch.zeros(
-            len(kinds), len(self.times), each.count, 3, dtype=torch.float64, device=self.device
+            len(kinds), len(self.times), each.count, width, dtype=torch.float64, device=self.device
         )
         for fixed, counts in each.batches:
             inputs = self.to_device(fixed.inputs)
@@ -131,10 +146,13 @@ class HeldoutLoss:
                 right = None
                 for kind, (conditions, measured) in enumerate(variants):
                     output = self.denoise(noisy, times, mask, conditions)
-                    loss = squared_error_sums(output, target, mask).double()
+                    loss = self.error_sums(output, target, mask).double()
                     right = loss if right is None else right
                     if counts:
-                        row = torch.stack([loss, frames, right], -1) * measured[:, None]
+                        more = [
+                            of_row(output, mask).double() for of_row in self.row_figures.values()
+                        ]
+                        row = torch.stack([loss, frames, right, *more], -1) * measured[:, None]
                         values[kind, position, rows] = row
         if self.group is not None:
             dist.all_reduce(values, group=self.group)

@@ -6,6 +6,8 @@ A row of a validation:
      "weights": "ema:0.9999"          whose figures the plain names have: the slowest average, else "raw"
      "heldout_loss", "training_loss", "gap",    means over the fixed times; gap = held-out - training
      "text_gain", "speaker_gain",     loss with another's text (reference) - loss; null where none differs
+     "seconds_error", "within_10_percent"    of a duration predictor: the mean error in seconds, and the
+                                      fraction of the samples whose length is wrong by 10 % at most
      "heldout_loss_at_0.99" ...       each of them at each time
      "heldout_loss_raw", "gap_ema:0.999" ...    of all weights
      "best_heldout_loss", "best_weights"}       the lowest of all weights, and which have it

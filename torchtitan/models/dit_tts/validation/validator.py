@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.flow.duration import SECONDS_ERROR, WITHIN
 from torchtitan.models.dit_tts.infra.ema import EMA, prefix
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
@@ -148,10 +149,14 @@ def _sentence(row: dict[str, Any]) -> str:
     def shown(name: str, form: str = ".4f") -> str:
         return "none" if row.get(name) is None else format(row[name], form)
 
+    lengths = ""
+    if row.get(SECONDS_ERROR) is not None:
+        within = f"{row[WITHIN]:.0%}"
+        lengths = f", lengths wrong by {row[SECONDS_ERROR]:.3f} s, {within} within 10 %,"
     return (
         f"validation at step {row['step']}: held-out loss {shown('heldout_loss')}, training samples "
         f"{shown('training_loss')} (gap {shown('gap', '+.4f')}), text gain {shown('text_gain')}, speaker "
-        f"gain {shown('speaker_gain')} with weights {row['weights']}; lowest held-out loss "
+        f"gain {shown('speaker_gain')}{lengths} with weights {row['weights']}; lowest held-out loss "
         f"{shown('best_heldout_loss')} with {row['best_weights']}; {row['seconds']:.1f} s"
     )
 

@@ -1,0 +1,41 @@
+"""What `[model] flavor = "duration"` cannot be combined with."""
+
+from typing import Any
+
+from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+
+_NEEDED: dict[str, tuple[Any, str]] = {
+    "model.text_positions": ("none", "positions of the text follow from the length"),
+    "objective.text_dropout": (0.0, "a length without its text is a mean over all texts"),
+    "objective.loss_on_padding": (False, "padding would count as speech"),
+    "alignment.ctc_weight": (0.0, "there are no frames to align"),
+    "alignment.teacher": ("", "there are no frames to align"),
+    "optimizer.base_dim": (0, "there is one such flavor"),
+    "activation_checkpoint.mode": ("none", "it is small"),
+    "samples.freq": (0, "it says nothing"),
+}
+
+
+def check_duration(config: JobConfig) -> None:
+    """Raises InputError for what a predictor of lengths would ignore or learn something else from."""
+    if config.model.flavor != DURATION_FLAVOR:
+        return
+    for name, (needed, why) in _NEEDED.items():
+        section, _, key = name.partition(".")
+        found = getattr(getattr(config, section), key)
+        if found != needed:
+            raise InputError(
+                f"[{section}] {key} = {found!r} with [model] flavor = 'duration', but {why}; set it to "
+                f"{needed!r}"
+            )
+    if config.data.on_too_long == "crop":
+        raise InputError(
+            "[data] on_too_long = 'crop' with [model] flavor = 'duration', but a cropped utterance is "
+            "shorter than its text; set it to 'drop'"
+        )
+    if "duration" in config.data.conditioning:
+        raise InputError(
+            "[data] conditioning has 'duration' with [model] flavor = 'duration', but that is what is to be "
+            "predicted; take it out of the list"
+        )

@@ -1,0 +1,155 @@
+"""What every network of the family begins with: the encoders of text and speaker, and initial weights."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
+from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
+from torchtitan.models.dit_tts.model.layers import RMSNorm
+from torchtitan.protocols.model import ModelProtocol
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Encoded text and speaker of a batch, from which the decoder's keys and values are computed."""
+
+    text: torch.Tensor
+    """(B, L, c)"""
+
+    text_mask: torch.Tensor
+    """(B, L) bool"""
+
+    speaker: torch.Tensor
+    """(B, P, c)"""
+
+    speaker_mask: torch.Tensor
+    """(B, P) bool"""
+
+    text_places: torch.Tensor | None = None
+    """(B, L) float32: where in the speech each token's middle is to be expected, in (0, 1); -1 for tokens
+    that are not of the text. For `text_positions` = "scaled" only"""
+
+
+class PretrainedEncoder(Protocol):
+    """What the model asks of a pretrained text encoder: a module that is built outside of it."""
+
+    def __call__(self, text_ids: torch.Tensor, mask: torch.Tensor, rows: Any) -> torch.Tensor:
+        """Features (B, L, text_dim) of the tokens (B, L) at which mask (B, L) is true."""
+
+    def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def reset_buffers(self) -> None: ...
+
+    def move_buffers(self, device: torch.device) -> None: ...
+
+
+def _text_encoder(args: DiTTTSModelArgs) -> ByteEncoder | PretrainedEncoder | None:
+    """The text encoder inside the model: the learned one, a pretrained one, or none."""
+    if args.text_vocab_size:
+        return ByteEncoder(
+            args.text_vocab_size,
+            args.text_dim,
+            args.text_n_layers,
+            args.text_n_heads,
+            args.rope_theta,
+            args.norm_eps,
+            args.attention,
+        )
+    return cast(PretrainedEncoder, args.text_encoder()) if args.text_encoder is not None else None
+
+
+class ConditionedModel(ModelProtocol):
+    """A network of text and speaker."""
+
+    def __init__(self, args: DiTTTSModelArgs):
+        super().__init__(args)
+        self.args = args
+        self.text_encoder = _text_encoder(args)
+        self.condition_embedding = (
+            nn.Embedding(args.condition_ids, args.text_dim) if args.condition_ids else None
+        )
+        self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
+        self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
+        self.speaker_encoder = SpeakerEncoder(
+            args.latent_channels,
+            args.speaker_patch_size,
+            args.speaker_dim,
+            args.speaker_n_layers,
+            args.speaker_n_heads,
+            args.speaker_mlp_dim,
+            args.rope_theta,
+            args.norm_eps,
+            args.attention,
+        )
+        # Sharding replaces it by a function that writes a rank's part of a full value.
+        self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
+
+    def init_weights(self, buffer_device: torch.device | None = None) -> None:
+        """Draws every parameter from (torch's seed, its name), the same on any layout of ranks. A
+        pretrained text encoder takes the weights of its own checkpoint."""
+        encoder = self.text_encoder
+        pretrained = None if isinstance(encoder, ByteEncoder) else encoder
+        skip = pretrained.parameters() if pretrained is not None else ()
+        initialize(self, self.args.n_layers, torch.initial_seed(), self.write_parameter, skip)
+        if pretrained is None:
+            return
+        if self.args.text_encoder_starts:
+            pretrained.load_weights(self.write_parameter)
+        else:
+            for parameter in pretrained.parameters():
+                parameter.fill_(math.nan)  # what no checkpoint fills must show
+            pretrained.reset_buffers()
+        if buffer_device is not None:
+            pretrained.move_buffers(buffer_device)
+
+    def encode_conditions(
+        self,
+        text_ids: torch.Tensor,
+        text_mask: torch.Tensor,
+        speaker: torch.Tensor,
+        speaker_mask: torch.Tensor,
+        text_features: torch.Tensor | None = None,
+        text_rows: Any = None,
+        text_places: torch.Tensor | None = None,
+    ) -> Conditions:
+        """Encodes text and speaker.
+
+        Args:
+            text_ids, text_mask: (B, L), the mask true where there is a token.
+            speaker, speaker_mask: (B, S, C) and (B, S), true where there is a frame.
+            text_features: (B, L, text_dim) of an encoder outside the model, which then has none.
+            text_rows: packing of the texts, which a pretrained encoder inside the model gets.
+            text_places: as of `Conditions`.
+        """
+        text = self._text_features(text_ids, text_mask, text_features, text_rows)
+        text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
+        speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
+        return Conditions(text, text_mask, speaker, speaker_mask, text_places)
+
+    def _text_features(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        features: torch.Tensor | None,
+        rows: Any,
+    ) -> torch.Tensor:
+        """(B, L, text_dim): features of the text, and learned embeddings of conditioning tokens."""
+        if isinstance(self.text_encoder, ByteEncoder):
+            features = self.text_encoder(ids, mask)
+        elif self.text_encoder is not None:
+            in_text = mask & (ids < self.args.condition_base)
+            features = self.text_encoder(ids, in_text, rows)
+        assert features is not None
+        if self.condition_embedding is None:
+            return features
+        condition = ids - self.args.condition_base
+        own = self.condition_embedding(condition.clamp_min(0))
+        return torch.where((condition >= 0)[..., None], own, features.to(own.dtype))

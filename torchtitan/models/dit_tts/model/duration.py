@@ -1,0 +1,109 @@
+"""The duration predictor: text and speaker to the number of latent frames of the utterance.
+
+Each token takes a positive number of frames, and the utterance takes their sum: a text twice as long takes
+about twice as long, also beyond the lengths of the training data. The logarithm is what is predicted, as an
+error of one tenth weighs alike in a short and in a long text.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
+from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, modulated_norm
+
+NEIGHBOURS = 3
+"""tokens on each side that a block looks at"""
+
+
+class DurationBlock(nn.Module):
+    """What is near each token in the text, then a gated MLP: x (B, L, D) and voice (B, c) to (B, L, D).
+
+    The voice scales and shifts the normed tokens, as it decides how long each letter takes. mask (B, L) is
+    false at padding, of which no token sees anything.
+    """
+
+    def __init__(self, args: DiTTTSModelArgs):
+        super().__init__()
+        self.eps = args.norm_eps
+        self.voice = nn.Linear(args.speaker_dim, 2 * args.dim, bias=False)
+        self.near = nn.Parameter(torch.empty(args.dim, 2 * NEIGHBOURS + 1))
+        self.mlp = GatedMLP(args.dim, args.mlp_dim, args.n_heads)
+
+    def forward(self, x: torch.Tensor, voice: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scale, shift = self.voice(voice)[:, None].chunk(2, dim=-1)
+        h = modulated_norm(x, scale, shift, self.eps) * mask[..., None]
+        padded = F.pad(h, (0, 0, NEIGHBOURS, NEIGHBOURS))
+        near = self.near.to(h.dtype).unbind(1)
+        shifted = (padded[:, n : n + x.shape[1]] * weight for n, weight in enumerate(near))
+        return x + self.mlp(sum(shifted, torch.zeros_like(h)))
+
+
+class DurationModel(ConditionedModel):
+    """log Σ exp(log frames of each token), from the encoded text and the mean of the encoded speaker, which is
+    zero in a row without one.
+
+    It is trained in the place of `DiTTTSModel`, so `forward` and `denoise` take the same arguments.
+    """
+
+    def __init__(self, args: DiTTTSModelArgs):
+        super().__init__(args)
+        self.input = nn.Linear(args.speaker_dim, args.dim)
+        self.layers = nn.ModuleList(DurationBlock(args) for _ in range(args.n_layers))
+        self.norm = RMSNorm(args.dim, args.norm_eps)
+        self.output = nn.Linear(args.dim, 1)
+
+    def denoise(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        conditions: Conditions,
+        keep_text: torch.Tensor | None = None,
+        keep_speaker: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`log_frames`: nothing of the utterance itself is read."""
+        return DurationModel.log_frames(self, conditions, keep_speaker)
+
+    def log_frames(
+        self, conditions: Conditions, keep_speaker: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(B,) float32: logarithm of the latent frames.
+
+        Args:
+            keep_speaker: (B,) bool, false hides the speaker; None keeps all.
+        """
+        mask = conditions.text_mask.clone()
+        mask[:, 0] = True  # the sum over an empty text needs a term
+        spoken = conditions.speaker_mask
+        if keep_speaker is not None:
+            spoken = spoken & keep_speaker[:, None]
+        voice = torch.where(spoken[..., None], conditions.speaker, 0.0).sum(1)
+        voice = voice / spoken.sum(1, keepdim=True).clamp(min=1)
+        x = self.input(conditions.text)
+        for layer in self.layers:
+            x = layer(x, voice.to(x.dtype), mask)
+        log_frames = self.output(self.norm(x)).squeeze(-1).float()
+        return log_frames.where(mask, -torch.inf).logsumexp(1)
+
+    def forward(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        text_ids: torch.Tensor,
+        text_mask: torch.Tensor,
+        speaker: torch.Tensor,
+        speaker_mask: torch.Tensor,
+        keep_text: torch.Tensor | None = None,
+        keep_speaker: torch.Tensor | None = None,
+        text_features: torch.Tensor | None = None,
+        text_rows: object = None,
+        text_places: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`log_frames` of conditions that are not encoded yet; see `encode_conditions` for the arguments."""
+        conditions = ConditionedModel.encode_conditions(
+            self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
+        )
+        return DurationModel.log_frames(self, conditions, keep_speaker)
