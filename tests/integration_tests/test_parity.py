@@ -194,6 +194,7 @@ def test_the_duration_predictor_trains_on_ranks_as_in_one_process(seeded, layout
     data = ["--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]
     common = [*runs.TINY, *data, *VALIDATION, "--model.flavor=duration"]
     common += ["--objective.text_dropout=0", "--activation_checkpoint.mode=none"]
+    common += ["--model.text_positions=none", "--alignment.ctc_weight=0"]
     alone = runs.run(folder, f"lengths_before_{layout}", common)
     processes, arguments = LAYOUTS[layout]
     name = f"lengths_{layout}"

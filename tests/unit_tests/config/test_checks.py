@@ -118,7 +118,7 @@ REFUSED = """
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
 1 | training.enable_cpu_offload = true | enable_cpu_offload = true is not supported
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
-1 | LENGTHS; objective.text_dropout = 0.1 | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
+1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
 1 | LENGTHS; objective.loss_on_padding = true | [objective] loss_on_padding = True | to False
 1 | LENGTHS; model.text_positions = 'scaled' | [model] text_positions = 'scaled' with | to 'none'
 1 | LENGTHS; samples.freq = 9; HELD_OUT | [samples] freq = 9 | it says nothing

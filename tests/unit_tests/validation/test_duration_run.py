@@ -29,7 +29,7 @@ OPTIONS = [
     "--data.max_frames=96",
     "--data.num_buckets=2",
     "--ema.decays=0.9",
-    "--optimizer.lr=0.02",
+    "--optimizer.lr=0.01",
     "--validation.freq=50",
     "--validation.times=1",
     "--validation.samples=24",
@@ -60,8 +60,8 @@ def data(tmp_path, monkeypatch) -> Path:
 
 
 def test_it_learns_text_and_voice_and_generation_finds_it(tmp_path, train, data):
-    more = [f"--data.path={data}", "--training.steps=150", "--metrics.log_freq=50"]
-    assert train("duration", *OPTIONS, *more, "--checkpoint.interval=150") == 0
+    more = [f"--data.path={data}", "--training.steps=200", "--metrics.log_freq=50"]
+    assert train("duration", *OPTIONS, *more, "--checkpoint.interval=200") == 0
     folder = tmp_path / "duration"
     rows = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
     first, last = rows[0], rows[-1]

@@ -142,18 +142,6 @@ _FLAVORS = {
         adaln_rank=32,
         timestep_dim=128,
     ),
-    "duration": DiTTTSModelConfig(
-        task="duration",
-        dim=128,
-        n_layers=3,
-        n_heads=2,
-        mlp_dim=352,
-        speaker_dim=128,
-        speaker_n_layers=1,
-        speaker_n_heads=2,
-        speaker_mlp_dim=352,
-        text_dim=128,
-    ),
     # 60M and 300M: every width of the second is twice the first's, at heads of the same width, as
     # [optimizer] base_dim asks for.
     "60M": DiTTTSModelConfig(
@@ -200,6 +188,18 @@ _FLAVORS = {
         speaker_n_heads=8,
         speaker_mlp_dim=2816,
         text_dim=2560,
+    ),
+    "duration": DiTTTSModelConfig(
+        task="duration",
+        dim=128,
+        n_layers=3,
+        n_heads=2,
+        mlp_dim=352,
+        speaker_dim=128,
+        speaker_n_layers=1,
+        speaker_n_heads=2,
+        speaker_mlp_dim=352,
+        text_dim=128,
     ),
 }
 
