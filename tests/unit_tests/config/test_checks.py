@@ -121,6 +121,7 @@ REFUSED = """
 1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
 1 | LENGTHS; objective.loss_on_padding = true | [objective] loss_on_padding = True | to False
 1 | LENGTHS; model.text_positions = 'scaled' | [model] text_positions = 'scaled' with | to 'none'
+1 | model.text_positions = 'scaled'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
 1 | LENGTHS; samples.freq = 9; HELD_OUT | [samples] freq = 9 | it says nothing
 1 | LENGTHS; alignment.ctc_weight = 0.1 | [alignment] ctc_weight = 0.1
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text

@@ -67,6 +67,52 @@ def test_room_of_the_bytes(fit):
     assert set(empty.frames_per_byte) == {1.0}
 
 
+def english(count: int) -> tuple[list[str], list[int]]:
+    """Texts of five to forty words, and frames: 5 and 1.5 a letter, give or take a tenth."""
+    generator = np.random.default_rng(1)
+    letters = list("etaoinshrdlu")
+
+    def word() -> str:
+        return "".join(generator.choice(letters, generator.integers(1, 9)))
+
+    texts = [" ".join(word() for _ in range(generator.integers(5, 40))) for _ in range(count)]
+    noise = generator.normal(1.0, 0.1, count)
+    return texts, [int(5 + 1.5 * len(text) * factor) for text, factor in zip(texts, noise)]
+
+
+class _Samples:
+    """What the fit reads of a dataset."""
+
+    def __init__(self, texts: list[str], frames: list[int]):
+        self.texts, self.frames = texts, np.array(frames)
+
+    def metadata_of(self, samples: list[int]) -> list[dict[str, str]]:
+        return [{"text": self.texts[sample]} for sample in samples]
+
+
+@pytest.mark.parametrize(
+    "text, frames",
+    [("all that is in the tale instead of a line " * 300, 150), ("a short one", 30_000)],
+)
+def test_a_text_that_is_not_its_speechs_bends_no_fit(text, frames):
+    texts, lengths = english(400)
+    clean = fit_durations(_Samples(texts, lengths))
+    bent = fit_durations(_Samples([*texts, text], [*lengths, frames]))
+    for sentence in texts[:5]:
+        assert bent.frames(sentence, None) == pytest.approx(clean.frames(sentence, None), rel=0.02)
+    assert bent.room().edge_frames == pytest.approx(clean.room().edge_frames, abs=0.5)
+
+
+def test_bytes_have_the_same_room_where_lengths_do_not_tell():
+    """Pieces of ten seconds each, whatever they say: their fit would put all text at one point."""
+    texts, lengths = english(400)
+    assert fit_durations(_Samples(texts, lengths)).explained > 0.9
+    cut = fit_durations(_Samples(texts, [250] * 400))
+    assert cut.explained < 0.3
+    assert set(cut.room().frames_per_byte) == {1.0} and cut.room().edge_frames == 0.0
+    assert durations_from_json(cut.to_json(), "x").room() == cut.room()
+
+
 def test_corrupt_texts_are_left_out(tmp_path):
     samples = [
         Triplet(

@@ -41,6 +41,7 @@ from torchtitan.models.dit_tts.text.durations import (
     stored_durations,
 )
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
+from torchtitan.tools.logging import logger
 
 
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
@@ -65,6 +66,7 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
             return None
         found = fit_durations(dataset)
         write_atomic(folder / FILE_NAME, found.to_json())
+        logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
         return found
 
     durations = run_on_all_ranks(stored, f"read {folder / FILE_NAME}")[0]

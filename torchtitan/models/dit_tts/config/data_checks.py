@@ -123,6 +123,11 @@ def check_text(config: JobConfig) -> None:
         "the length of the speech, which such a model decides itself; set one of them to its default",
     )
     require(
+        config.model.text_positions == "none" or data.on_too_long != "crop",
+        "[model] text_positions = 'scaled' with [data] on_too_long = 'crop': a cropped utterance keeps all its "
+        "text, whose words would be placed wrongly; set on_too_long to 'drop', or text_positions to 'none'",
+    )
+    require(
         not pretrained or "/" in encoder.model,
         f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', a folder of "
         f"a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",

@@ -432,7 +432,7 @@ class Sampling:
     """Factor of the speaker's keys and values: above 1 holds on to the voice; 1: off"""
 
     speaker_kv_min_t: float = 0.0
-    """speaker_kv_scale is applied in intervals that begin in (speaker_kv_min_t, 1]"""
+    """Applies speaker_kv_scale in intervals that begin in (speaker_kv_min_t, 1]"""
 
     codec: str = "mel_dct"
     """Codec that turns latents into a waveform: mel_dct, the path of DAC-VAE weights (weights.pth,

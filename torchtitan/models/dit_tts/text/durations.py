@@ -22,6 +22,12 @@ FILE_NAME = "durations.json"
 
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
+_OUTLIER = 6.0
+"""robust standard deviations (1.4826 times the median distance) from the fit"""
+_MAX_LENGTH = 4.0
+"""of a text in the fit, in median lengths"""
+_MIN_EXPLAINED = 0.3
+"""Fraction of the lengths' variance below which the fit does not tell how long the bytes take"""
 _MIN_ROOM = 0.1
 """frames: a byte that lengthens nothing, such as a silent letter, still has its place in the order"""
 
@@ -39,6 +45,9 @@ class LinearDurationModel:
     weights: np.ndarray
     speaker_scale: dict[str, float]
 
+    explained: float = 1.0
+    """Fraction of the variance of the lengths that the fit explains (R²)"""
+
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
         return [
@@ -49,9 +58,10 @@ class LinearDurationModel:
 
     def room(self) -> Room:
         """Where the text's tokens lie beside the frames: the frames that each byte takes, and of each that
-        no text had the median of the others."""
+        no text had the median of the others. The same for every byte where the fit does not tell, as in
+        data cut into pieces of one length."""
         weights = self.weights[:-1]
-        if not weights.any():  # no text at all
+        if not weights.any() or self.explained < _MIN_EXPLAINED:
             return Room((1.0,) * 256, 0.0)
         known = np.maximum(weights, _MIN_ROOM)
         room = np.where(weights != 0, known, np.median(known[weights != 0]))
@@ -69,7 +79,11 @@ class LinearDurationModel:
 
     def to_json(self) -> str:
         """All of it, to the bit."""
-        content = {"weights": self.weights.tolist(), "speaker_scale": self.speaker_scale}
+        content = {
+            "weights": self.weights.tolist(),
+            "speaker_scale": self.speaker_scale,
+            "explained": self.explained,
+        }
         return json.dumps(content) + "\n"
 
 
@@ -83,11 +97,12 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
         content = json.loads(text)
         weights = np.array(content["weights"], np.float64)
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
+        explained = float(content["explained"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{where} cannot be read ({error}); restore the file") from None
-    if weights.shape != (257,) or not np.isfinite([*weights, *scale.values()]).all():
+    if weights.shape != (257,) or not np.isfinite([*weights, *scale.values(), explained]).all():
         raise InputError(f"{where} holds no 257 finite weights; restore the file")
-    return LinearDurationModel(weights, scale)
+    return LinearDurationModel(weights, scale, explained)
 
 
 def stored_durations(folder: Path) -> LinearDurationModel | None:
@@ -105,9 +120,38 @@ def stored_durations(folder: Path) -> LinearDurationModel | None:
         raise InputError(f"{path} cannot be read ({error}); restore the file") from None
 
 
+def _solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:
+    """Weights (257,) of ridge regression."""
+    gram = features.T @ features + ridge * np.eye(features.shape[1])
+    return np.linalg.solve(gram, features.T @ frames)
+
+
+def _shrunk(
+    features: np.ndarray, frames: np.ndarray, medians: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same with texts longer than so many times the median length shrunk to it, so that none bends the
+    fit by its length alone."""
+    lengths = features[:, :-1].sum(1)
+    factor = np.maximum(1.0, lengths / (medians * max(1.0, float(np.median(lengths)))))
+    return features / factor[:, None], frames / factor
+
+
+def _fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """(samples,) bool, false where text and speech cannot belong together: one transcript of a whole book
+    beside a sentence would otherwise bend the fit of all others.
+
+    They are found by a fit of their own, whose ridge lets letters in less than 1 % of the texts explain little.
+    """
+    rows, targets = _shrunk(features, frames, 1.0)
+    distances = np.abs(targets - rows @ _solve(rows, targets, max(_RIDGE, len(rows) / 100)))
+    # Not below a frame: a fit that is exact for most is no reason to leave out a rounding.
+    limit = _OUTLIER * max(1.0, 1.4826 * float(np.median(distances)))
+    return distances <= limit
+
+
 def fit_durations(dataset: Dataset) -> LinearDurationModel:
     """Fit on the texts and lengths of a dataset, or of an even selection where it is very large. Samples
-    whose text is corrupt are left out.
+    whose text is corrupt, or far too long or short for its speech, are left out.
 
     Raises:
         InputError: no sample.
@@ -121,13 +165,16 @@ def fit_durations(dataset: Dataset) -> LinearDurationModel:
     chosen = chosen[[each is not None for each in found]]
     features = np.stack([_features(m["text"]) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)
-    gram = features.T @ features + _RIDGE * np.eye(features.shape[1])
-    weights = np.linalg.solve(gram, features.T @ frames)
+    good = _fits(features, frames)
+    features, frames = features[good], frames[good]
+    weights = _solve(*_shrunk(features, frames, _MAX_LENGTH))
     fitted = features @ weights
-    speakers = np.array([str(m.get("speaker", "")) for m in metadata])
-    scale = {
-        str(speaker): float(frames[speakers == speaker].sum() / fitted[speakers == speaker].sum())
-        for speaker in np.unique(speakers)
-        if speaker
-    }
-    return LinearDurationModel(weights, scale)
+    names, codes = np.unique(
+        [str(m.get("speaker", "")) for m, each in zip(metadata, good, strict=True) if each],
+        return_inverse=True,
+    )
+    rates = np.bincount(codes, frames) / np.bincount(codes, fitted)
+    scale = {str(name): float(rate) for name, rate in zip(names, rates, strict=True) if name}
+    spread = float(((frames - frames.mean()) ** 2).sum())
+    explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
+    return LinearDurationModel(weights, scale, explained)
