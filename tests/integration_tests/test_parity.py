@@ -17,6 +17,7 @@ STEPS = 4
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
 HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shard_degree=2"]
+TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 
 # The decoder's blocks; the cases "compile" and "inductor" have the encoders' too.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
@@ -41,6 +42,13 @@ LAYOUTS = {
     "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
+    "tp": (2, TP),
+    "tp_4": (
+        4,
+        [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
+    ),
+    "tp_ddp": (4, [*TP, *DDP]),
+    "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
     "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
 }
 

@@ -75,6 +75,12 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
     parameter.copy_(value)
 
 
+def is_first_copy(parallel_dims: ParallelDims) -> bool:
+    """Whether this rank is the first of those that compute the same samples, by tensor parallelism."""
+    mesh = parallel_dims.get_optional_mesh("tp")
+    return mesh is None or mesh.get_local_rank() == 0
+
+
 def _sum_gradients(model: nn.Module) -> None:
     """Gradients are summed over ranks, not averaged: the loss is already divided by the global
     number of valid frames."""

@@ -124,6 +124,7 @@ class SpeechSamples:
         rank, ranks: of the data-parallel ranks, which share the prompts. All of them generate as many
             batches, as sharded weights need.
         sharded: the blocks' weights are gathered only while they run.
+        reports: whether this rank writes and scores what it has made; false where another one makes the same.
         writes: whether this process writes scores.json and logs.
         amp: context of the network's precision; None: that of its weights.
 
@@ -145,6 +146,7 @@ class SpeechSamples:
         rank: int = 0,
         ranks: int = 1,
         sharded: bool = False,
+        reports: bool = True,
         writes: bool = True,
         amp: Any = None,
     ):
@@ -154,7 +156,9 @@ class SpeechSamples:
         self.amp = amp
         self._sounds: dict[int, torch.Tensor] = {}
         numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
-        self.own = [(prompts[n if n < len(prompts) else 0], n < len(prompts)) for n in numbers]
+        self.own = [
+            (prompts[n if n < len(prompts) else 0], reports and n < len(prompts)) for n in numbers
+        ]
         s, place = config.samples, str(device)
         recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
         if recognizer is not None:
