@@ -8,7 +8,10 @@ from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.small_models import random_model
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra.compat import functorch_config
+from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.parallelize_megatron import part_of_groups
+from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.train_spec import get_train_spec
@@ -108,3 +111,19 @@ def test_parameters_keep_names_sizes_and_values():
             64,
             32,
         )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["full", "memory_budget"])
+def test_blocks_share_one_graph_without_a_break(mode, monkeypatch):
+    """Checkpointing can save what is in it: no mesh and no group."""
+    monkeypatch.setattr(functorch_config, "activation_memory_budget", 1.0)  # put back afterwards
+    monkeypatch.setattr(eager, "applies", lambda x: False)
+    with fake_process_group(DataParallelLayout(1, 2, 2)) as dims:
+        config = load_config(
+            [*ranks.CONFIG, *ranks.COMPILED, f"--activation_checkpoint.mode={mode}"]
+        )
+        model = get_train_spec().parallelize_fn(random_model(ranks.ARGS), dims, config)
+        before = compiled_graphs()
+        model(**ranks.batch(0)).square().sum().backward()
+        assert compiled_graphs() - before == 1 and len(model.layers) == 2

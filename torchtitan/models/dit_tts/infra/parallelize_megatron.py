@@ -14,18 +14,24 @@ all blocks' have come together.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import require_modules
+from torchtitan.models.dit_tts.infra.compile import stacks
+from torchtitan.models.dit_tts.infra.local_parameters import (
+    compute_locally,
+    hand_in_parts,
+    own_parameters,
+)
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.model.attention import JointAttention
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
@@ -53,7 +59,12 @@ def parallelize_megatron(
             layer._parameters["weight"] = plain.weight
     if options.use_te_attn:
         _attend_by_te(model, 1 if mesh is None else mesh.size())
-    return parallelize_dit_tts(model, parallel_dims, job_config)
+    parallelize_dit_tts(model, parallel_dims, job_config)
+    if mesh is not None:
+        for layers in stacks(model, ("model", "encoders")):
+            for block in layers:
+                hand_in_parts(block)
+    return model
 
 
 def _wants_te(options: Megatron) -> bool:
@@ -67,17 +78,18 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
     # With a group of another size Megatron would build complete layers, and say nothing.
     assert group.size() == mesh.size() > 1
     placements = split_parameters(model)
-    swapped = _swap_layers(model, group, options)
+    swapped, convert = _swap_layers(model, group, options), None
+    if not _wants_te(options):
+        from torchtitan.models.dit_tts.infra.megatron_layers import in_matmul_dtype as convert
     split: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in _own_parameters(swapped.get(module, module)).items():
+        for name, parameter in own_parameters(swapped.get(module, module)).items():
             if parameter not in split:  # two modules can share one
                 placement = [placements.get(parameter, Replicate())]
                 value = distribute_tensor(parameter.detach(), mesh, placement, src_data_rank=None)
                 split[parameter] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[name] = split[parameter]
-        by_megatron = module in swapped and not _wants_te(options)
-        _compute_locally(module, _operand if by_megatron else _part)
+        compute_locally(module, convert if module in swapped else None)
     for stream in (model.text_norm, model.speaker_encoder.norm):
         stream.register_forward_hook(partial(_sum_gradients_of_output, group))
     rank = mesh.get_local_rank()
@@ -103,7 +115,7 @@ def keep_part(model: DiTTTSModel, ranks: int) -> None:
     or timed of it is one rank's."""
     placements = split_parameters(model)
     for module in model.modules():
-        for name, parameter in _own_parameters(module).items():
+        for name, parameter in own_parameters(module).items():
             if isinstance(placement := placements.get(parameter), Shard):
                 part = parameter.detach().chunk(ranks, placement.dim)[0].clone()
                 module._parameters[name] = nn.Parameter(part)
@@ -171,24 +183,6 @@ def replace_kernel(model: DiTTTSModel, kernel: Callable[..., torch.Tensor]) -> N
             module.register_forward_pre_hook(with_kernel)
 
 
-def _part(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter in compute. FSDP2 asks for those that are sharded, too, and gets them
-    as they are."""
-    if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
-        return parameter.to_local()
-    return parameter
-
-
-def _operand(parameter: torch.Tensor) -> torch.Tensor:
-    """Likewise, in the dtype of the product."""
-    part = _part(parameter)
-    if isinstance(part, DTensor):
-        return part
-    from torchtitan.models.dit_tts.infra.megatron_layers import in_matmul_dtype
-
-    return in_matmul_dtype(part)
-
-
 def _sum_gradients_of_output(
     group: dist.ProcessGroup, module: nn.Module, args: Any, output: torch.Tensor
 ) -> None:
@@ -196,28 +190,6 @@ def _sum_gradients_of_output(
 
     if output.requires_grad:
         output.register_hook(partial(summed, group=group))
-
-
-def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-def _compute_locally(module: nn.Module, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Lets the module, and whoever asks it, read this rank's parts of its own parameters: its class becomes
-    one with a property for each. `parameters()` and state dicts have the DTensors."""
-    if names := tuple(_own_parameters(module)):
-        module.__class__ = _local_class(type(module), names, read)
-
-
-@cache
-def _local_class(
-    kind: type[nn.Module], names: tuple[str, ...], read: Callable[[torch.Tensor], torch.Tensor]
-) -> type[nn.Module]:
-    def of(name: str) -> property:
-        return property(lambda module: read(module._parameters[name]))
-
-    # Messages and the compiler's logs have the class's own name.
-    return type(kind.__name__, (kind,), {name: of(name) for name in names})
 
 
 def part_of_groups(
