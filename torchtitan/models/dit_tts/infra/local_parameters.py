@@ -28,7 +28,7 @@ def compute_locally(module: nn.Module, convert: Convert | None = None) -> None:
         convert: applied to each part that is read.
     """
     if names := tuple(own_parameters(module)):
-        module.__class__ = _local_class(type(module), names, convert)
+        module.__class__ = _local_class(type(module), names, convert)  # type: ignore[arg-type]
 
 
 @cache

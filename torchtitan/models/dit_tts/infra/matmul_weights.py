@@ -25,7 +25,7 @@ def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
             head = module.head_dim
             products[module.qkv_gate] = (4, head)
             products[module.text_kv] = products[module.speaker_kv] = (2, head)
-            products[module.out] = (1, module.out_features)
+            products[module.out] = (1, weight_of(module.out).shape[0])
         elif isinstance(module, GatedMLP):
             products[module.gate_and_up] = (2, module.block)
             products[module.down] = (1, weight_of(module.down).shape[0])

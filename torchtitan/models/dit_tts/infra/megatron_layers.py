@@ -82,10 +82,10 @@ class MegatronColumn(ColumnParallelLinear):
             disable_grad_reduce=True,
             tp_group=group,
         )
-        self.enters = enters
+        self.entered = group if enters else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        x = sum_gradients(x, self.tp_group) if self.enters else x
+        x = x if self.entered is None else sum_gradients(x, self.entered)
         return super().forward(in_matmul_dtype(x))[0]
 
 

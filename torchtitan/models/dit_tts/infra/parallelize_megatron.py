@@ -28,10 +28,12 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import require_modules
 from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.infra.local_parameters import (
+    Convert,
     compute_locally,
     hand_in_parts,
     own_parameters,
 )
+from torchtitan.models.dit_tts.infra.matmul_weights import weight_of
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.model.attention import JointAttention
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
@@ -56,7 +58,7 @@ def parallelize_megatron(
         logger.info(f"Applied tensor parallelism over {mesh.size()} ranks")
     elif _wants_te(options):
         for layer, plain in _swap_layers(model, None, options).items():
-            layer._parameters["weight"] = plain.weight
+            layer._parameters["weight"] = weight_of(plain)
     if options.use_te_attn:
         _attend_by_te(model, 1 if mesh is None else mesh.size())
     parallelize_dit_tts(model, parallel_dims, job_config)
@@ -78,9 +80,12 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
     # With a group of another size Megatron would build complete layers, and say nothing.
     assert group.size() == mesh.size() > 1
     placements = split_parameters(model)
-    swapped, convert = _swap_layers(model, group, options), None
+    swapped = _swap_layers(model, group, options)
+    convert: Convert | None = None
     if not _wants_te(options):
-        from torchtitan.models.dit_tts.infra.megatron_layers import in_matmul_dtype as convert
+        from torchtitan.models.dit_tts.infra.megatron_layers import in_matmul_dtype
+
+        convert = in_matmul_dtype
     split: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in own_parameters(swapped.get(module, module)).items():
@@ -96,17 +101,17 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, mesh.size(), rank)
 
 
-def split_parameters(model: DiTTTSModel) -> dict[nn.Parameter, Placement]:
+def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
     """How each of the plain model's parameters is split that is not the same on all ranks."""
     rows, columns = Shard(0), Shard(1)
     found: dict[nn.Parameter, Placement] = {}
     for module in cast(nn.ModuleList, model.layers).modules():
         if isinstance(module, JointAttention):
             entering = (module.qkv_gate, module.text_kv, module.speaker_kv)
-            found |= {part.weight: rows for part in (*entering, module.q_norm, module.k_norm)}
-            found[module.out.weight] = columns
+            found |= {weight_of(part): rows for part in (*entering, module.q_norm, module.k_norm)}
+            found[weight_of(module.out)] = columns
         elif isinstance(module, GatedMLP):
-            found |= {module.gate_and_up.weight: rows, module.down.weight: columns}
+            found |= {weight_of(module.gate_and_up): rows, weight_of(module.down): columns}
     return found
 
 
@@ -160,6 +165,7 @@ def _layer_makers(
         return column, partial(te.TransformerEngineRow, group=group, fp8=options.fp8)
     from torchtitan.models.dit_tts.infra.megatron_layers import MegatronColumn, MegatronRow
 
+    assert group is not None
     return partial(MegatronColumn, group=group), partial(MegatronRow, group=group)
 
 
