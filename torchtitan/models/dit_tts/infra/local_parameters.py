@@ -51,7 +51,7 @@ def _local_class(
 def _part(parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter in compute. FSDP2 asks for those that are sharded, too, and gets them
     as they are."""
-    if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
+    if isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("tp",):
         return parameter.to_local()
     return parameter
 
