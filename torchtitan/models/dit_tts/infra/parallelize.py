@@ -77,8 +77,8 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 def is_first_copy(parallel_dims: ParallelDims) -> bool:
     """Whether this rank is the first of those that compute the same samples, by tensor parallelism."""
-    mesh = parallel_dims.get_optional_mesh("tp")
-    return mesh is None or mesh.get_local_rank() == 0
+    dims = parallel_dims
+    return not dims.tp_enabled or dims.get_mesh("tp").get_local_rank() == 0
 
 
 def _sum_gradients(model: nn.Module) -> None:

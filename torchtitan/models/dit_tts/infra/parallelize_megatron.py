@@ -51,7 +51,8 @@ def parallelize_megatron(
     Raises:
         InputError: a package is not installed.
     """
-    options, mesh = job_config.megatron, parallel_dims.get_optional_mesh("tp")
+    options = job_config.megatron
+    mesh = parallel_dims.get_mesh("tp") if parallel_dims.tp_enabled else None
     require_modules("megatron", *(("transformer_engine",) if _wants_te(options) else ()))
     if mesh is not None:
         apply_tensor_parallel(model, mesh, options)

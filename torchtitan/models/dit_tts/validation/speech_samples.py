@@ -124,9 +124,9 @@ class SpeechSamples:
         rank, ranks: of the data-parallel ranks, which share the prompts. All of them generate as many
             batches, as sharded weights need.
         sharded: the blocks' weights are gathered only while they run.
-        reports: whether this rank writes and scores what it has made; false where another one makes the same.
         writes: whether this process writes scores.json and logs.
         amp: context of the network's precision; None: that of its weights.
+        reports: whether this rank writes and scores what it has made; false where another one makes the same.
 
     Raises:
         InputError: a scorer cannot be opened, or the recognizer cannot know the texts.
@@ -146,9 +146,9 @@ class SpeechSamples:
         rank: int = 0,
         ranks: int = 1,
         sharded: bool = False,
-        reports: bool = True,
         writes: bool = True,
         amp: Any = None,
+        reports: bool = True,
     ):
         self.config, self.folder, self.codec, self.writes = config, folder, codec, writes
         self.model, self.tokenizer, self.objective = model, tokenizer, objective
