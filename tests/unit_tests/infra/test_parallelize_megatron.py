@@ -117,13 +117,15 @@ def test_parameters_keep_names_sizes_and_values():
 @pytest.mark.parametrize("mode", ["full", "memory_budget"])
 def test_blocks_share_one_graph_without_a_break(mode, monkeypatch):
     """Checkpointing can save what is in it: no mesh and no group."""
-    monkeypatch.setattr(functorch_config, "activation_memory_budget", 1.0)  # put back afterwards
     monkeypatch.setattr(eager, "applies", lambda x: False)
-    with fake_process_group(DataParallelLayout(1, 2, 2)) as dims:
+    # A budget is put back afterwards.
+    budget = functorch_config.patch(activation_memory_budget=1.0)
+    with budget, fake_process_group(DataParallelLayout(1, 2, 2)) as dims:
         config = load_config(
             [*ranks.CONFIG, *ranks.COMPILED, f"--activation_checkpoint.mode={mode}"]
         )
         model = get_train_spec().parallelize_fn(random_model(ranks.ARGS), dims, config)
+        torch.compiler.reset()
         before = compiled_graphs()
         model(**ranks.batch(0)).square().sum().backward()
         assert compiled_graphs() - before == 1 and len(model.layers) == 2
