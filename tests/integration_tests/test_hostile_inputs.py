@@ -368,7 +368,7 @@ for _args, _words in [
     ("--sampling.text_scale=nan", "text_scale = nan"),
     ("--divergence.spike_sigmas=nan", "spike_sigmas = nan"), ("--divergence.max_rollbacks=-1", "max_rollbacks = -1"),
     ("--parallelism.data_parallel_shard_degree=3", "but 1 processes were started"), ("--parallelism.data_parallel_replicate_degree=0", "must be at least 1"),
-    ("--parallelism.tensor_parallel_degree=2", "not supported"), ("--metrics.log_freq=0", "greater than 0"), ("--comm.init_timeout_seconds=-1", "init_timeout_seconds"),
+    ("--parallelism.tensor_parallel_degree=2", "backend to 'megatron'"), ("--metrics.log_freq=0", "greater than 0"), ("--comm.init_timeout_seconds=-1", "init_timeout_seconds"),
     ("--job.experiment=a/b", "without '/'"), ("--job.experiment=..", "without '/'"), ("--job.experiment=" + "x" * 300, "at most 255 bytes"), ("--job.dump_folder=a\0b", "is no path"),
     ("--job.experiment=a\nb", "experiment"), ("--job.experiment=" + ESCAPE, "experiment"), ("--job.experiment=a\0b", "experiment"), ("--job.experiment= ", "experiment"),
     ("--job.dump_folder={data}/000000.tar", "cannot be written"), ("--job.dump_folder=/dev/null/x", "cannot be written"), ("--job.dump_folder=/proc/nope", "cannot be written"), ("--job.dump_folder=/dev/full", "cannot be written"),

@@ -17,6 +17,7 @@ STEPS = 4
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
 HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shard_degree=2"]
+TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 
 # The decoder's blocks; the cases "compile" and "inductor" have the encoders' too.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
@@ -41,11 +42,18 @@ LAYOUTS = {
     "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
+    "tp": (2, TP),
+    "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
     "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
 }
 
 # The same with kernels by Inductor, which are also others than eager's.
 SLOW_LAYOUTS = {
+    "tp_4": (
+        4,
+        [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
+    ),
+    "tp_ddp": (4, [*TP, *DDP]),
     "inductor": (1, ["--compile.enable"]),
     "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=full"]),
     "fsdp_inductor_memory_budget": (
@@ -64,13 +72,14 @@ VALIDATION += ["--validation.times=0.9,0.3", "--ema.decays=0.1,0.9"]
 # Three prompts on two or four ranks: one of them has more than another, or none.
 SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=own", "--samples.raw"]
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
-SAMPLED = ("ddp", "fsdp", "hsdp")
+SAMPLED = ("ddp", "fsdp", "hsdp", "tp")
 
 RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.batch_multiple=8"]
 VARIANTS = {
     "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "muon": (2, ["--optimizer.name=Muon"], FSDP),
+    "muon_tp": (2, ["--optimizer.name=Muon"], TP),
     "base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
     "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),

@@ -39,3 +39,19 @@ def test_a_trained_encoder_is_built_from_what_can_be_logged(tmp_path):
     args.update_from_config(config)
     assert "t5" in json.dumps(asdict(args)["text_encoder"])
     assert args.text_encoder().width == args.text_dim
+
+
+@pytest.mark.parametrize(
+    "flavor, fitting",
+    [("800M", {1, 2, 5, 10}), ("3B", {1, 2, 4, 5, 10, 20}), ("8B", {1, 2, 4, 8, 16, 32})],
+)
+def test_degrees_of_tensor_parallelism(flavor, fitting):
+    config = JobConfig()
+    config.model.flavor = flavor
+    for degree in range(1, 33):
+        config.parallelism.tensor_parallel_degree = degree
+        if degree in fitting:
+            model_flavors()[flavor].update_from_config(config)
+            continue
+        with pytest.raises(InputError, match=f"tensor_parallel_degree = {degree}, .* heads"):
+            model_flavors()[flavor].update_from_config(config)

@@ -141,6 +141,7 @@ def test_what_is_imported_is_declared():
     names = {re.split(r"[\[<>=!~; ]", each)[0].lower().replace("-", "_") for each in declared}
     modules = {"tomli_w", "huggingface_hub", "aiohttp"}  # comes with transformers, fsspec[http]
     modules |= {"dotenv", "PIL", "pynvml"}  # of python-dotenv, pillow, nvidia-ml-py
+    modules |= {"megatron"}  # of megatron-core
     names |= modules | {"torchtitan", "titan_tts", "functorch"}  # the last is part of torch
     for path in PRODUCT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -73,7 +73,18 @@ REFUSED = """
 8 | parallelism = {data_parallel_replicate_degree = 2, data_parallel_shard_degree = 3} | 2 x | 3 = 6 | 8
 1 | parallelism.data_parallel_shard_degree = 0 | data_parallel_shard_degree = 0 | at least 1
 2 | parallelism.data_parallel_replicate_degree = -1 | replicate_degree = -1 | at least 1
-2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1
+2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 0} | tensor_parallel_degree = 0 | to 1
+8 | parallelism = {backend = 'megatron', tensor_parallel_degree = 3} | x tensor_parallel_degree 3 = 6 | 8 processes
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2, context_parallel_degree = 2} | context_parallel_degree = 2
+1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
+1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | [megatron] use_te_attn | 'transformer_engine'
+1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; model.converters = ['float8'] | not converted | [megatron] fp8
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; training.enable_cpu_offload = true | enable_cpu_offload = true | set it to false
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; compile = {enable = true, mode = 'reduce-overhead'} | CUDA graphs | 'default'
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; optimizer.state_dtype = '8bit' | state_dtype = '8bit' | 'bfloat16'
+2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; encoder = {model = 'a/b', frozen = false} | frozen = false | set it to true
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
 1 | training = {local_batch_size = 4, global_batch_size = 2} | global_batch_size = 2 | 4
 1 | training.global_batch_size = 0 | global_batch_size = 0

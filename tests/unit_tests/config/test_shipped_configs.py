@@ -36,7 +36,8 @@ def test_config_is_valid_on_every_fitting_number_of_ranks(path):
     ]
     assert {1, 8, 64} <= set(fitting) if config.model.flavor in PRETRAINED else 1 in fitting
     for ranks in fitting:
-        validate_config(config, ranks, list(flavors))
+        gpus = ranks * config.parallelism.tensor_parallel_degree
+        validate_config(config, gpus, list(flavors))
 
 
 def test_a_fine_tune_takes_the_weights_of_one_gpu():

@@ -62,7 +62,7 @@ def test_a_completed_run_outlives_its_plan(tmp_path, monkeypatch, caplog, name, 
 class PlansByFrames:
     """Steps of twice as many seconds as frames, and as many GiB."""
 
-    config = None
+    config, ranks = None, 2
 
     def __init__(self, *_):
         pass

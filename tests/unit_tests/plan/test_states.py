@@ -24,11 +24,16 @@ from torchtitan.models.dit_tts.plan.states import (
 @pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
-    [DataParallelLayout(1, 1), DataParallelLayout(2, 2), DataParallelLayout(4, 1)],
+    [
+        DataParallelLayout(1, 1),
+        DataParallelLayout(2, 2),
+        DataParallelLayout(4, 1),
+        DataParallelLayout(1, 2, tensor=2),
+    ],
 )
 def test_state_bytes_are_those_of_real_tensors(layout):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""
-    config = shipped_debug_config()
+    config = shipped_debug_config("--parallelism.backend=megatron")
     sizes = model_sizes(config)
     predicted = state_memory(config, sizes.args, sizes.source, layout)
     with fake_process_group(layout) as dims:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.parameters import model_sizes
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, state_memory
@@ -26,6 +27,7 @@ from torchtitan.models.dit_tts.plan.step_time import (
     pointwise_work,
     rate,
     step_time,
+    tensor_sums,
     with_error,
 )
 
@@ -104,6 +106,26 @@ def test_what_computation_does_not_hide_is_exposed():
     for seconds, uncovered in ((1000.0, 0.0), (200.0, 20.0), (100.0, 110.0)):
         computing = {FORWARD: 500.0, BACKWARD: seconds}
         assert exchanged.exposed(computing) == pytest.approx(100 / 10 + 100 / 20 + uncovered)
+
+
+def test_sums_of_tensor_parallelism_hide_behind_nothing():
+    """Of two groups of two GPUs: per micro-batch two sums a block forward, two more where it is computed
+    again, two backward, and one of the conditions."""
+    config, args = debug_config(), model_flavors()["3B"]
+    layout, lengths = DataParallelLayout(2, 1, tensor=2), Lengths(100, 20, 40)
+    sums = tensor_sums(config, args, 3, lengths, layout, {"none": 12, "full": 20})
+    frames, conditions = 3 * 2 * 100 * 2560, 3 * 2 * (20 + 10) * 1024
+    assert [each[1:] for each in sums] == [(104, frames), (64, frames), (1, conditions)]
+    assert tensor_sums(config, args, 3, lengths, DataParallelLayout(4, 1), {}) == []
+    states = state_memory(config, model_sizes(config).args, None, DataParallelLayout(1, 1))
+    found = communication(config, 10**9, states, layout, Cluster(H200, 4, 1), 10, 2, sums)
+    exchanges = {each.name: each for each in found.collectives}
+    forward = exchanges.pop("all-reduce, TP forward")
+    assert forward.volume == 2 * 104 * frames  # of two ranks each sends and gets a half twice
+    assert forward.network_seconds == 0 < forward.link_seconds
+    alone = sum(each.seconds for name, each in exchanges.items() if "TP" in name) + forward.seconds
+    ends = exchanges["all-reduce"].seconds / 10
+    assert found.exposed({FORWARD: 1e9, BACKWARD: 1e9}) == pytest.approx(alone + ends)
 
 
 # Computation

@@ -55,6 +55,8 @@ _EXTRAS = {
     "faster_whisper": "faster-whisper",
     "torchao": "fp8",
     "ray": "ray",
+    "megatron": "megatron",
+    "transformer_engine": "transformer-engine",
     **dict.fromkeys(("wandb", "dotenv", "PIL"), "wandb"),
 }
 

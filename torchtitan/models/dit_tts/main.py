@@ -23,6 +23,8 @@ _UPSTREAM_LOG = (
     " capacity: ",
     "CPU memory usage for model",
     "handled by AMP",
+    "Mixed precision training with TP",
+    "Mixed precision training is disabled",
     "Building device mesh",
     "Successfully created meshes",
     "adjusting timeout for all ProcessGroups",

@@ -1,5 +1,6 @@
 """The model sizes: the flavors, and what a job config changes in them."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
         self._take_alignment(job_config)
+        degree, flavor = job_config.parallelism.tensor_parallel_degree, job_config.model.flavor
+        divided = math.gcd(self.n_heads, self.mlp_dim)
+        require(
+            divided % degree == 0,
+            f"[parallelism] tensor_parallel_degree = {degree}, but it must divide {divided}, by the "
+            f"{self.n_heads} heads and {self.mlp_dim} MLP units of [model] flavor = {flavor!r}",
+        )
         encoder = job_config.encoder
         if is_pretrained(encoder.model):
             self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)

@@ -20,6 +20,7 @@ _KEYS = (
     "model.flavor",
     "model.text_positions",
     "model.converters",
+    "megatron.fp8",
     "training.max_norm",
     "encoder.frozen",
 )

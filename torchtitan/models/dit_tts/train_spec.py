@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.benchmark.loader import (
     build_synthetic_dataloader,
     build_synthetic_tokenizer,
@@ -121,11 +122,22 @@ def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
     return DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
 
 
+def _parallelize(
+    model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
+) -> DiTTTSModel:
+    """By [parallelism] backend."""
+    if job_config.parallelism.backend == "megatron":
+        from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
+
+        return parallelize_megatron(model, parallel_dims, job_config)
+    return parallelize_dit_tts(model, parallel_dims, job_config)
+
+
 def get_train_spec() -> TrainSpec:
     return TrainSpec(
         model_cls=build_model,  # type: ignore[arg-type]
         model_args=model_flavors(),
-        parallelize_fn=parallelize_dit_tts,
+        parallelize_fn=_parallelize,
         pipelining_fn=None,
         build_optimizers_fn=build_tts_optimizers,
         build_lr_schedulers_fn=build_tts_lr_schedulers,  # type: ignore[arg-type]

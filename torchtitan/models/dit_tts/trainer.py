@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
@@ -23,6 +24,7 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, measure
 from torchtitan.models.dit_tts.infra.collectives import (
+    all_ranks,
     batch_group,
     gather_from_ranks,
     loss_group,
@@ -34,7 +36,7 @@ from torchtitan.models.dit_tts.infra.compile import (
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
-from torchtitan.models.dit_tts.infra.parallelize import reduce_gradients
+from torchtitan.models.dit_tts.infra.parallelize import is_first_copy, reduce_gradients
 from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
@@ -82,6 +84,10 @@ class DiTTTSTrainer(Trainer):
         self.run_folder = run_folder
         super().__init__(view)
         view.checkpoint, view.validation = checkpoint, validation
+        if self.parallel_dims.tp_enabled and not self.parallel_dims.fsdp_enabled:
+            # Upstream would train in float32 here, and says so.
+            dtype = TORCH_DTYPE_MAP[view.training.mixed_precision_param]
+            self.maybe_enable_amp = torch.autocast(self.device.type, dtype)
         # Nothing changes it from here on; it is the run's config.toml.
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
@@ -317,7 +323,9 @@ class DiTTTSTrainer(Trainer):
             self.settled_ids = self.step_ids
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
             self.optimizers.step_unless(
-                self.divergence.judge(self.step, self.global_batch, loss, grad_norm, group)
+                self.divergence.judge(
+                    self.step, self.global_batch, loss, grad_norm, all_ranks(self.parallel_dims)
+                )
             )
             self.lr_schedulers.step()
             self._mark("optimizer")
@@ -353,7 +361,7 @@ class DiTTTSTrainer(Trainer):
             return True
         if self.ema is not None:
             self.ema.update()
-        if self.job_config.data.audit:
+        if self.job_config.data.audit and is_first_copy(self.parallel_dims):
             self.run_folder.audit.append({"step": judgement.step, "ids": self.settled_ids})
         return False
 

@@ -108,7 +108,7 @@ class Autotune:
         largest: bool = False,
     ):
         self.config = config
-        self.ranks = ranks
+        self.ranks = max(1, ranks // config.parallelism.tensor_parallel_degree)
         self.largest = largest
         self.axes = {axis: values for axis, values in axes.items() if values}
         self.buckets = buckets

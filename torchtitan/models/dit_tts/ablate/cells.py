@@ -124,17 +124,18 @@ class Cells:
         options = self.grid.grid
         chosen = axes if batch is None else {**axes, "batch": batch}
         gpus = _whole("gpus", chosen.get("gpus", options.gpus))
+        base = chosen.get("size", options.config)
+        tensor = self._tensor_degree(base, chosen)
         changed = {
             "benchmark.enable": True,
             "benchmark.lengths": options.lengths,
             "metrics.enable_tensorboard": False,
             **_steps(options),
             **_flat(self.grid.settings),
-            **_axis_settings(chosen, gpus, -(-gpus // options.gpus_per_node)),
+            **_axis_settings(chosen, max(1, gpus // tensor), -(-gpus // options.gpus_per_node)),
             **{key: value for key, value in chosen.items() if key not in AXES},
             **(settings or {}),
         }
-        base = chosen.get("size", options.config)
         config = self._config(base, changed)
         refused = ""
         try:
@@ -152,7 +153,7 @@ class Cells:
         degrees = (
             parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
         )
-        if layout in _LAYOUTS and (layout != found["layout"] or degrees != gpus):
+        if layout in _LAYOUTS and (layout != found["layout"] or degrees * tensor != gpus):
             refused = f"{gpus} GPUs have no layout {layout}"
             found["layout"] = layout
         found |= {
@@ -175,11 +176,20 @@ class Cells:
             refused=refused,
         )
 
-    def _config(self, base: str, settings: Mapping[str, Any]) -> JobConfig:
+    def _base(self, base: str) -> dict[str, Any]:
         if base not in self._bases:
             path = find_config(str(base))
             self._bases[base] = asdict(load_config(["--job.config_file", str(path)]))
-        content = {section: dict(keys) for section, keys in self._bases[base].items()}
+        return self._bases[base]
+
+    def _tensor_degree(self, base: str, chosen: Mapping[str, Any]) -> int:
+        """GPUs that share the samples of a data-parallel rank."""
+        key = "parallelism.tensor_parallel_degree"
+        own = self._base(base)["parallelism"]["tensor_parallel_degree"]
+        return _whole(key, {key: own, **_flat(self.grid.settings), **chosen}[key])
+
+    def _config(self, base: str, settings: Mapping[str, Any]) -> JobConfig:
+        content = {section: dict(keys) for section, keys in self._base(base).items()}
         for key, value in settings.items():
             *sections, name = key.split(".")
             place = content
@@ -211,19 +221,19 @@ def _flat(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     return flat
 
 
-def _axis_settings(axes: Mapping[str, Any], gpus: int, nodes: int) -> dict[str, Any]:
-    """The config keys that the axes of AXES stand for."""
+def _axis_settings(axes: Mapping[str, Any], ranks: int, nodes: int) -> dict[str, Any]:
+    """The config keys that the axes of AXES stand for; ranks: data-parallel ones."""
     settings: dict[str, Any] = {}
     if "layout" in axes:
-        replicas, shards = _degrees(axes["layout"], gpus, nodes)
+        replicas, shards = _degrees(axes["layout"], ranks, nodes)
         settings["parallelism.data_parallel_replicate_degree"] = replicas
         settings["parallelism.data_parallel_shard_degree"] = shards
     if "batch" in axes:
         batch = 1 if axes["batch"] == AUTO else _whole("batch", axes["batch"])
         steps = _whole("accumulation", axes.get("accumulation", 1))
         settings["training.local_batch_size"] = batch
-        settings["training.global_batch_size"] = batch * gpus * steps
-        settings["data.batch_multiple"] = gpus * steps
+        settings["training.global_batch_size"] = batch * ranks * steps
+        settings["data.batch_multiple"] = ranks * steps
         settings["data.bucket_batch_sizes"] = []  # of another global batch
     elif "accumulation" in axes:
         raise InputError("[axes] accumulation needs an axis batch; add one")
@@ -258,11 +268,11 @@ def _number(axis: str, value: Any) -> float:
     return float(value)
 
 
-def _degrees(layout: Any, gpus: int, nodes: int) -> tuple[int, int]:
+def _degrees(layout: Any, ranks: int, nodes: int) -> tuple[int, int]:
     """(replicas, shards) of a layout. HSDP shards within a node, or in two parts on one node."""
     if layout in _LAYOUTS:
-        replicas = {"ddp": gpus, "fsdp": 1, "hsdp": nodes if nodes > 1 else 2}[layout]
-        return replicas, max(1, gpus // replicas)
+        replicas = {"ddp": ranks, "fsdp": 1, "hsdp": nodes if nodes > 1 else 2}[layout]
+        return replicas, max(1, ranks // replicas)
     degrees = re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout))
     if degrees is None:
         raise InputError(
@@ -299,11 +309,13 @@ def _name(config: JobConfig, found: Mapping[str, Any], repeat: int | None) -> st
         parallelism.data_parallel_shard_degree,
     )
     if shards < 0:
-        shards = found["gpus"] // replicas
+        shards = found["gpus"] // found["tensor_parallel"] // replicas
     parts = [
         f"dit_{found['size']}_bs{found['batch']}_ps1_act{found['checkpointing']}_c{found['compile']}",
         f"{found['precision']}_p{replicas}x{shards}",
     ]
+    if found["tensor_parallel"] != 1:
+        parts.append(f"tp{found['tensor_parallel']}")
     if found["accumulation"] != 1:
         parts.append(f"acc{found['accumulation']}")
     if found["attention"] != "auto":

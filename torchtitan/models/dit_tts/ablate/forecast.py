@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torchtitan.models.dit_tts.ablate.cells import Cell
+from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.plan.compare import load_factor
@@ -38,7 +39,8 @@ class Forecaster:
         """Memory, time and MFU of a run; None where the plan knows nothing of it."""
         if self.device is None or cell.refused or not cell.batch:
             return None
-        config = upstream_view(cell.config, run_folder_path(cell.config), cell.gpus)
+        ranks = data_parallel_degree(cell.config, cell.gpus)
+        config = upstream_view(cell.config, run_folder_path(cell.config), ranks)
         device = with_peak(self.device, config)
         try:
             check_device(config, device)
@@ -46,11 +48,11 @@ class Forecaster:
             return None
         cluster = Cluster(device, cell.gpus // cell.nodes, cell.nodes)
         planner = self._planner(cell)
-        batches = longest_batches(config, cell.gpus)
+        batches = longest_batches(config, ranks)
         step = planner.step(config, cluster, load_factor(device.name), batches)
         memory = [step.memory]
         if config.benchmark.lengths == "mixed":
-            others = estimated_buckets(config, cell.gpus)
+            others = estimated_buckets(config, ranks)
             memory += [planner.memory(config, device, each) for _, each in others]
         return {
             "gpu": device.name,
@@ -77,7 +79,10 @@ class Forecaster:
         training = {**content["training"], "local_batch_size": 0, "global_batch_size": 0}
         data = {**content["data"], "batch_multiple": 0}
         rest = {key: value for key, value in content.items() if key not in _VARIED}
-        key = json.dumps([cell.gpus, {**rest, "training": training, "data": data}], sort_keys=True)
+        ranks = data_parallel_degree(cell.config, cell.gpus)
+        key = json.dumps(
+            [cell.gpus, ranks, {**rest, "training": training, "data": data}], sort_keys=True
+        )
         if key not in self._planners:
             self._planners[key] = Planner(cell.config, cell.gpus)
         return self._planners[key]

@@ -8,16 +8,22 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     """Ranks that see different data: replicas times shards.
 
     Raises:
-        InputError: degrees that do not multiply to the number of processes.
+        InputError: degrees that do not multiply to the number of processes, or that the backend lacks.
     """
     p = config.parallelism
-    for kind in ("tensor", "context", "pipeline", "expert"):
+    for kind in ("context", "pipeline", "expert"):
         degree = getattr(p, f"{kind}_parallel_degree")
         require(
             degree == 1,
             f"[parallelism] {kind}_parallel_degree = {degree} is not supported by this model family; "
             f"set it to 1 and use data_parallel_shard_degree or data_parallel_replicate_degree",
         )
+    tensor = p.tensor_parallel_degree
+    require(
+        tensor == 1 or (tensor > 1 and p.backend == "megatron"),
+        f"[parallelism] tensor_parallel_degree = {tensor} with backend = {p.backend!r}; set it to 1, or "
+        f"backend to 'megatron'",
+    )
     replicate, shard = p.data_parallel_replicate_degree, p.data_parallel_shard_degree
     require(
         replicate >= 1 and (shard >= 1 or shard == -1),
@@ -25,11 +31,13 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
         f"{shard}, but they must be at least 1 (shard also -1: all processes that are left)",
     )
     if shard == -1:
-        shard = max(1, world_size // replicate)
+        shard = max(1, world_size // (replicate * tensor))
+    product = replicate * shard * tensor
+    by_tensor = f" x tensor_parallel_degree {tensor}" if tensor > 1 else ""
     require(
-        replicate * shard == world_size,
+        product == world_size,
         f"[parallelism] data_parallel_replicate_degree {replicate} x data_parallel_shard_degree "
-        f"{shard} = {replicate * shard}, but {world_size} processes were started; their product "
+        f"{shard}{by_tensor} = {product}, but {world_size} processes were started; their product "
         f"must be {world_size} (NGPU sets the number of processes)",
     )
     return replicate * shard

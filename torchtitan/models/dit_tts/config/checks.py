@@ -7,6 +7,7 @@ from torchtitan.models.dit_tts.config.data_checks import check_batch_ramp, check
 from torchtitan.models.dit_tts.config.duration_checks import check_duration
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path
+from torchtitan.models.dit_tts.config.megatron_checks import check_megatron
 from torchtitan.models.dit_tts.config.ranges import check_ranges
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.speed_checks import (
@@ -84,6 +85,7 @@ def validate_config(
     _check_checkpoint(config, world_size)
     _check_validation(config)
     check_compile(config, dp_degree, steps)
+    check_megatron(config, accelerator or device_type)
     check_optimizer(config, dp_degree)
     check_float8(config)
     check_duration(config)
@@ -100,6 +102,10 @@ def validate_machine(config: JobConfig) -> None:
         "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "
         "it to 'async' or 'disabled'",
     )
+    if config.parallelism.backend == "megatron":
+        require_modules("megatron")
+    if config.megatron.transformer_impl == "transformer_engine":
+        require_modules("transformer_engine")
     if config.samples.freq:
         require_modules("soundfile", "matplotlib")
         require_modules(*(("jiwer", "transformers") if config.samples.recognizer else ()))

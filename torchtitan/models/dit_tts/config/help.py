@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import TTSConfigManager
 
 _SECTIONS = """job data encoder model attention objective alignment optimizer lr_scheduler training ema validation samples
-sampling checkpoint resume divergence parallelism activation_checkpoint compile quantize metrics benchmark profiling comm
+sampling checkpoint resume divergence parallelism megatron activation_checkpoint compile quantize metrics benchmark profiling comm
 debug""".split()
 
 # Beginnings of the keys of upstream that this model family does not use, by section.
@@ -21,7 +21,7 @@ _UNUSED = {
     "optimizer": ("early_step_in_backward",),
     "training": ("dataset", "seq_len", "dataloader"),
     "parallelism": (
-        *("tensor_", "context_", "pipeline_", "expert_", "module_fqns"),
+        *("context_", "pipeline_", "expert_", "module_fqns"),
         *("disable_loss_parallel", "enable_async_tensor"),
     ),
     "checkpoint": ("enable_ft", "initial_load_in_hf", "last_save_in_hf"),

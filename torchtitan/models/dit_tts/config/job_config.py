@@ -110,6 +110,32 @@ class Compile(titan.Compile):
 
 
 @dataclass
+class Parallelism(titan.Parallelism):
+    backend: Literal["torchtitan", "megatron"] = "torchtitan"
+    """Function that spreads the model over the GPUs: data parallelism alone (torchtitan), or with tensor
+    parallelism by Megatron-Core's layers (megatron), which needs the extra megatron"""
+
+    tensor_parallel_degree: int = 1
+    """GPUs that share each block's heads and MLP units, with backend = "megatron"; must divide the flavor's
+    heads: 1, 2 or 4 of 3B's 20 and 8B's 32, 1 or 2 of 800M's 10"""
+
+
+@dataclass
+class Megatron:
+    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    """Layers of [parallelism] backend = "megatron": Megatron-Core's of PyTorch (local), or
+    TransformerEngine's, which need a GPU and the extra transformer-engine and do not compile"""
+
+    use_te_attn: bool = False
+    """TransformerEngine's attention over packed keys, in the place of flash attention's ([attention]
+    backend = "varlen")"""
+
+    fp8: bool = False
+    """TransformerEngine's layers multiply in fp8, with scales of each tensor as it is, wherever a
+    micro-batch has a multiple of 8 rows"""
+
+
+@dataclass
 class Optimizer(titan.Optimizer):
     name: str = "AdamW"
     """AdamW, Adam, or Muon: Muon for the large matrices of the decoder's blocks and AdamW for the rest"""
@@ -252,7 +278,7 @@ class Data:
     """Width of one duration token's range, in seconds"""
 
     audit: bool = False
-    """Each rank writes the ids it trained on, step by step, to the run's audit/ folder"""
+    """Each data-parallel rank writes the ids it trained on, step by step, to the run's audit/ folder"""
 
 
 @dataclass
@@ -552,6 +578,8 @@ class JobConfig(titan.JobConfig):
     metrics: Metrics = field(default_factory=Metrics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     compile: Compile = field(default_factory=Compile)
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    megatron: Megatron = field(default_factory=Megatron)
     optimizer: Optimizer = field(default_factory=Optimizer)
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)

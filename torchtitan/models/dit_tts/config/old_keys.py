@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from torchtitan.models.dit_tts.errors import InputError
 
 OLD_KEYS = {
-    "framework": "leave it out: torchtitan is the only backend for now",
-    "tensor_parallel_size": "use [parallelism] tensor_parallel_degree, of which only 1 is supported for now",
-    "tensor_parallel_degree": "use [parallelism] tensor_parallel_degree, of which only 1 is supported for now",
+    "framework": "use [parallelism] backend",
+    "tensor_parallel_size": "use [parallelism] tensor_parallel_degree",
+    "tensor_parallel_degree": "use [parallelism] tensor_parallel_degree",
     "data_parallel_replicate_degree": "use [parallelism] data_parallel_replicate_degree",
     "data_parallel_shard_degree": "use [parallelism] data_parallel_shard_degree",
     "remat": "use [activation_checkpoint] mode",
@@ -26,7 +26,8 @@ OLD_KEYS = {
     "enable_float8_linear": 'use [model] converters = ["float8"]',
     "float8": 'use [quantize.linear.float8], and [model] converters = ["float8"]',
     "compile": "use [compile] enable",
-    "use_te_attn": "use [attention] backend",
+    "use_te_attn": "use [megatron] use_te_attn",
+    "transformer_impl": "use [megatron] transformer_impl",
     "warmup_steps": "use [lr_scheduler] warmup_steps",
     "enable_checkpoint": "use [checkpoint] enable",
     "model_weights_only": "use [checkpoint] last_save_model_only",

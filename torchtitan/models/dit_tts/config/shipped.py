@@ -49,7 +49,7 @@ def run(options: Options) -> int:
     """Lists the shipped configs, or copies one. Returns the exit status."""
     if not options.copy:
         for name, path in shipped_configs().items():
-            print(f"{name:<8} {tomllib.loads(path.read_text())['job']['description']}")
+            print(f"{name:<12} {tomllib.loads(path.read_text())['job']['description']}")
         return 0
     source = find_config(options.copy)
     target = Path(source.name)

@@ -102,6 +102,11 @@ def loss_group(dims: ParallelDims) -> dist.ProcessGroup | None:
     return dims.get_mesh("loss").get_group() if dims.dp_cp_enabled else None
 
 
+def all_ranks(dims: ParallelDims) -> dist.ProcessGroup | None:
+    """Those of every kind of parallelism; None for one."""
+    return dist.group.WORLD if dims.world_size > 1 else None
+
+
 def sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The value, with its sum in it. It stays on the device: the host does not wait for it."""
     if group is not None:

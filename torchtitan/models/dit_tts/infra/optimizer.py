@@ -21,7 +21,7 @@ from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
-from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm
@@ -156,10 +156,7 @@ def build_tts_optimizers(
     wide = growing(model) if config.base_dim else set()
     optimizers: list[Optimizer] = []
     if config.name == "Muon":
-        fused = {
-            cast(nn.Parameter, linear.weight): parts
-            for linear, parts in matmul_weights(model).items()
-        }
+        fused = {weight_of(linear): parts for linear, parts in matmul_weights(model).items()}
         parameters = [parameter for parameter in parameters if parameter not in fused]
         # At one RMS an orthogonal update's spectral norm grows as √width, where AdamW's grows as width.
         slower = width**0.5

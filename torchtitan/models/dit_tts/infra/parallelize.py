@@ -75,6 +75,12 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
     parameter.copy_(value)
 
 
+def is_first_copy(parallel_dims: ParallelDims) -> bool:
+    """Whether this rank is the first of those that compute the same samples, by tensor parallelism."""
+    dims = parallel_dims
+    return not dims.tp_enabled or dims.get_mesh("tp").get_local_rank() == 0
+
+
 def _sum_gradients(model: nn.Module) -> None:
     """Gradients are summed over ranks, not averaged: the loss is already divided by the global
     number of valid frames."""

@@ -139,10 +139,13 @@ class VarlenKeys(NamedTuple):
 
     frames: Packing
     keys: Packing
+    kernel: Callable[..., torch.Tensor] | None = None
+    """with the arguments of `packed_attention`; None: the device's own"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
-        kernel = cast(Callable[..., torch.Tensor], varlen_attn if q.is_cuda else packed_attention)
+        own = cast(Callable[..., torch.Tensor], varlen_attn if q.is_cuda else packed_attention)
+        kernel = self.kernel or own
         rows = kernel(
             self.frames.pack(q),
             self.keys.pack(*keys),

@@ -61,16 +61,23 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     if args.task == "duration":
         flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
         return flops + 2 * text * args.dim * (c + 1)
-    return flops + _decoder_flops(args, lengths.frames, text, speaker)
+    return flops + _decoder_flops(args, lengths)
 
 
-def _decoder_flops(args: DiTTTSModelArgs, T: int, text: int, speaker: int) -> int:
+def divisible_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of one sample in all blocks' forward pass that tensor parallelism divides among its ranks; each of
+    them computes the rest of the model."""
+    T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
     D, c = args.dim, args.speaker_dim
     block = 10 * T * D**2 + 6 * T * D * args.mlp_dim  # projections and MLP
     block += 4 * T * (T + text + speaker) * D  # attention
-    block += 24 * D * args.adaln_rank
     block += 4 * D * c * (text + speaker)  # K and V of the conditions
-    flops = args.n_layers * block
+    return args.n_layers * block
+
+
+def _decoder_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    T, D = lengths.frames, args.dim
+    flops = divisible_flops(args, lengths) + args.n_layers * 24 * D * args.adaln_rank
     flops += 4 * T * args.latent_channels * D  # input and output
     return flops + 2 * args.timestep_dim * D + 8 * D**2
 

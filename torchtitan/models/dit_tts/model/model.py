@@ -133,6 +133,8 @@ class DiTTTSModel(ConditionedModel):
         self.norm = RMSNorm(args.dim, args.norm_eps)
         self.output = nn.Linear(args.dim, args.latent_channels)
         self.alignment = AlignmentHeads(args) if heads_of(args) else None
+        # Of the heads that the blocks compute: tensor parallelism leaves a part of them.
+        self.rotated = rotated_groups(args.n_heads)
 
     def _text_rope(self, conditions: Conditions, frames: torch.Tensor) -> torch.Tensor | None:
         """Angles of the text's keys, at place·T - 1/2 of utterances of T frames (B,): if all L tokens take
@@ -147,7 +149,7 @@ class DiTTTSModel(ConditionedModel):
             raise ValueError('text_positions = "scaled" needs text_places')
         positions = torch.where(places < 0, 0.0, places * frames[:, None] - 0.5)
         head_dim = args.dim // args.n_heads
-        return rope_table(positions, head_dim, args.rope_theta, rotated_groups(args.n_heads))
+        return rope_table(positions, head_dim, args.rope_theta, self.rotated)
 
     def block_caches(
         self, conditions: Conditions, times: torch.Tensor, frames: torch.Tensor
@@ -223,8 +225,8 @@ class DiTTTSModel(ConditionedModel):
         caches: list[BlockCache] | None = None,
         aligned: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        args, groups = self.args, rotated_groups(self.args.n_heads)
-        rope = rope_table(positions_of(x), args.dim // args.n_heads, args.rope_theta, groups)
+        args = self.args
+        rope = rope_table(positions_of(x), args.dim // args.n_heads, args.rope_theta, self.rotated)
         text, speaker, shared, text_rope = conditions.text, conditions.speaker, None, None
         if caches is None:
             shared, text_rope = self.timestep(t), self._text_rope(conditions, frames)

@@ -18,10 +18,11 @@ from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
 from torchtitan.models.dit_tts.infra.compile import compiled_stacks
+from torchtitan.models.dit_tts.infra.parallelize_megatron import keep_part
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.compiled_block import (
@@ -135,6 +136,7 @@ def kind_memory(
     *,
     sharded: bool,
     encoders: dict[type, BlockCompiler],
+    tensor: int = 1,
 ) -> KindMemory:
     """
     Args:
@@ -143,12 +145,22 @@ def kind_memory(
         kind: as `blocks_by_checkpointing` names it.
         sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
         encoders: compilers of encoder blocks, used again by the next call.
+        tensor: GPUs that share the samples.
     """
     budget = config.activation_checkpoint.memory_budget if kind == "memory_budget" else 1.0
     decoder = BlockCompiler(kind == "selective", budget)
     compiler = ModelCompiler(compiled_stacks(config), decoder, encoders)
     two, three = (
-        measure(config, each, samples, lengths, kind, sharded=sharded, compiler=compiler)
+        measure(
+            config,
+            each,
+            samples,
+            lengths,
+            kind,
+            sharded=sharded,
+            compiler=compiler,
+            tensor=tensor,
+        )
         for each in (
             replace(
                 args,
@@ -181,13 +193,14 @@ def measure(
     checkpointing: str,
     *,
     sharded: bool,
+    tensor: int = 1,
     fake: bool = True,
     compiler: ModelCompiler | None = None,
 ) -> ActivationMemory:
     """Bytes of one forward and backward pass of a model with exactly these sizes.
 
     Args:
-        samples, lengths, sharded: as in `kind_memory`.
+        samples, lengths, sharded, tensor: as in `kind_memory`.
         checkpointing: of every block, as `blocks_by_checkpointing` names it.
         fake: false computes with data, on the CPU.
         compiler: compiles the blocks.
@@ -202,6 +215,8 @@ def measure(
         modes.enter_context(torch.device("cpu"))
         with set_default_dtype(own_dtype):
             model: Any = get_train_spec().model_cls(args)
+        if tensor > 1:
+            keep_part(model, tensor)
         compiler.install(model)
         by_partition = "model" in compiler.components and checkpointing in (
             "selective",
@@ -252,7 +267,7 @@ def _checkpointed(model: Any, config: JobConfig, mode: Any) -> nn.Module:
         preserve_rng_state=False,  # fake tensors have none
     )
     eager = replace(config.compile, enable=False)
-    plain = replace(config, activation_checkpoint=options, compile=eager)
+    plain = replace(config, activation_checkpoint=options, compile=eager, parallelism=Parallelism())
     alone = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     return get_train_spec().parallelize_fn(model, alone, plain)
 

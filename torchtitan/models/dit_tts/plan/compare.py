@@ -90,8 +90,8 @@ def _predicted(
     config: JobConfig, cluster: Cluster, shapes: Mapping[tuple[int, int, int, int], int]
 ) -> dict[str, Any]:
     factor = load_factor(cluster.device.name)
-    accumulation = accumulation_steps(config, cluster.gpus)
     planner = Planner(config, cluster.gpus)
+    accumulation = accumulation_steps(config, planner.ranks)
     steps = []
     for samples, *lengths in shapes:
         batches = Batches(Lengths(*lengths), samples, accumulation)

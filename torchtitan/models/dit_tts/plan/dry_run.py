@@ -64,7 +64,7 @@ def run_dry(options: DryRunOptions) -> int:
     else:
         degrees = config.parallelism
         gpus = max(1, degrees.data_parallel_replicate_degree)
-        gpus *= max(1, degrees.data_parallel_shard_degree)
+        gpus *= max(1, degrees.data_parallel_shard_degree) * max(1, degrees.tensor_parallel_degree)
         why = f"the degrees in [parallelism] that are set; {_GPUS} N for others"
     print("\n".join(summary_lines(*make_summary(config, gpus), why)))
     return 0

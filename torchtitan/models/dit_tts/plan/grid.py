@@ -72,15 +72,16 @@ def grid(config: JobConfig, cluster: Cluster, factor: Factor) -> list[Choice]:
         other = replace(own_options, mode=mode, selective_ac_option=option)
         checkpointing.setdefault(checkpointing_name(asdict(other)), other)
     # DDP, FSDP2 and HSDP; on one GPU or one node some of them are the same.
-    shards = (1, cluster.gpus, cluster.gpus_per_node)
-    others = [DataParallelLayout(cluster.gpus // each, each) for each in shards]
+    ranks, tensor = planner.ranks, own[0].tensor
+    shards = (1, ranks, max(1, cluster.gpus_per_node // tensor))
+    others = [DataParallelLayout(ranks // each, each, tensor) for each in shards]
     layouts = dict.fromkeys([own[0], *others])
     choices = []
     for layout, options, compiled, (samples, accumulation) in itertools.product(
         layouts,
         checkpointing.values(),
         (True, False),
-        _micro_batches(config, cluster.gpus),
+        _micro_batches(config, ranks),
     ):
         parallelism = replace(
             config.parallelism,
@@ -120,7 +121,7 @@ def _choice(
         step = planner.step(config, cluster, factor, longest)
         needs = [
             planner.memory(config, cluster.device, batches).total
-            for _, batches in estimated_buckets(config, cluster.gpus)
+            for _, batches in estimated_buckets(config, planner.ranks)
         ]
         max_bytes = max(step.memory.total, *needs)
     return Choice(
@@ -145,11 +146,11 @@ def _rank(choice: Choice) -> tuple[bool, bool, bool, float]:
     return bool(choice.refused), not choice.fits, step is None, -speed
 
 
-def _micro_batches(config: JobConfig, gpus: int) -> Iterator[tuple[int, int]]:
+def _micro_batches(config: JobConfig, ranks: int) -> Iterator[tuple[int, int]]:
     """(samples, accumulation steps) with the config's global batch: powers of two, all of it and the
     config's own."""
     training = config.training
-    samples = training.global_batch_size // gpus
+    samples = training.global_batch_size // ranks
     if training.global_batch_size < 0:
         samples = training.local_batch_size
     powers = {2**power for power in range(samples.bit_length())}

@@ -73,14 +73,20 @@ class Activations:
         blocks = blocks_by_checkpointing(
             options, self._args.n_layers, compiled=blocks_compiled(config)
         )
-        found = {}
+        found, tensor = {}, config.parallelism.tensor_parallel_degree
         for kind in blocks:
             budget = options.memory_budget if kind == "memory_budget" else None
-            key = kind, budget, stacks, sharded, samples, lengths
+            key = kind, budget, stacks, sharded, tensor, samples, lengths
             if key not in self._kinds:
                 shape = samples, lengths
                 self._kinds[key] = kind_memory(
-                    config, self._args, *shape, kind, sharded=sharded, encoders=self._encoders
+                    config,
+                    self._args,
+                    *shape,
+                    kind,
+                    sharded=sharded,
+                    encoders=self._encoders,
+                    tensor=tensor,
                 )
             found[kind] = self._kinds[key]
         return activation_memory(blocks, found), [each.graphs for each in found.values()]

@@ -22,8 +22,10 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
+from torchtitan.models.dit_tts.infra.parallelize_megatron import split_parameters
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
+    divisible_flops,
     repeated_flops,
     text_encoder_flops,
     training_flops,
@@ -62,6 +64,7 @@ from torchtitan.models.dit_tts.plan.step_time import (
     rate,
     scaled,
     step_time,
+    tensor_sums,
     with_error,
 )
 
@@ -175,9 +178,9 @@ class Plan:
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
     """Raises InputError at degrees that do not multiply to the number of GPUs."""
-    ranks = data_parallel_degree(config, gpus)
-    replicas = config.parallelism.data_parallel_replicate_degree
-    return DataParallelLayout(replicas, ranks // replicas)
+    ranks, parallelism = data_parallel_degree(config, gpus), config.parallelism
+    replicas = parallelism.data_parallel_replicate_degree
+    return DataParallelLayout(replicas, ranks // replicas, parallelism.tensor_parallel_degree)
 
 
 def longest_batches(config: JobConfig, ranks: int) -> Batches:
@@ -241,13 +244,15 @@ class Planner:
 
     def __init__(self, config: JobConfig, gpus: int):
         """config: its model and limits hold for all."""
-        self.config = upstream_view(config, run_folder_path(config), gpus)
+        self.ranks = data_parallel_degree(config, gpus)
+        self.config = upstream_view(config, run_folder_path(config), self.ranks)
         self.gpus = gpus
         self.sizes = sizes = model_sizes(self.config)
         model = build_on_meta(self.sizes.args, config.training.dtype)
         self.parts = count_parameters(model, config.encoder, sizes.source)
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.longest = longest_batches(self.config, gpus)
+        self.divisible = sum(p.numel() for p in split_parameters(model))
+        self.longest = longest_batches(self.config, self.ranks)
         self.activations = Activations(
             self.sizes.args, self.longest.lengths, self.longest.micro_batch
         )
@@ -276,25 +281,30 @@ class Planner:
         layout, states = layout_of(config, self.gpus), self.states(config)
         compiled, options = blocks_compiled(config), config.activation_checkpoint
         blocks = blocks_by_checkpointing(options, args.n_layers, compiled=compiled)
-        pointwise, kernels = pointwise_work(args, lengths.frames, blocks, compiled)
+        tensor = layout.tensor
+        pointwise, kernels = pointwise_work(args, lengths.frames, blocks, compiled, tensor)
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
+        executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
+        executed += repeated_flops(args, lengths, blocks) / tensor
         times, units = batches.accumulation, args.n_layers + 2
-        exchanges = communication(config, self.parameters, states, layout, cluster, units, times)
+        parameters = self.parameters - self.divisible + self.divisible // tensor
+        sums = tensor_sums(config, args, samples, lengths, layout, blocks)
+        exchanges = communication(config, parameters, states, layout, cluster, units, times, sums)
         time = step_time(
             cluster.device,
             factor,
             fp8=runs_fp8(config),
             accumulation=times,
-            flops=samples * (flops + repeated_flops(args, lengths, blocks)),
+            flops=samples * executed,
             encoder_flops=samples * encoder_flops,
             pointwise_bytes=samples * pointwise,
             kernels=kernels,
-            copied_bytes=copied_bytes(config, self.parameters, layout),
+            copied_bytes=copied_bytes(config, parameters, layout),
             optimizer_bytes=optimizer_bytes(config, states),
             communication=exchanges,
         )
         seconds = with_error(time.seconds, factor)
-        samples *= self.gpus * times
+        samples *= self.ranks * times
         flops = samples * (flops + encoder_flops)
         return Step(
             batches=batches,
@@ -309,7 +319,7 @@ class Planner:
 
     def summary(self) -> Summary:
         longest = self.longest
-        samples = self.gpus * longest.micro_batch * longest.accumulation
+        samples = self.ranks * longest.micro_batch * longest.accumulation
         flops, encoder_flops = _sample_flops(self.sizes, longest.lengths)
         return Summary(
             config=self.config,
@@ -350,7 +360,7 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
     step = planner.step(config, cluster, factor, longest)
     largest = planner.largest(config, device, longest)
     buckets = []
-    for fraction, batches in estimated_buckets(config, cluster.gpus):
+    for fraction, batches in estimated_buckets(config, planner.ranks):
         fits = planner.largest(config, device, batches)
         each = planner.step(config, cluster, factor, batches)
         buckets.append(BucketPlan(fraction, each, fits))
@@ -374,7 +384,7 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
         run=WholeRun(
             steps,
             config.lr_scheduler.warmup_steps,
-            estimated_hours_per_step(config, cluster.gpus),
+            estimated_hours_per_step(config, planner.ranks),
             gpu_hours,
             scaled(gpu_hours, price) if price else None,
         ),

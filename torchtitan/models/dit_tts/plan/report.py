@@ -80,7 +80,10 @@ def _section(title: str, rows: list[str]) -> list[str]:
 
 def _layout(summary: Summary) -> str:
     layout = summary.layout
-    return f"layout: {layout.name}, replicas x shards = {layout.replicas} x {layout.shards}"
+    degrees = f"replicas x shards = {layout.replicas} x {layout.shards}"
+    if layout.tensor > 1:
+        degrees += f", each of {layout.tensor} GPUs that share its samples"
+    return f"layout: {layout.name}, {degrees}"
 
 
 def _cluster(cluster: Cluster, factor: Factor) -> list[str]:
@@ -206,7 +209,7 @@ def _arithmetic(summary: Summary) -> list[str]:
     lengths = longest.lengths
     seconds = lengths.frames / summary.config.data.frames_per_second
     rows = [
-        f"{summary.layout.gpus} ranks x {longest.micro_batch} samples x {longest.accumulation} "
+        f"{summary.layout.replicas * summary.layout.shards} ranks x {longest.micro_batch} samples x {longest.accumulation} "
         f"accumulation steps = {samples:,} samples",
         f"up to {lengths.frames} frames ({seconds:.2f} s), {lengths.text_tokens} text tokens and "
         f"{lengths.speaker_frames} reference frames each: {samples * lengths.frames:,} frames, "
@@ -235,7 +238,7 @@ def _most_audio(summary: Summary) -> list[str]:
 
 def _communication(step: Step) -> list[str]:
     rows = [
-        f"{each.name:24} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
+        f"{each.name:26} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
         f"{each.beside}"
         for each in step.communication.collectives
     ]

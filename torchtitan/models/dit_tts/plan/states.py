@@ -18,8 +18,8 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
-from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron, Optimizer
+from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.plan.parameters import build_on_meta
@@ -34,22 +34,24 @@ _8BIT_BLOCK = 256
 
 @dataclass(frozen=True)
 class DataParallelLayout:
-    """Data-parallel ranks: replicas times shards."""
+    """Data-parallel ranks, replicas times shards, each of them `tensor` GPUs that share its samples."""
 
     replicas: int
     shards: int
+    tensor: int = 1
 
     @property
     def gpus(self) -> int:
-        return self.replicas * self.shards
+        return self.replicas * self.shards * self.tensor
 
     @property
     def name(self) -> str:
-        if self.gpus == 1:
-            return "one GPU"
-        if self.shards == 1:
-            return "DDP"
-        return "FSDP2" if self.replicas == 1 else "HSDP"
+        tensor = f"TP {self.tensor}" if self.tensor > 1 else ""
+        if self.replicas * self.shards == 1:
+            return tensor or "one GPU"
+        kind = "FSDP2" if self.replicas == 1 else "HSDP"
+        data = "DDP" if self.shards == 1 else kind
+        return f"{tensor} x {data}" if tensor else data
 
     @property
     def sharded(self) -> bool:
@@ -102,7 +104,7 @@ def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
         dp_replicate=layout.replicas,
         dp_shard=layout.shards,
         cp=1,
-        tp=1,
+        tp=layout.tensor,
         pp=1,
         ep=1,
         etp=1,
@@ -133,9 +135,10 @@ def state_memory(
     Args:
         source: a pretrained text encoder, if there is one.
     """
-    # Neither changes where parameters lie.
+    # None of these changes where parameters lie.
     plain = replace(
         config,
+        megatron=Megatron(),
         activation_checkpoint=ActivationCheckpoint(mode="none"),
         compile=replace(config.compile, enable=False),
     )
@@ -180,7 +183,7 @@ def _padded_bytes(module: nn.Module) -> int:
 
 def _optimizer(model: nn.Module, options: Optimizer) -> int:
     """Two moments of each parameter and a float32 step count; Muon has one moment of block matrices."""
-    muon = {linear.weight for linear in matmul_weights(model)} if options.name == "Muon" else set()
+    muon = set(map(weight_of, matmul_weights(model))) if options.name == "Muon" else set()
     total = 0
     for parameter in model.parameters():
         local = _local(parameter)
@@ -231,8 +234,9 @@ def _gathered(root: nn.Module) -> tuple[Gathered, int]:
         count = size = 0
         for entry in group.fsdp_params:
             dtype = entry.mp_policy.param_dtype or entry.sharded_param.dtype
-            count += entry.sharded_param.numel()
-            size += entry.sharded_param.numel() * dtype.itemsize
+            number = entry._orig_size.numel()  # of this rank's part under tensor parallelism
+            count += number
+            size += number * dtype.itemsize
         stays = group.post_forward_mesh_info is None
         if stays or (module is root and state._auto_reshard_after_forward):
             kept += size

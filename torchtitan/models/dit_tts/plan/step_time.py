@@ -7,17 +7,21 @@ collectives are counted. The factor is a guess until runs on the GPU have measur
 stands for all that this leaves out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths, speaker_keys
 from torchtitan.models.dit_tts.plan.devices import Cluster, Device
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory
 
 FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
 """phases of a step whose computation can hide an exchange"""
+
+NOTHING = "nothing"
+"""beside which tensor parallelism sums: the next kernel needs the sum"""
 
 # The last part of the backward pass has nothing after it to hide behind.
 _HIDING_FRACTION = {FORWARD: 1.0, BACKWARD: 0.9, TEXT_ENCODER: 1.0}
@@ -154,6 +158,7 @@ def communication(
     cluster: Cluster,
     units: int,
     accumulation: int,
+    sums: Iterable[tuple[str, int, float]] = (),
 ) -> Communication:
     """What one optimizer step exchanges, as flat rings.
 
@@ -162,15 +167,17 @@ def communication(
     groups of a node share the node's.
 
     Args:
-        parameters: trained ones.
-        layout: neighbouring ranks shard, as in upstream's mesh.
+        parameters: trained ones, of which a rank has a part under tensor parallelism.
+        layout: neighbouring ranks share samples, and these groups shard, as in upstream's mesh.
         units: gathered and reduced one after another, about equally large.
         accumulation: micro-batches per step.
+        sums: of tensor parallelism, as of `tensor_sums`.
     """
     training = config.training
     compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
     reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * parameters
-    shards, in_node = layout.shards, min(layout.shards, cluster.gpus_per_node)
+    shards, groups_in_node = layout.shards, max(1, cluster.gpus_per_node // layout.tensor)
+    in_node = min(shards, groups_in_node)
     found = []
 
     def add(
@@ -208,11 +215,39 @@ def communication(
         add("all-gather, backward", BACKWARD, again, shards, in_node, accumulation)
         add("reduce-scatter", BACKWARD, reduced, shards, in_node, accumulation)
     if layout.replicas > 1:
-        in_node = min(max(1, cluster.gpus_per_node // shards), layout.replicas)
+        in_node = min(max(1, groups_in_node // shards), layout.replicas)
         kept = TORCH_DTYPE_MAP[training.dtype].itemsize * parameters
         size = reduced / shards if layout.sharded else kept
         add("all-reduce", BACKWARD, size, layout.replicas, in_node, times=1, rounds=2)
+    tensor = layout.tensor
+    for name, number, size in sums:
+        times, in_node = accumulation * number, min(tensor, cluster.gpus_per_node)
+        add(name, NOTHING, size, tensor, in_node, times, units=1, rounds=2)
     return Communication(tuple(found))
+
+
+def tensor_sums(
+    config: JobConfig,
+    args: DiTTTSModelArgs,
+    samples: int,
+    lengths: Lengths,
+    layout: DataParallelLayout,
+    blocks: Mapping[str, int],
+) -> list[tuple[str, int, float]]:
+    """(name, number, bytes of each) of what tensor parallelism sums in a micro-batch: a block's activations
+    behind attention and MLP, and again where they are computed again, their gradients before both, and once
+    those of text and speaker."""
+    if layout.tensor == 1:
+        return []
+    number = TORCH_DTYPE_MAP[config.training.mixed_precision_param].itemsize * samples
+    frames = float(number * lengths.frames * args.dim)
+    conditions = lengths.text_tokens + speaker_keys(args, lengths)
+    repeated = sum(blocks.get(kind, 0) for kind in ("full", "selective"))
+    return [
+        ("all-reduce, TP forward", 2 * (args.n_layers + repeated), frames),
+        ("all-reduce, TP backward", 2 * args.n_layers, frames),
+        ("all-reduce, TP conditions", 1, float(number * conditions * args.speaker_dim)),
+    ]
 
 
 # Computation
@@ -274,11 +309,17 @@ def step_time(
 
 
 def pointwise_work(
-    args: DiTTTSModelArgs, frames: int, blocks: Mapping[str, int], compiled: bool
+    args: DiTTTSModelArgs,
+    frames: int,
+    blocks: Mapping[str, int],
+    compiled: bool,
+    tensor: int = 1,
 ) -> tuple[float, float]:
     """(bytes of the decoder's pointwise kernels for one sample, number of its kernels)."""
-    # Inputs and outputs of the forward matmuls in bfloat16: q, k, v, gate, output; gate, up and down.
-    matmul_bytes = 2 * frames * (9 * args.dim + 3 * args.mlp_dim)
+    # Inputs and outputs of the forward matmuls in bfloat16: q, k, v, gate, attended; gate, up and active, of
+    # which each of `tensor` GPUs has a part; and the two inputs and outputs of attention and MLP.
+    divided = 5 * args.dim + 3 * args.mlp_dim
+    matmul_bytes = 2 * frames * (divided / tensor + 4 * args.dim)
     passes = sum(count * (1 + _MOVED_AGAIN[kind]) for kind, count in blocks.items())
     return passes * _TRAFFIC[compiled] * matmul_bytes, passes * _KERNELS[compiled]
 

@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
+from torchtitan.models.dit_tts.infra.parallelize import is_first_copy
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
@@ -116,6 +117,7 @@ def build_validator(
             rank,
             ranks,
             sharded=parallel_dims.fsdp_enabled or parallel_dims.dp_replicate_enabled,
+            reports=is_first_copy(parallel_dims),
             writes=run_folder.rank == 0,
             amp=forward_pass.amp,
         )

@@ -126,6 +126,7 @@ class SpeechSamples:
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
         amp: context of the network's precision; None: that of its weights.
+        reports: whether this rank writes and scores what it has made; false where another one makes the same.
 
     Raises:
         InputError: a scorer cannot be opened, or the recognizer cannot know the texts.
@@ -147,6 +148,7 @@ class SpeechSamples:
         sharded: bool = False,
         writes: bool = True,
         amp: Any = None,
+        reports: bool = True,
     ):
         self.config, self.folder, self.codec, self.writes = config, folder, codec, writes
         self.model, self.tokenizer, self.objective = model, tokenizer, objective
@@ -154,7 +156,9 @@ class SpeechSamples:
         self.amp = amp
         self._sounds: dict[int, torch.Tensor] = {}
         numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
-        self.own = [(prompts[n if n < len(prompts) else 0], n < len(prompts)) for n in numbers]
+        self.own = [
+            (prompts[n if n < len(prompts) else 0], reports and n < len(prompts)) for n in numbers
+        ]
         s, place = config.samples, str(device)
         recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
         if recognizer is not None:

@@ -1,0 +1,215 @@
+"""What the ranks of a process group do in tests of tensor parallelism: a small model in float64, trained on a
+layout of ranks beside the same model on one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torchtitan.components.checkpoint import ModelWrapper
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import clip_grad_norm_
+
+from tests.helpers.small_models import full_inputs, random_model, small_args
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra import parallelize_megatron as megatron
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, build_tts_optimizers
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.train_spec import get_train_spec
+
+ARGS = small_args(text_vocab_size=8, latent_channels=8, n_heads=4, text_positions="scaled")
+CONFIG = ["--training.mixed_precision_param=float32", "--activation_checkpoint.mode=full"]
+CONFIG += ["--parallelism.backend=megatron", "--optimizer.implementation=foreach"]
+COMPILED = ["--compile.enable", "--compile.backend=aot_eager", "--compile.components=model"]
+ROWS = 8
+
+Layout = tuple[int, int, int]
+"""replicas, shards, ranks of tensor parallelism"""
+
+PLAIN = (1, 1, 1)
+"""the model as it is, alike on every rank"""
+
+
+@dataclass
+class Training:
+    """A model on a layout, with what is trained and saved with it."""
+
+    layout: Layout
+    model: DiTTTSModel
+    optimizers: TTSOptimizers
+    ema: EMA
+    place: int
+    """data-parallel rank"""
+
+    def states(self) -> dict[str, Any]:
+        parts = ModelWrapper([self.model]).state_dict()
+        return {**parts, "optimizer": self.optimizers, "ema": self.ema}
+
+    def step(self, number: int) -> tuple[float, float]:
+        """Loss of the global batch and gradient norm."""
+        ranks = self.layout[0] * self.layout[1]
+        rows = slice(self.place * ROWS // ranks, (self.place + 1) * ROWS // ranks)
+        inputs = {name: value[rows] for name, value in batch(number).items()}
+        # The network's output is float32, whose rounding would hide what float64 shows.
+        with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+            loss = self.model(**inputs).square().sum() / ROWS
+        loss.backward()
+        total = loss.detach().clone()
+        if self.layout != PLAIN:
+            dist.all_reduce(total)
+            total /= self.layout[2]
+        norm = clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
+        self.optimizers.step()
+        self.optimizers.zero_grad()
+        self.ema.update()
+        return total.item(), norm.item()
+
+
+def batch(number: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(number)
+    inputs = full_inputs(ARGS, rows=ROWS, frames=6, text=3, speaker=8)
+    inputs["text_ids"] = torch.randint(0, ARGS.text_vocab_size, (ROWS, 3))
+    inputs["frame_mask"][::2, 4:] = False
+    return inputs
+
+
+def dims_of(layout: Layout) -> ParallelDims:
+    replicas, shards, tensor = layout
+    world = dist.get_world_size()
+    dims = ParallelDims(replicas, shards, 1, tensor, 1, 1, 1, world)
+    dims.build_mesh()
+    return dims
+
+
+def begin(layout: Layout, *arguments: str, seed: int = 0) -> Training:
+    config = load_config([*CONFIG, *arguments])
+    model, place, dims = random_model(ARGS, seed).double(), 0, None
+    if layout != PLAIN:
+        dims = dims_of(layout)
+        model = get_train_spec().parallelize_fn(model, dims, config)
+        place = dist.get_rank() // layout[2]
+    optimizers = build_tts_optimizers([model], config.optimizer, dims)  # type: ignore[arg-type]
+    return Training(layout, model, optimizers, EMA(model, [0.5]), place)
+
+
+def complete(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_same(found: Training, expected: Training, tolerance: float = 1e-9) -> None:
+    for (name, value), other in zip(
+        found.model.named_parameters(), expected.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(
+            complete(value.detach()), other.detach(), atol=tolerance, rtol=0, msg=name
+        )
+    for (name, value), other in zip(
+        found.ema.averages[0.5].items(), expected.ema.averages[0.5].values(), strict=True
+    ):
+        # Averages are float32.
+        torch.testing.assert_close(complete(value), other, atol=1e-6, rtol=0, msg=name)
+
+
+def compare(layout: Layout, *arguments: str, steps: int = 4) -> None:
+    """Losses, gradient norms and what the steps make of the weights are those of one process."""
+    alone, spread = begin(PLAIN, "--parallelism.backend=torchtitan"), begin(layout, *arguments)
+    for number in range(steps):
+        torch.testing.assert_close(spread.step(number), alone.step(number), atol=1e-9, rtol=1e-9)
+    assert_same(spread, alone)
+
+
+def must_fail(what: str, layout: Layout, **replaced: Any) -> None:
+    """`compare` notices that a part of the module is another."""
+    with mock.patch.multiple(megatron, **replaced):
+        try:
+            compare(layout, steps=2)
+        except AssertionError:
+            return
+    raise RuntimeError(f"not noticed: {what}")
+
+
+def plain_shards(value: torch.Tensor, mesh: Any, placements: Any, **kwargs: Any) -> torch.Tensor:
+    """In the place of `distribute_tensor`: this rank's part without a mesh."""
+    [placement] = placements
+    if not isinstance(placement, Shard):
+        return value.clone()
+    return value.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].clone()
+
+
+def same_groups(rotated: tuple[bool, ...], *place: int) -> tuple[bool, ...]:
+    """In the place of `part_of_groups`."""
+    return rotated
+
+
+def no_sum(group: Any, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    """In the place of `_sum_gradients_of_output`."""
+
+
+def by_torch(layout: Layout) -> None:
+    """Gradients by PyTorch's own tensor parallelism are those of Megatron's layers."""
+    mesh = dims_of(layout).get_mesh("tp")
+    other = random_model(ARGS).double()
+    plan: dict[str, Any] = dict.fromkeys(
+        ("attention.qkv_gate", "attention.text_kv", "attention.speaker_kv", "mlp.gate_and_up"),
+        ColwiseParallel(),
+    )
+    plan |= dict.fromkeys(("attention.out", "mlp.down"), RowwiseParallel())
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    for layer in other.layers:
+        parallelize_module(layer, mesh, plan)
+        for norm in (layer.attention.q_norm, layer.attention.k_norm):
+            norm.weight = nn.Parameter(norm.weight.detach().chunk(ranks)[rank])
+    other.rotated = megatron.part_of_groups(other.rotated, ARGS.n_heads, ranks, rank)
+    ours = begin(layout).model
+    for model in (ours, other):
+        model(**batch(0)).square().sum().backward()
+    for (name, value), torchs in zip(ours.named_parameters(), other.parameters(), strict=True):
+        found, wanted = value.grad.to_local(), torchs.grad
+        wanted = wanted.to_local() if isinstance(wanted, DTensor) else wanted
+        torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-9, msg=name)
+
+
+def checkpoints(folder: Path, written: list[Layout], read: list[Layout]) -> None:
+    """The checkpoint of one layout is one of every other: after a further step all is as if it had been
+    trained on one process throughout."""
+    alone = begin(PLAIN, "--parallelism.backend=torchtitan")
+    for layout in written:
+        training = begin(layout)
+        training.step(0)
+        dcp.save(training.states(), checkpoint_id=folder / str(layout))
+    expected = [alone.step(number) for number in range(2)]
+    for source in written:
+        for layout in read:
+            training = begin(layout, seed=1)
+            training.step(2)  # so that it has states of its own, which must go
+            states = training.states()
+            dcp.load(states, checkpoint_id=folder / str(source))
+            ModelWrapper([training.model]).load_state_dict(states)
+            found = training.step(1)
+            torch.testing.assert_close(found, expected[1], atol=1e-9, rtol=1e-9)
+            assert_same(training, alone)
+
+
+def run(rank: int, ranks: int, folder: Path, jobs: list[tuple[Callable, tuple, dict]]) -> None:
+    """Runs the jobs one after another in a process group of this many ranks."""
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    # What the config calls float32 is float64 here.
+    with mock.patch.dict(TORCH_DTYPE_MAP, {"float32": torch.float64}):
+        for job, arguments, options in jobs:
+            job(*arguments, **options)
+    dist.destroy_process_group()

@@ -1,0 +1,131 @@
+"""Tensor parallelism: the same numbers as one process, on gloo and in float64."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.helpers import tensor_parallel_ranks as ranks
+from tests.helpers.small_models import random_model
+from tools.harness.forked import run_ranks
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra.compat import functorch_config
+from torchtitan.models.dit_tts.infra.compile import compiled_graphs
+from torchtitan.models.dit_tts.infra.parallelize_megatron import part_of_groups
+from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model.attention import rotated_groups
+from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
+from torchtitan.models.dit_tts.train_spec import get_train_spec
+
+TP, TP_4, TP_DDP, TP_FSDP, TP_HSDP = (1, 1, 2), (1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 2)
+
+
+def run(count, folder, *jobs, **options):
+    run_ranks(ranks.run, count, count, folder, list(jobs), timeout_seconds=900, **options)
+
+
+def job(function, *arguments, **options):
+    return function, arguments, options
+
+
+@pytest.mark.long
+def test_two_ranks_train_as_one_process_does(tmp_path):
+    whole_groups = {"part_of_groups": ranks.same_groups}
+    no_sums = {"_sum_gradients_of_output": ranks.no_sum}
+    run(
+        2,
+        tmp_path,
+        job(ranks.compare, TP, *ranks.COMPILED),
+        job(ranks.by_torch, TP),
+        job(ranks.must_fail, "a rank turns half of its own heads", TP, **whole_groups),
+        job(ranks.must_fail, "gradients of the conditions are not summed", TP, **no_sums),
+    )
+
+
+@pytest.mark.long
+def test_layouts_of_four_ranks_train_as_one_process_does(tmp_path):
+    shards = {"distribute_tensor": ranks.plain_shards}
+    run(
+        4,
+        tmp_path,
+        job(ranks.compare, TP_4),
+        job(ranks.compare, TP_DDP),
+        job(ranks.compare, TP_FSDP, *ranks.COMPILED),
+        job(ranks.must_fail, "FSDP2 over local shards without a mesh", TP_FSDP, **shards),
+    )
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_train_as_one_process_does(tmp_path):
+    run(8, tmp_path, job(ranks.compare, TP_HSDP))
+
+
+@pytest.mark.long
+def test_checkpoints_are_of_any_layout(tmp_path):
+    written, read = [TP_FSDP, (4, 1, 1)], [ranks.PLAIN, TP_4, (2, 2, 1)]
+    run(4, tmp_path, job(ranks.checkpoints, tmp_path, written, read))
+
+
+@pytest.mark.slow
+def test_checkpoint_matrix(tmp_path):
+    """Every layout's by every layout: one process, DDP, FSDP2, HSDP, TP, and TP with each of the first."""
+    layouts = [ranks.PLAIN, (4, 1, 1), (1, 4, 1), (2, 2, 1), TP_4, TP_DDP, TP_FSDP]
+    run(4, tmp_path, job(ranks.checkpoints, tmp_path, layouts, layouts))
+
+
+@pytest.mark.parametrize("heads, degree", [(4, 2), (10, 2), (10, 5), (20, 4), (32, 4), (2, 2)])
+def test_each_rank_has_its_part_of_the_rotated_heads(heads, degree):
+    turned = [head < heads // 2 for head in range(heads)]
+    parts = [part_of_groups(rotated_groups(heads), heads, degree, rank) for rank in range(degree)]
+    own = heads // degree
+    found = [part[head * len(part) // own] for part in parts for head in range(own)]
+    assert found == turned
+    assert all(own % len(part) == 0 for part in parts)
+    assert max(map(len, parts)) <= 2 and min(map(len, parts)) == 1
+
+
+def test_parameters_keep_names_sizes_and_values():
+    plain = random_model(ranks.ARGS)
+    with fake_process_group(DataParallelLayout(1, 1, 2)) as dims:
+        config = load_config(
+            ["--parallelism.backend=megatron", "--activation_checkpoint.mode=none"]
+        )
+        model = get_train_spec().parallelize_fn(random_model(ranks.ARGS), dims, config)
+        assert list(model.state_dict()) == list(plain.state_dict())
+        split = 0
+        for (name, parameter), value in zip(
+            model.named_parameters(), plain.parameters(), strict=True
+        ):
+            assert isinstance(parameter, DTensor) and parameter.shape == value.shape
+            [placement] = parameter.placements
+            local = parameter.to_local()
+            if placement.is_shard():
+                split += value.numel()
+                assert torch.equal(local, value.chunk(2, placement.dim)[0]), name
+            else:
+                assert torch.equal(local, value), name
+        assert split > 0.5 * sum(p.numel() for p in plain.layers.parameters())
+        # Whoever reads a weight in compute has this rank's part, not the parent's view of it alone.
+        adaln, attention = model.layers[0].adaln, model.layers[0].attention
+        assert type(adaln.down.weight) is torch.Tensor
+        assert attention.q_norm.weight.shape == (2, 8) and attention.qkv_gate.weight.shape == (
+            64,
+            32,
+        )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["full", "memory_budget"])
+def test_blocks_share_one_graph_without_a_break(mode, monkeypatch):
+    """Checkpointing can save what is in it: no mesh and no group."""
+    monkeypatch.setattr(eager, "applies", lambda x: False)
+    # A budget is put back afterwards.
+    budget = functorch_config.patch(activation_memory_budget=1.0)
+    with budget, fake_process_group(DataParallelLayout(1, 2, 2)) as dims:
+        config = load_config(
+            [*ranks.CONFIG, *ranks.COMPILED, f"--activation_checkpoint.mode={mode}"]
+        )
+        model = get_train_spec().parallelize_fn(random_model(ranks.ARGS), dims, config)
+        torch.compiler.reset()
+        before = compiled_graphs()
+        model(**ranks.batch(0)).square().sum().backward()
+        assert compiled_graphs() - before == 1 and len(model.layers) == 2

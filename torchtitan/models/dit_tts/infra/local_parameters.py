@@ -1,0 +1,80 @@
+"""Parameters that are DTensors of a mesh while they rest, and this rank's parts of them in compute.
+
+FSDP2, optimizers, clipping and checkpoints see DTensors, and so know what every rank has; the modules'
+own code sees plain tensors.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Those that are not of its children."""
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def compute_locally(module: nn.Module, convert: Convert | None = None) -> None:
+    """Lets the module, and whoever asks it, read this rank's parts of its own parameters: its class becomes
+    one with a property for each. `parameters()` and state dicts have the DTensors.
+
+    Args:
+        convert: applied to each part that is read.
+    """
+    if names := tuple(own_parameters(module)):
+        module.__class__ = _local_class(type(module), names, convert)  # type: ignore[arg-type]
+
+
+@cache
+def _local_class(
+    kind: type[nn.Module], names: tuple[str, ...], convert: Convert | None
+) -> type[nn.Module]:
+    def of(name: str) -> property:
+        def read(module: Any) -> torch.Tensor:
+            parts = module.parts_in_compute
+            part = _part(module._parameters[name]) if parts is None else parts[name]
+            return part if convert is None or isinstance(part, DTensor) else convert(part)
+
+        return property(read)
+
+    members: dict[str, Any] = {name: of(name) for name in names}
+    # Messages and the compiler's logs have the class's own name.
+    return type(kind.__name__, (kind,), {**members, "parts_in_compute": None})
+
+
+def _part(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter in compute. FSDP2 asks for those that are sharded, too, and gets them
+    as they are."""
+    if isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("tp",):
+        return parameter.to_local()
+    return parameter
+
+
+def hand_in_parts(block: nn.Module) -> None:
+    """Takes the parts of a block's parameters before the block runs, outside of its compiled graph. Inside,
+    the mesh would be a part of the graph, which neither full checkpointing nor a memory budget can save.
+
+    To be called last: the parameters are gathered by hooks that were registered before.
+    """
+    owners = [module for module in block.modules() if own_parameters(module)]
+
+    @torch.compiler.disable  # what the compiled block's hooks call would be a graph of its own
+    def take(_: nn.Module, args: Any) -> None:
+        for owner in owners:
+            found = own_parameters(owner).items()
+            owner.parts_in_compute = {name: _part(value) for name, value in found}  # type: ignore[assignment]
+
+    @torch.compiler.disable
+    def leave(_: nn.Module, args: Any, output: Any) -> None:
+        # What checkpointing runs again in eager mode takes those of that time.
+        for owner in owners:
+            owner.parts_in_compute = None  # type: ignore[assignment]
+
+    block.register_forward_pre_hook(take)
+    block.register_forward_hook(leave, always_call=True)

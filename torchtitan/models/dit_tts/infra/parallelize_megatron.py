@@ -1,0 +1,215 @@
+"""Tensor parallelism by Megatron-Core's layers: `[parallelism] backend = "megatron"`.
+
+The heads of the decoder's attention and the units of its MLPs are split over the ranks of the mesh's "tp"
+dimension: the projections into them by rows, those out of them by columns (Shoeybi et al. 2019, arXiv
+1909.08053). Everything else is computed by each of these ranks alike, from the same batch.
+
+Every parameter is a DTensor of that mesh, and every module computes with this rank's part of its own. So
+FSDP2, HSDP, DDP, the optimizers, clipping, EMA and checkpoints are those of `parallelize`, and a checkpoint
+of one layout is one of any other.
+
+A block sums activations over the ranks twice in its forward pass, behind attention and MLP, and their
+gradients twice in its backward pass, before them. The gradients of text and speaker are summed once, where
+all blocks' have come together.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
+from torchtitan.models.dit_tts.errors import require_modules
+from torchtitan.models.dit_tts.infra.compile import stacks
+from torchtitan.models.dit_tts.infra.local_parameters import (
+    Convert,
+    compute_locally,
+    hand_in_parts,
+    own_parameters,
+)
+from torchtitan.models.dit_tts.infra.matmul_weights import weight_of
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.model.attention import JointAttention
+from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
+from torchtitan.models.dit_tts.model.layers import GatedMLP
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.tools.logging import logger
+
+
+def parallelize_megatron(
+    model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
+) -> DiTTTSModel:
+    """Swaps the decoder's layers, splits them over the ranks of the mesh's "tp" dimension, then does all that
+    `parallelize_dit_tts` does.
+
+    Raises:
+        InputError: a package is not installed.
+    """
+    options = job_config.megatron
+    mesh = parallel_dims.get_mesh("tp") if parallel_dims.tp_enabled else None
+    require_modules("megatron", *(("transformer_engine",) if _wants_te(options) else ()))
+    if mesh is not None:
+        apply_tensor_parallel(model, mesh, options)
+        logger.info(f"Applied tensor parallelism over {mesh.size()} ranks")
+    elif _wants_te(options):
+        for layer, plain in _swap_layers(model, None, options).items():
+            layer._parameters["weight"] = weight_of(plain)
+    if options.use_te_attn:
+        _attend_by_te(model, 1 if mesh is None else mesh.size())
+    parallelize_dit_tts(model, parallel_dims, job_config)
+    if mesh is not None:
+        for layers in stacks(model, ("model", "encoders")):
+            for block in layers:
+                hand_in_parts(block)
+    return model
+
+
+def _wants_te(options: Megatron) -> bool:
+    return options.transformer_impl == "transformer_engine"
+
+
+def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatron) -> None:
+    """Splits the decoder in place. The ranks must have the same values in the parameters, or be on the meta
+    device."""
+    group = mesh.get_group()
+    # With a group of another size Megatron would build complete layers, and say nothing.
+    assert group.size() == mesh.size() > 1
+    placements = split_parameters(model)
+    swapped = _swap_layers(model, group, options)
+    convert: Convert | None = None
+    if not _wants_te(options):
+        from torchtitan.models.dit_tts.infra.megatron_layers import in_matmul_dtype
+
+        convert = in_matmul_dtype
+    split: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in own_parameters(swapped.get(module, module)).items():
+            if parameter not in split:  # two modules can share one
+                placement = [placements.get(parameter, Replicate())]
+                value = distribute_tensor(parameter.detach(), mesh, placement, src_data_rank=None)
+                split[parameter] = nn.Parameter(value, parameter.requires_grad)
+            module._parameters[name] = split[parameter]
+        compute_locally(module, convert if module in swapped else None)
+    for stream in (model.text_norm, model.speaker_encoder.norm):
+        stream.register_forward_hook(partial(_sum_gradients_of_output, group))
+    rank = mesh.get_local_rank()
+    model.rotated = part_of_groups(model.rotated, model.args.n_heads, mesh.size(), rank)
+
+
+def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
+    """How each of the plain model's parameters is split that is not the same on all ranks."""
+    rows, columns = Shard(0), Shard(1)
+    found: dict[nn.Parameter, Placement] = {}
+    for module in cast(nn.ModuleList, model.layers).modules():
+        if isinstance(module, JointAttention):
+            entering = (module.qkv_gate, module.text_kv, module.speaker_kv)
+            found |= {weight_of(part): rows for part in (*entering, module.q_norm, module.k_norm)}
+            found[weight_of(module.out)] = columns
+        elif isinstance(module, GatedMLP):
+            found |= {weight_of(module.gate_and_up): rows, weight_of(module.down): columns}
+    return found
+
+
+def keep_part(model: DiTTTSModel, ranks: int) -> None:
+    """Leaves the plain model the first rank's part of the parameters, without any exchange: what is measured
+    or timed of it is one rank's."""
+    placements = split_parameters(model)
+    for module in model.modules():
+        for name, parameter in own_parameters(module).items():
+            if isinstance(placement := placements.get(parameter), Shard):
+                part = parameter.detach().chunk(ranks, placement.dim)[0].clone()
+                module._parameters[name] = nn.Parameter(part)
+    model.rotated = part_of_groups(model.rotated, model.args.n_heads, ranks, 0)
+
+
+def _swap_layers(
+    model: DiTTTSModel, group: dist.ProcessGroup | None, options: Megatron
+) -> dict[nn.Module, nn.Linear]:
+    """Puts Megatron's or TransformerEngine's layers in the place of the plain ones. Returns for each the one
+    that it replaces."""
+    swapped: dict[nn.Module, nn.Linear] = {}
+    column, row = _layer_makers(group, options)
+
+    def swap(parent: nn.Module, name: str, make: Callable[[nn.Linear], nn.Module]) -> None:
+        plain = cast(nn.Linear, parent.get_submodule(name))
+        with torch.device("meta"):
+            layer = make(plain)
+        setattr(parent, name, layer)
+        swapped[layer] = plain
+
+    for module in list(cast(nn.ModuleList, model.layers).modules()):
+        if isinstance(module, JointAttention):
+            swap(module, "qkv_gate", partial(column, enters=True))
+            swap(module, "text_kv", partial(column, enters=False))
+            swap(module, "speaker_kv", partial(column, enters=False))
+            swap(module, "out", row)
+        elif isinstance(module, GatedMLP):
+            swap(module, "gate_and_up", partial(column, enters=True))
+            swap(module, "down", row)
+    return swapped
+
+
+def _layer_makers(
+    group: dist.ProcessGroup | None, options: Megatron
+) -> tuple[Callable[..., nn.Module], Callable[..., nn.Module]]:
+    """(of layers split by rows, of layers split by columns), from the plain layer."""
+    if _wants_te(options):
+        from torchtitan.models.dit_tts.infra import transformer_engine_layers as te
+
+        column = partial(te.TransformerEngineColumn, group=group, fp8=options.fp8)
+        return column, partial(te.TransformerEngineRow, group=group, fp8=options.fp8)
+    from torchtitan.models.dit_tts.infra.megatron_layers import MegatronColumn, MegatronRow
+
+    assert group is not None
+    return partial(MegatronColumn, group=group), partial(MegatronRow, group=group)
+
+
+def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
+    from torchtitan.models.dit_tts.infra.transformer_engine_layers import packed_attention_kernel
+
+    args = model.args
+    replace_kernel(model, packed_attention_kernel(args.n_heads // ranks, args.dim // args.n_heads))
+
+
+def replace_kernel(model: DiTTTSModel, kernel: Callable[..., torch.Tensor]) -> None:
+    """Lets the decoder attend to packed keys by this kernel."""
+
+    def with_kernel(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, rope, keys, conditions = args
+        keys = keys._replace(kernel=kernel) if isinstance(keys, VarlenKeys) else keys
+        return x, rope, keys, conditions
+
+    for module in cast(nn.ModuleList, model.layers).modules():
+        if isinstance(module, JointAttention):
+            module.register_forward_pre_hook(with_kernel)
+
+
+def _sum_gradients_of_output(
+    group: dist.ProcessGroup, module: nn.Module, args: Any, output: torch.Tensor
+) -> None:
+    from torchtitan.models.dit_tts.infra.megatron_layers import summed
+
+    if output.requires_grad:
+        output.register_hook(partial(summed, group=group))
+
+
+def part_of_groups(
+    rotated: tuple[bool, ...], n_heads: int, ranks: int, rank: int
+) -> tuple[bool, ...]:
+    """Of groups of heads, equally large, those of one rank's part of the heads: of as few groups as
+    possible. At two ranks one turns all of its heads, and the other none."""
+    heads = [rotated[head * len(rotated) // n_heads] for head in range(n_heads)]
+    own = heads[rank * n_heads // ranks : (rank + 1) * n_heads // ranks]
+    for count in range(1, len(own) + 1):
+        groups = own[:: len(own) // count]
+        if len(own) % count == 0 and own == [
+            flag for flag in groups for _ in range(len(own) // count)
+        ]:
+            return tuple(groups)
+    raise AssertionError("every head is a group of its own")

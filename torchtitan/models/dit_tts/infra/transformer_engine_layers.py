@@ -1,0 +1,100 @@
+"""TransformerEngine's layers on the weights of the plain model. Importing this module imports it, which needs a
+GPU of NVIDIA's. Written by its documentation (2.9); not run yet.
+
+Its Linear computes one rank's product; the sums over ranks are those of `megatron_layers`.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import transformer_engine.pytorch as te
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
+from torch import nn
+from transformer_engine.common.recipe import Float8CurrentScaling
+
+from torchtitan.models.dit_tts.infra.megatron_layers import leave_weight, sum_gradients
+
+_FP8_ROWS = 8
+"""Rows of an fp8 product must be a multiple of it"""
+
+
+class _Linear(te.Linear):
+    """A product of one rank, in fp8 where that is asked for and its rows allow it.
+
+    The scales are of each tensor as it is (current scaling): delayed ones would be a state that no
+    checkpoint has.
+    """
+
+    # Theirs adds an entry beside the weight to state dicts.
+    get_extra_state = nn.Module.get_extra_state
+
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, fp8: bool):
+        super().__init__(
+            in_features,
+            out_features,
+            bias=False,
+            params_dtype=dtype,
+            init_method=leave_weight,
+            device="meta",
+        )
+        self.fp8_wanted = fp8
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        fp8 = self.fp8_wanted and x.shape[:-1].numel() % _FP8_ROWS == 0
+        with te.fp8_autocast(enabled=fp8, fp8_recipe=Float8CurrentScaling()):
+            return super().forward(x)
+
+
+class TransformerEngineColumn(_Linear):
+    """As `MegatronColumn`; without a group it is the complete product."""
+
+    def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None, enters: bool, fp8: bool):
+        ranks = group.size() if group is not None else 1
+        super().__init__(linear.in_features, linear.out_features // ranks, linear.weight.dtype, fp8)
+        self.group = group if enters else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.product(x if self.group is None else sum_gradients(x, self.group))
+
+
+class TransformerEngineRow(_Linear):
+    """As `MegatronRow`; without a group it is the complete product."""
+
+    def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None, fp8: bool):
+        ranks = group.size() if group is not None else 1
+        super().__init__(linear.in_features // ranks, linear.out_features, linear.weight.dtype, fp8)
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        y = self.product(x)
+        return y if self.group is None else reduce_from_tensor_model_parallel_region(y, self.group)
+
+
+def packed_attention_kernel(n_heads: int, head_dim: int) -> Callable[..., torch.Tensor]:
+    """TransformerEngine's attention with the arguments of `varlen_attn`. n_heads: this rank's."""
+    attention = te.DotProductAttention(
+        n_heads, head_dim, attention_dropout=0.0, qkv_format="thd", attn_mask_type="padding"
+    )
+
+    def kernel(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_starts: torch.Tensor,
+        k_starts: torch.Tensor,
+        q_max: int,
+        k_max: int,
+    ) -> torch.Tensor:
+        rows = attention(
+            q,
+            k,
+            v,
+            cu_seqlens_q=q_starts,
+            cu_seqlens_kv=k_starts,
+            max_seqlen_q=q_max,
+            max_seqlen_kv=k_max,
+        )
+        return rows.view_as(q)
+
+    return kernel
