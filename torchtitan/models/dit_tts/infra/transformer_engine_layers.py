@@ -1,5 +1,5 @@
 """TransformerEngine's layers on the weights of the plain model. Importing this module imports it, which needs a
-GPU of NVIDIA's. Written by its documentation (2.9); not run yet.
+GPU of NVIDIA's. Written for TransformerEngine 2; not run yet.
 
 Its Linear computes one rank's product; the sums over ranks are those of `megatron_layers`.
 """
