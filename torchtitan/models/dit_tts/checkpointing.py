@@ -359,9 +359,7 @@ class RunCheckpointer(CheckpointManager):
 def _without_new_heads(states: dict[str, Any], table: Collection[str]) -> dict[str, Any]:
     """The states to load, without alignment heads that a checkpoint of these entries lacks: those begin as
     they are."""
-    found = {
-        name: value for name, value in states.items() if name in table or not is_of_head(name)
-    }
+    found = {name: value for name, value in states.items() if name in table or not is_of_head(name)}
     if len(found) < len(states) and OPTIMIZER in found:
         found[OPTIMIZER] = _Present(states[OPTIMIZER], table, f"{OPTIMIZER}.")
     return found
