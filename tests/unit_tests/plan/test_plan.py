@@ -124,6 +124,14 @@ def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
     ):
         assert words in lines, lines
     assert "cost " not in "\n".join(plan_lines(replace(plan, run=replace(run, cost=None)), 4.0))
+    # 720 steps of a quarter and 720 of a half.
+    ramped = debug_config(
+        *arguments, "--training.global_batch_size=16", "--training.batch_ramp=4,2",
+        "--training.batch_ramp_steps=720",
+    )  # fmt: skip
+    found = make_plan(ramped, Cluster(H200, 2, 1), GUESS).run
+    assert found.batches == 7200 - 720 * (3 / 4 + 1 / 2) and found.warmup_batches == 180
+    assert found.gpu_hours.middle == pytest.approx(run.gpu_hours.middle * found.batches / 7200)
 
 
 def test_buckets_have_as_many_steps_as_their_samples_fill():

@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
+from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
@@ -144,8 +145,12 @@ class WholeRun:
 
     steps: int
     warmup_steps: int
+    batches: float
+    """complete global batches of all steps; fewer than steps where there is a batch ramp"""
+
+    warmup_batches: float
     hours_per_step: float
-    """of audio without padding, in the mean over the steps"""
+    """of audio without padding, in the mean over complete steps"""
 
     gpu_hours: Interval
     """without validation, checkpoints and restarts"""
@@ -369,8 +374,10 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
     seconds = sum(each.fraction * each.step.seconds.middle for each in buckets)
     flops = sum(each.fraction * each.step.flops for each in buckets)
     mean = with_error(seconds, factor)
-    steps = config.training.steps
-    gpu_hours = scaled(mean, steps * cluster.gpus / 3600)
+    steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
+    ramp = batch_ramp(config.training)
+    batches = ramp.global_batches(steps)
+    gpu_hours = scaled(mean, batches * cluster.gpus / 3600)
     return Plan(
         summary=planner.summary(),
         cluster=cluster,
@@ -383,7 +390,9 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
         mean_mfu=rate(flops / cluster.gpus / device.peak_flops, mean),
         run=WholeRun(
             steps,
-            config.lr_scheduler.warmup_steps,
+            warmup,
+            batches,
+            ramp.global_batches(warmup),
             estimated_hours_per_step(config, planner.ranks),
             gpu_hours,
             scaled(gpu_hours, price) if price else None,

@@ -230,8 +230,10 @@ def _most_audio(summary: Summary) -> list[str]:
     data, lengths = summary.config.data, summary.longest.lengths
     hours = summary.samples * lengths.frames / data.frames_per_second / 3600
     steps, warmup = summary.config.training.steps, summary.config.lr_scheduler.warmup_steps
+    ramp = batch_ramp(summary.config.training)
+    most, most_in_warmup = (hours * ramp.global_batches(each) for each in (steps, warmup))
     return [
-        f"{steps:,} steps: up to {steps * hours:,.1f} hours of audio, {warmup * hours:,.1f} of them in the "
+        f"{steps:,} steps: up to {most:,.1f} hours of audio, {most_in_warmup:,.1f} of them in the "
         f"{warmup:,} of warm-up; titan-tts plan has the mean, GPU hours and cost"
     ]
 
@@ -278,11 +280,11 @@ def _buckets(plan: Plan) -> list[str]:
 
 def _whole_run(plan: Plan, data_hours: float) -> list[str]:
     run, gpus = plan.run, plan.cluster.gpus
-    hours = run.steps * run.hours_per_step
+    hours = run.batches * run.hours_per_step
     time = f"{run.gpu_hours.middle / gpus:,.1f} hours on {gpus}"
     rows = {
         "audio per step": f"{run.hours_per_step:,.3g} hours in the mean, without padding",
-        "warm-up": f"{run.warmup_steps:,} steps, {run.warmup_steps * run.hours_per_step:,.0f} hours of audio",
+        "warm-up": f"{run.warmup_steps:,} steps, {run.warmup_batches * run.hours_per_step:,.0f} hours of audio",
         "all": f"{run.steps:,} steps, {hours:,.0f} hours of audio: {hours / data_hours:,.1f} passes over "
         f"{data_hours:,g} hours",
         "GPU hours": f"{_amount(run.gpu_hours)}, {time}; without validation and restarts",
