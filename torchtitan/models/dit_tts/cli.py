@@ -40,6 +40,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "Inspect and check a dataset of shards.",
     ),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
+    "export": (
+        "export.command",
+        "Write a trained model to a folder of its own, and publish it.",
+    ),
     "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("ablate.command", "Run a grid of benchmarks; continue one that was ended."),

@@ -49,7 +49,7 @@ _EXTRAS = {
         ),
         "speech",
     ),
-    **dict.fromkeys(("transformers", "tokenizers", "safetensors"), "pretrained"),
+    **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     **dict.fromkeys(("pandas", "scipy"), "analysis"),
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
