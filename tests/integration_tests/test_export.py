@@ -1,13 +1,18 @@
 """A run on shards (FSDP 2 × 2) as an exported folder, moved away from its run and its data: in processes of
 their own it generates the same, is evaluated, and starts a run on shards."""
 
+import io
 import json
+import os
 import shutil
+import signal
+import urllib.request
 
 import pytest
+import soundfile
 
 from tools.harness import runs
-from tools.harness.forked import titan_tts
+from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards
 
 HSDP = [
@@ -74,3 +79,30 @@ def test_it_starts_a_run_on_shards(moved, tmp_path):
     run = runs.run(tmp_path, "tuned", [*runs.TINY, *start, *FSDP, "--training.steps=1"], 2)
     assert list(run.metrics()) == [1]
     assert (run.folder / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["serve", "demo"])
+def test_it_is_served(moved, tmp_path, name):
+    """By the command; a request is answered, and Ctrl-C ends it."""
+    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+    folder, _ = moved
+    out, err = tmp_path / "out", tmp_path / "err"
+    server = start_titan_tts(name, folder, "--port=0", "--sampling-steps=1", log=out, errors=err)
+    try:
+        runs.wait_until(lambda: out.exists() and "http://" in out.read_text(), 120, err.read_text)
+        address = out.read_text().split("http://")[1].split()[0].rstrip(",/")
+        if name == "demo":
+            with urllib.request.urlopen(f"http://{address}", timeout=60) as answer:
+                assert b"voice" in answer.read()
+        else:
+            body = {"model": "voice", "input": "one two", "voice": "s0", "response_format": "wav"}
+            headers = {"Content-Type": "application/json"}
+            url = f"http://{address}/audio/speech"
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                samples, rate = soundfile.read(io.BytesIO(answer.read()))
+            assert rate == 16000 and len(samples) > 0
+        os.kill(server.pid, signal.SIGINT)
+        assert server.wait(60) in (0, 130)
+    finally:
+        server.kill()

@@ -28,7 +28,7 @@ LAYERS = [
     {"train_spec", "trainer"},
     {"plan", "prepare", "doctor"},
     {"inference", "ablate"},
-    {"evaluation", "export"},
+    {"evaluation", "export", "serving"},
     {"main", "torchrun"},
     {"train_command", "checkpoint_command", "launch"},
     {"cli"},

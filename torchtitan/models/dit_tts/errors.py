@@ -49,6 +49,7 @@ _EXTRAS = {
         ),
         "speech",
     ),
+    **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     **dict.fromkeys(("pandas", "scipy"), "analysis"),
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
