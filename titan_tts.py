@@ -1,4 +1,5 @@
-"""The console command `titan-tts`: adds our modules to the installed torchtitan, then runs.
+"""The console command `titan-tts`, and `from_pretrained` for Python: adds our modules to the installed
+torchtitan, then runs.
 
 In a checkout `torchtitan/__init__.py` does that. A wheel cannot ship this file, since it would overwrite
 upstream's, and upstream's own needs triton; so the command builds the package object itself.
@@ -10,6 +11,10 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 
 
 def lay_overlay() -> None:
@@ -51,6 +56,18 @@ def call_overlaid(target: str, *args: object) -> object:
     lay_overlay()
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
+
+
+def from_pretrained(name: "str | Path", **options: Any) -> "Synthesizer":
+    """A trained model to speak with; see `inference.pretrained.from_pretrained` for the options.
+
+    Args:
+        name: a folder that `titan-tts export` wrote, a run's folder, or OWNER/NAME on the Hugging Face hub.
+    """
+    lay_overlay()
+    from torchtitan.models.dit_tts.inference.pretrained import from_pretrained
+
+    return from_pretrained(name, **options)
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +161,13 @@ class Meter:
     def __init__(self, options: argparse.Namespace):
         from torchtitan.models.dit_tts.codec import build_codec
         from torchtitan.models.dit_tts.evaluation.command import read_tests
-        from torchtitan.models.dit_tts.evaluation.evaluate import training_durations
         from torchtitan.models.dit_tts.evaluation.options import Options, scorer_specs
         from torchtitan.models.dit_tts.evaluation.prompts import encode_prompts
         from torchtitan.models.dit_tts.evaluation.systems import own_voice
         from torchtitan.models.dit_tts.inference.lengths import FIT, open_lengths
         from torchtitan.models.dit_tts.inference.load_run import load_run
         from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
+        from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
         from torchtitan.models.dit_tts.scoring.plugins import open_recognizer, open_speaker_scorer
         from torchtitan.models.dit_tts.scoring.scores import Scorers
 
@@ -191,8 +190,8 @@ class Meter:
         self.codec = build_codec(self.config.sampling.codec, str(run.device))
         _, self.tests = read_tests(evaluated, self.config)
         encode_prompts(self.tests, self.codec, reference_settings(self.config.data.path))
-        fit = partial(training_durations, run, "", self.tests)
-        self.lengths = open_lengths(FIT, 1.0, run, fit)
+        durations = open_speech_data(run).durations
+        self.lengths = open_lengths(FIT, 1.0, run, lambda: durations)
         recognizer = open_recognizer(
             scorer_specs(evaluated, self.config)["recognizer"], str(run.device)
         )
@@ -203,10 +202,15 @@ class Meter:
         """The scores as a row of evaluate's table, and what it cost."""
         from torchtitan.models.dit_tts.evaluation.report import SYSTEM, Row
         from torchtitan.models.dit_tts.evaluation.systems import System
+        from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
+        from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
         from torchtitan.models.dit_tts.scoring.scores import score
 
         run, prompts = self.runs[case.dtype], self.tests.prompts
-        system = System(case.name, run, run.model, self.codec, self.lengths, case.sampling)
+        speaks = Synthesizer(
+            run, self.codec, open_speech_data(run), case.sampling, lambda: self.lengths
+        )
+        system = System(case.name, speaks)
         scores, seconds = [], 0.0
         for seed in range(self.seeds):
             began = time.process_time()

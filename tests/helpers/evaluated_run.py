@@ -3,6 +3,7 @@ systems whose speech is noise of the right or another utterance's length."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import soundfile
@@ -13,9 +14,10 @@ from tests.helpers.row_model import CHANNELS, RowModel
 from tests.helpers.speech_corpora import AS_IS, tone
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.inference.lengths import Lengths
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 RATE, HOP = 1000, 40
 SCRIPT = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -71,25 +73,24 @@ def write_tree(folder: Path) -> Path:
 def set_up(monkeypatch, loaded: LoadedRun) -> None:
     """Replaces the run, its codec and the systems' speech; the recognizer knows the utterances."""
 
-    def load(options):
+    def load(options, data_path, refit, on_fit):
         found = replace(loaded, step=options.step, weights=options.weights or "ema")
-        return found, LengthCodec(), Sampling(steps=4, text_scale=2.0)
+        assert not data_path and not refit
+        known, path = SimpleNamespace(), loaded.config.data.path
+        lengths = Lengths("the fit", lambda texts: [9.0] * len(texts))
+        sampling = Sampling(steps=4, text_scale=2.0)
+        return Synthesizer(found, LengthCodec(), known, sampling, lambda: lengths, path)
 
     def speak(self, prompts, seed):
         """Step 5 says the next utterance instead of the first two, with seed 0; so does another model."""
         for place in reversed(range(len(prompts))):
-            wrong = (
-                (self.name.endswith("@5") or self.model is untrained) and place < 2 and seed == 0
-            )
+            other = self.name.endswith("@5") or self.synthesizer.run.model is untrained
+            wrong = other and place < 2 and seed == 0
             frames = len(prompts[place + wrong].latents)
             self.wall_seconds += 0.1
             self.audio_seconds += frames / 25
             noise = torch.from_numpy(np.random.default_rng(place).uniform(-0.5, 0.5, frames * HOP))
             yield place, Sound(noise.float(), RATE, torch.zeros(frames, CHANNELS))
-
-    def durations(run, path, tests):
-        assert run.config is loaded.config and path == ""
-        return LinearDurationModel(np.zeros(257), {})
 
     untrained = RowModel()
     said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
@@ -97,11 +98,13 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     for name, replacement in (
         ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
         ("evaluation.systems.load_run_config", lambda folder: loaded.config),
+        ("evaluation.systems.find_folder", Path),
+        ("evaluation.evaluate.find_folder", Path),
+        ("inference.hub.find_folder", Path),
         ("inference.load_run.checkpoint_steps", lambda folder: [5, 7]),
-        ("evaluation.evaluate.load_for_sampling", load),
+        ("evaluation.evaluate.load_synthesizer", load),
         ("evaluation.evaluate.check_codec", lambda *arguments: None),
         ("evaluation.evaluate.reference_settings", lambda *arguments: AS_IS),
-        ("evaluation.evaluate.training_durations", durations),
         ("evaluation.evaluate.untrained_model", lambda run: untrained),
         ("evaluation.systems.System.speak", speak),
     ):

@@ -28,7 +28,7 @@ LAYERS = [
     {"train_spec", "trainer"},
     {"plan", "prepare", "doctor"},
     {"inference", "ablate"},
-    {"evaluation"},
+    {"evaluation", "export", "serving"},
     {"main", "torchrun"},
     {"train_command", "checkpoint_command", "launch"},
     {"cli"},
@@ -139,7 +139,7 @@ def test_what_is_imported_is_declared():
     extras = project["optional-dependencies"]
     declared = project["dependencies"] + [each for group in extras.values() for each in group]
     names = {re.split(r"[\[<>=!~; ]", each)[0].lower().replace("-", "_") for each in declared}
-    modules = {"tomli_w", "huggingface_hub", "aiohttp"}  # comes with transformers, fsspec[http]
+    modules = {"tomli_w", "aiohttp"}  # comes with fsspec[http]
     modules |= {"dotenv", "PIL", "pynvml"}  # of python-dotenv, pillow, nvidia-ml-py
     modules |= {"megatron"}  # of megatron-core
     names |= modules | {"torchtitan", "titan_tts", "functorch"}  # the last is part of torch

@@ -1,5 +1,7 @@
 """The systems that are compared: which they are, and how each prompt is said."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ from torchtitan.models.dit_tts.evaluation.systems import (
 )
 from torchtitan.models.dit_tts.inference import load_run
 from torchtitan.models.dit_tts.inference.lengths import Lengths
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -45,7 +48,9 @@ def fitted(text: str, speaker: str) -> int:
 def make_system(loaded, model, batch_size=4) -> System:
     codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
     lengths = Lengths("", lambda texts: [fitted(each.text, each.speaker) for each in texts])
-    return System("s", loaded, model, codec, lengths, Sampling(steps=2, text_scale=0.0), batch_size)
+    run = replace(loaded, model=model)
+    sampling = Sampling(steps=2, text_scale=0.0)
+    return System("s", Synthesizer(run, codec, None, sampling, lambda: lengths), batch_size)
 
 
 def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
@@ -80,10 +85,10 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
 
 
 def test_a_reference_is_cut_to_what_the_run_takes(loaded):
-    long = prompt(1)
-    long.reference = torch.arange(20.0)[:, None].repeat(1, CHANNELS)
-    found = make_system(loaded, RowModel()).requests([long])[0].reference
-    assert torch.equal(found, long.reference[: loaded.config.data.max_speaker_frames])
+    long = torch.arange(20.0)[:, None].repeat(1, CHANNELS)
+    synthesizer = make_system(loaded, RowModel()).synthesizer
+    [found] = synthesizer.requests([Utterance("a", Voice(long, "ann"))])
+    assert torch.equal(found.reference, long[: loaded.config.data.max_speaker_frames])
 
 
 def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
@@ -96,6 +101,7 @@ def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(systems, "load_run_config", lambda folder: loaded.config)
+    monkeypatch.setattr(systems, "find_folder", Path)
     monkeypatch.setattr(load_run, "checkpoint_steps", lambda folder: [100, 2000])
     monkeypatch.setattr(load_run, "best_row", lambda *arguments: {"step": 100})
     assert find_places(["o/a"]) == [Place("o/a", 2000, "", "a@2000")]

@@ -46,7 +46,7 @@ def asked(loaded, monkeypatch):
         ("codec.record.check_codec", lambda *arguments: None),
         ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
         ("inference.load_run.load_run", lambda *arguments: loaded),
-        ("sampling.sampler.generate_latents", generated),
+        ("inference.synthesizer.generate_latents", generated),
     ):
         monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)
     return asked
@@ -84,7 +84,7 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.text.durations.fit_durations",
+        "torchtitan.models.dit_tts.inference.speech_data.fit_durations",
         lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
     words = ["generate", "run", "--text=too", f"--out={tmp_path / 'said.wav'}", "--speaker=ann"]
@@ -99,11 +99,11 @@ def test_a_run_that_keeps_its_fit_needs_no_training_data(
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.text.durations.stored_durations",
+        "torchtitan.models.dit_tts.inference.speech_data.stored_durations",
         lambda folder: LinearDurationModel(weights, {}) if folder == loaded.folder else None,
     )
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.inference.speaker_reference.encode_reference",
+        "torchtitan.models.dit_tts.inference.synthesizer.encode_reference",
         lambda path, codec, settings, limit: torch.zeros(min(limit, 100), CHANNELS),
     )
     loaded.config.data.path = "gone"

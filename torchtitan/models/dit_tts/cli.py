@@ -40,6 +40,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "Inspect and check a dataset of shards.",
     ),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
+    "export": (
+        "export.command",
+        "Write a trained model to a folder of its own, and publish it.",
+    ),
     "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("ablate.command", "Run a grid of benchmarks; continue one that was ended."),
@@ -50,6 +54,11 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "analyze": ("analysis.command", "Compare runs: effects on speed and memory, as one HTML page."),
     "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
     "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
+    "serve": (
+        "serving.serve_command",
+        "Serve a model over HTTP, as OpenAI's speech API does.",
+    ),
+    "demo": ("serving.demo_command", "A page to type a text and hear it."),
     "evaluate": (
         "evaluation.command",
         "Measure the speech of runs, or compare several: a table, a page to listen, JSON.",

@@ -1,12 +1,14 @@
 """Codecs: waveform <-> latent frames. The rest of the system sees the `Codec` protocol only."""
 
+from pathlib import Path
+
 from torchtitan.models.dit_tts.codec.interface import Codec, codec_kind
 
 __all__ = ["Codec", "build_codec", "codec_kind"]
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
-    """The codec called `name`.
+    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json.
 
     Args:
         device: where a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
@@ -14,10 +16,10 @@ def build_codec(name: str, device: str = "cpu") -> Codec:
     Raises:
         InputError: an unknown name, or weights that do not exist or are not a codec's.
     """
-    if name == "mel_dct":
-        from torchtitan.models.dit_tts.codec.mel_dct import MelDctCodec
+    if codec_kind(name) == "mel_dct":
+        from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE, MelDctCodec
 
-        return MelDctCodec()
+        return MelDctCodec(STATISTICS_FILE if name == "mel_dct" else Path(name))
     from torchtitan.models.dit_tts.codec.dac_vae import load_dac_vae
 
     return load_dac_vae(name, device)

@@ -7,6 +7,9 @@ from torchtitan.models.dit_tts.errors import InputError
 if TYPE_CHECKING:  # commands import this package, and torch takes seconds
     from torch import Tensor
 
+STATISTICS_NAME = "mel_dct_stats.json"
+"""the file of mel_dct's constants; its path, too, names that codec"""
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -69,4 +72,5 @@ def check_latents(latents: "Tensor", channels: int) -> None:
 
 def codec_kind(name: str) -> str:
     """The kind of the codec called `name`, wherever its weights are: mel_dct or dac_vae."""
-    return name if name == "mel_dct" else "dac_vae"
+    is_mel_dct = name == "mel_dct" or name.rpartition("/")[2] == STATISTICS_NAME
+    return "mel_dct" if is_mel_dct else "dac_vae"

@@ -28,7 +28,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchtitan.models.dit_tts.codec.interface import check_latents, check_waveforms
+from torchtitan.models.dit_tts.codec.interface import (
+    STATISTICS_NAME,
+    check_latents,
+    check_waveforms,
+)
 from torchtitan.models.dit_tts.codec.spectrogram import (
     griffin_lim,
     hann_window,
@@ -38,7 +42,7 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     stft,
 )
 
-STATISTICS_FILE = Path(__file__).with_name("mel_dct_stats.json")
+STATISTICS_FILE = Path(__file__).with_name(STATISTICS_NAME)
 SAMPLE_RATE = 16_000
 WINDOW_LENGTH = 640  # samples
 SPECTROGRAM_HOP = 160  # samples

@@ -4,9 +4,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.codec import Codec, codec_kind
+from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
@@ -18,7 +20,7 @@ class RecordedCodec:
     """The codec that a prepare.json names, and what was done to recordings before it."""
 
     path: str
-    """of the prepare.json"""
+    """of the prepare.json, or of an exported folder's config.json"""
 
     kind: str
     """as `codec_kind`"""
@@ -30,13 +32,19 @@ class RecordedCodec:
 
 
 def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
-    """Of the entries of [data] path that are on this machine and were prepared here."""
+    """Of the entries of [data] path that are on this machine and were prepared here, or of an exported
+    folder, which stands for the data of its model."""
     found = {}
     for entry in [data_path] if isinstance(data_path, str) else data_path:
         if not entry or is_remote(entry):
             continue
         # An entry is OUTPUT/train, or a tar or pattern in it: the record is in the folder above.
         path = local_path(entry)
+        if exported.is_exported(path):
+            content = exported.read_exported(Path(path))
+            name, codec = os.path.join(path, exported.CONFIG), content["codec"]
+            found[name] = RecordedCodec(name, codec["kind"], codec["fingerprint"], content["audio"])
+            continue
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         for place in (folder, os.path.dirname(folder)):
             record = _read_record(os.path.join(place, RECORD_NAME))

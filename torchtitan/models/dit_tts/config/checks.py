@@ -1,10 +1,9 @@
 """Checks a config against itself and the machine before anything is built or opened."""
 
-import os
-
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import check_batch_ramp, check_data, check_text
 from torchtitan.models.dit_tts.config.duration_checks import check_duration
+from torchtitan.models.dit_tts.config.exported import check_initial_weights
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path
 from torchtitan.models.dit_tts.config.megatron_checks import check_megatron
@@ -154,11 +153,8 @@ def _check_checkpoint(config: JobConfig, world_size: int) -> None:
         f"the run folder",
     )
     resumes = (run_folder_path(config) / checkpoint.folder).exists()
-    require(
-        not checkpoint.initial_load_path or resumes or os.path.isdir(checkpoint.initial_load_path),
-        f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r} is not a folder; give "
-        f"that of one checkpoint, for example outputs/NAME/checkpoint/step-1000",
-    )
+    if checkpoint.initial_load_path and not resumes:
+        check_initial_weights(checkpoint)
     require(
         checkpoint.keep_latest_k != 1,
         "[checkpoint] keep_latest_k = 1 could leave no complete checkpoint after a crash; allowed are "

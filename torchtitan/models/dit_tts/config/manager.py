@@ -15,6 +15,7 @@ import typeguard
 import tyro
 
 from torchtitan.config.manager import ConfigManager
+from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name, refuse_old_options
 from torchtitan.models.dit_tts.errors import InputError
@@ -78,9 +79,10 @@ class TTSConfigManager(ConfigManager):
     """Upstream's config manager with strict types in the TOML, lists of paths and of numbers, and
     `--section.key true` beside the flag `--section.key`."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: dict[str, Any] | None = None, where: str = "") -> None:
+        """content: of a config, instead of the file that is named; where: what messages call it."""
         super().__init__(config_cls=JobConfig)
-        self._file = ""
+        self._content, self._file = content, where
 
     @staticmethod
     def register_tyro_rules(registry: tyro.constructors.ConstructorRegistry) -> None:
@@ -123,6 +125,8 @@ class TTSConfigManager(ConfigManager):
         return super().parse_args(_boolean_flags(args))  # type: ignore[return-value]
 
     def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
+        if self._content is not None:
+            return self._content
         for position, arg in enumerate(args):
             key, _, value = arg.partition("=")
             if key.replace("-", "_") == "__job.config_file":
@@ -219,12 +223,19 @@ def load_config(args: list[str]) -> JobConfig:
 
 
 def load_run_config(folder: Path, args: Sequence[str] = ()) -> JobConfig:
-    """The config that a run has written to its folder, with `--section.key value` arguments. Raises
-    InputError where there is none."""
+    """The config that a run has written to its folder, or an exported folder has of it, with
+    `--section.key value` arguments. Raises InputError where there is none."""
     path = folder / "config.toml"
-    if not path.is_file():
-        raise InputError(f"{folder} is no run's folder: it has no config.toml; give outputs/NAME")
-    return load_config(["--job.config_file", str(path), *args])
+    if path.is_file():
+        return load_config(["--job.config_file", str(path), *args])
+    if not exported.is_exported(folder):
+        exported.refuse_pickles(folder)
+        raise InputError(
+            f"{folder} is no run's folder: it has no config.toml; give outputs/NAME, or a folder that "
+            f"titan-tts export wrote"
+        )
+    sections = without_none(exported.placed_config(folder))
+    return resolve(TTSConfigManager(sections, str(folder / exported.CONFIG)).parse_args(list(args)))
 
 
 def resolve(

@@ -3,16 +3,13 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.codec.record import RECORD_NAME, check_codec
-from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.codec.record import check_codec
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.evaluation.options import Options
 from torchtitan.models.dit_tts.evaluation.prompts import (
@@ -36,20 +33,16 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     own_voice,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.inference.generate_command import load_for_sampling
-from torchtitan.models.dit_tts.inference.lengths import open_lengths
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun, untrained_model
+from torchtitan.models.dit_tts.inference.generate_command import load_synthesizer
+from torchtitan.models.dit_tts.inference.hub import find_folder
+from torchtitan.models.dit_tts.inference.load_run import untrained_model
 from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.sampling.sound_files import write_wav
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
-from torchtitan.models.dit_tts.text.durations import (
-    LinearDurationModel,
-    fit_durations,
-    stored_durations,
-)
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 
@@ -84,9 +77,15 @@ class Evaluation:
         after: list[Row] = []
         for place in self.places:
             chosen = replace(self.options, run=place.folder, step=place.step, weights=place.weights)
-            loaded, codec, sampling = load_for_sampling(chosen)
+            synthesizer = load_synthesizer(
+                chosen,
+                self.options.data,
+                refit=bool(self.options.data),
+                on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
+            )
+            loaded, codec = synthesizer.run, synthesizer.codec
             if not systems:
-                self._begin(loaded, codec)
+                self._begin(synthesizer)
                 before = self._rows_beside()
             elif codec.fingerprint != self.codec.fingerprint:
                 raise InputError(
@@ -97,27 +96,23 @@ class Evaluation:
                     printable(f"warning: {self.options.test} has {found}, given as unknown"),
                     file=sys.stderr,
                 )
-            options, size = self.options, self.options.batch_size
-            fit = partial(training_durations, loaded, options.data, self.tests)
-            lengths = open_lengths(options.duration, options.duration_scale, loaded, fit)
-
-            def system(name: str, model: DiTTTSModel) -> System:
-                return System(name, loaded, model, codec, lengths, sampling, size)
-
+            size = self.options.batch_size
             if self.options.untrained and not systems:
-                after.append(self._row(system(UNTRAINED, untrained_model(loaded)), UNTRAINED, 1))
-            systems.append(self._row(system(place.name, loaded.model), SYSTEM, self.options.seeds))
+                before_training = replace(loaded, model=untrained_model(loaded))
+                system = System(UNTRAINED, replace(synthesizer, run=before_training), size)
+                after.append(self._row(system, UNTRAINED, 1))
+            system = System(place.name, synthesizer, size)
+            systems.append(self._row(system, SYSTEM, self.options.seeds))
         self.scored = [*before, *systems, *after]
         return self.scored
 
-    def _begin(self, loaded: LoadedRun, codec: Codec) -> None:
+    def _begin(self, synthesizer: Synthesizer) -> None:
         """The prompts' latents and the scorer of voices: they need the first run."""
-        self.codec = codec
-        check_codec(codec, self.options.test)
-        data = self.options.data or loaded.config.data.path
-        encode_prompts(self.tests, codec, reference_settings(data))
+        self.codec = synthesizer.codec
+        check_codec(self.codec, self.options.test)
+        encode_prompts(self.tests, self.codec, reference_settings(synthesizer.data_path))
         if self.own_voice:
-            scorer = open_speaker_scorer("own", own=own_voice(loaded))
+            scorer = open_speaker_scorer("own", own=own_voice(synthesizer.run))
             scorer.name = f"the own speaker encoder of {self.places[0].name}, not independent"
             self.scorers = replace(self.scorers, speaker=scorer)
 
@@ -148,7 +143,8 @@ class Evaluation:
         )
 
     def _row(self, system: System, kind: str, seeds: int) -> Row:
-        run, scores = system.run, []
+        synthesizer, scores = system.synthesizer, []
+        run = synthesizer.run
         numbers = [self.options.seed + number for number in range(seeds)]
         for seed in numbers:
 
@@ -164,8 +160,8 @@ class Evaluation:
             "run": str(run.folder),
             "step": run.step,
             "weights": run.weights,
-            "sampling": asdict(system.sampling),
-            "lengths": system.lengths.name,
+            "sampling": asdict(synthesizer.sampling),
+            "lengths": synthesizer.lengths.name,
             "batch_size": system.batch_size,
             "sampling_seconds": system.wall_seconds,
             "real_time_factor": system.wall_seconds / system.audio_seconds,
@@ -201,21 +197,14 @@ def output_folder(options: Options, places: list[Place]) -> Path:
         names = "-".join(place.name for place in places)
         return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}-{names}")
     parts = [f"step-{first.step}", *([first.weights] if first.weights else []), test]
-    return Path(first.folder, "evaluation", file_name("-".join(parts)))
+    # One of the hub has no folder of its own here.
+    here = find_folder(first.folder) == Path(first.folder)
+    folder = first.folder if here else Path(first.folder).name
+    return Path(folder, "evaluation", file_name("-".join(parts)))
 
 
-def training_durations(run: LoadedRun, path: str, tests: PromptSet) -> LinearDurationModel:
-    """The run's fit of lengths, of an older run fitted on training shards; warns of what it does not tell.
-
-    Args:
-        path: of other training shards, to fit on these; empty: the run's.
-
-    Raises:
-        InputError: the shards are not there.
-    """
-    durations = None if path else stored_durations(run.folder)
-    if durations is None:
-        durations = _fitted(run.config.data, path or run.config.data.path)
+def warn_of_unseen_characters(durations: LinearDurationModel, tests: PromptSet) -> None:
+    """Says what the estimated lengths of the texts do not count."""
     if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
         print(
             printable(
@@ -224,16 +213,3 @@ def training_durations(run: LoadedRun, path: str, tests: PromptSet) -> LinearDur
             ),
             file=sys.stderr,
         )
-    return durations
-
-
-def _fitted(data: Data, path: str | list[str]) -> LinearDurationModel:
-    if isinstance(path, str) and Path(path, RECORD_NAME).is_file():  # all of prepare's output
-        path = str(Path(path, "train"))
-    try:
-        return fit_durations(open_training_data(replace(data, path=path)))
-    except InputError as error:
-        raise InputError(
-            f"{error} (the lengths of texts are estimated from the training shards; say by --data where "
-            "they are now)"
-        ) from None

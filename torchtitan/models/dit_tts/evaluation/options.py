@@ -1,7 +1,6 @@
 """Options of `titan-tts evaluate`, and what is checked before anything is loaded."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
@@ -105,10 +104,14 @@ def first_config(options: Options, folders: list[str]) -> "JobConfig":
     Raises:
         InputError: the runs' latents are of different codecs.
     """
+    from torchtitan.models.dit_tts.codec.interface import codec_kind
     from torchtitan.models.dit_tts.config.manager import load_run_config
+    from torchtitan.models.dit_tts.inference.hub import find_folder
 
-    configs = [load_run_config(Path(folder)) for folder in folders]
-    codecs = sorted({options.codec or config.sampling.codec for config in configs})
+    configs = [load_run_config(find_folder(folder)) for folder in folders]
+    names = [options.codec or config.sampling.codec for config in configs]
+    # Those without weights are compared by their fingerprints, once they are loaded.
+    codecs = sorted({"mel_dct" if codec_kind(name) == "mel_dct" else name for name in names})
     if len(codecs) > 1:
         raise InputError(
             f"the runs have different codecs ({', '.join(codecs)}); evaluate them apart, or name the one "

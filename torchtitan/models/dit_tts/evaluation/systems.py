@@ -9,18 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation.prompts import Prompt
-from torchtitan.models.dit_tts.inference.lengths import Lengths, TimedText
+from torchtitan.models.dit_tts.inference.hub import find_folder
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
 from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.text.tokenizer import with_duration
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _SHOWN = 5
@@ -31,11 +27,7 @@ class System:
     """One model with everything that it speaks with."""
 
     name: str
-    run: LoadedRun
-    model: DiTTTSModel
-    codec: Codec
-    lengths: Lengths
-    sampling: Sampling
+    synthesizer: Synthesizer
     batch_size: int = 16
 
     wall_seconds: float = field(default=0.0, init=False)
@@ -44,48 +36,21 @@ class System:
     audio_seconds: float = field(default=0.0, init=False)
     """made by it"""
 
-    def requests(self, prompts: Sequence[Prompt]) -> list[SpeechRequest]:
-        """What the prompts ask for, with the lengths of their texts."""
-        data = self.run.config.data
-        none = torch.zeros(0, data.latent_channels)
-        references = [none if p.reference is None else p.reference for p in prompts]
-        lengths = self.lengths.frames(
-            [
-                TimedText(p.text, reference, p.speaker, p.reference_text, p.metadata)
-                for p, reference in zip(prompts, references, strict=True)
-            ]
-        )
-        return [
-            SpeechRequest(
-                p.text,
-                reference[: data.max_speaker_frames],
-                frames,
-                with_duration(p.metadata, frames, data.frames_per_second),
-            )
-            for p, reference, frames in zip(prompts, references, lengths, strict=True)
-        ]
-
     def speak(self, prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[int, Sound]]:
         """(place, its speech) of each prompt, those of similar length together."""
-        requests = self.requests(prompts)
-        order = sorted(range(len(prompts)), key=lambda place: requests[place].frames)
+        said = [
+            Utterance(p.text, Voice(p.reference, p.speaker, p.reference_text), p.metadata)
+            for p in prompts
+        ]
+        requests = self.synthesizer.requests(said)
+        order = sorted(range(len(said)), key=lambda place: requests[place].frames)
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
             began = time.perf_counter()
-            latents = generate_latents(
-                self.model,
-                self.run.tokenizer,
-                self.run.objective,
-                [requests[place] for place in places],
-                self.sampling,
-                seed,
-                self.run.device,
-                self.run.text_encoder,
-            )
-            waveforms = [self.codec.decode(row).detach().cpu() for row in latents]
+            spoken = self.synthesizer.speak([requests[place] for place in places], seed)
             self.wall_seconds += time.perf_counter() - began
-            for place, row, waveform in zip(places, latents, waveforms, strict=True):
-                sound = Sound(waveform, self.codec.sample_rate, row)
+            for place, speech in zip(places, spoken, strict=True):
+                sound = Sound(speech.waveform, speech.sample_rate, speech.latents)
                 self.audio_seconds += sound.seconds
                 yield place, sound
 
@@ -138,8 +103,8 @@ def _find_place(text: str, step: "int | str | None", weights: str) -> Place:
         step = int(number) if number.isdecimal() else number
         weights = of_place if colon else weights
     folder = os.path.normpath(folder)
-    config = load_run_config(Path(folder))
-    return Place(folder, *find_checkpoint(Path(folder), config, step, weights))
+    found = find_folder(folder)
+    return Place(folder, *find_checkpoint(found, load_run_config(found), step, weights))
 
 
 def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:

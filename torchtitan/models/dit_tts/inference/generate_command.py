@@ -1,8 +1,8 @@
 """`titan-tts generate`: synthesizes a text in a speaker's voice with a trained run."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchtitan.models.dit_tts.codec import Codec
     from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
     from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -34,7 +35,7 @@ class SamplingOptions:
     """Options of both `generate` and `evaluate`; the run's [sampling] has the defaults."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder, outputs/NAME."""
+    """The run's folder, outputs/NAME, or a folder that titan-tts export wrote, here or on the hub."""
 
     step: Annotated[int | Literal["best"] | None, tyro.conf.arg(metavar="INT|best")] = None
     """Checkpoint step, or best for the one that [validation] keep_best kept; the last by default."""
@@ -115,77 +116,73 @@ class Options(SamplingOptions):
 
 def run(options: Options) -> int:
     check_options(options)
-    loaded, codec, sampling = load_for_sampling(options)
 
-    from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.inference.lengths import TimedText, open_lengths
-    from torchtitan.models.dit_tts.inference.speaker_reference import (
-        encode_reference,
-        reference_of_speaker,
-        reference_settings,
-    )
-    from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+    def warn_of_unseen(durations: "LinearDurationModel") -> None:
+        from torchtitan.models.dit_tts.text.vocabulary import named
+
+        if unseen := durations.unseen(options.text):
+            print(
+                f"warning: --text has characters that no training text has ({named(unseen, _SHOWN)}), "
+                f"which count for nothing in its length; give --seconds",
+                file=sys.stderr,
+            )
+
+    synthesizer = load_synthesizer(options, options.data, on_fit=warn_of_unseen)
+    loaded = synthesizer.run
+
+    from torchtitan.models.dit_tts.inference.synthesizer import Utterance
     from torchtitan.models.dit_tts.sampling.sound_files import write_wav
-    from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
-    from torchtitan.models.dit_tts.text.tokenizer import with_duration
-    from torchtitan.models.dit_tts.text.vocabulary import named
 
     check_text(options.text, loaded.tokenizer)
     conditions = requested_conditions(options, loaded.tokenizer)
     warn_of_untrained_tokens(conditions, loaded.tokenizer)
-    data = loaded.config.data
-    training_data = cache(lambda: open_training_data(replace(data, path=options.data or data.path)))
     if options.reference:
-        settings = reference_settings(options.data or data.path, options.reference_loudness)
-        # Its text is of all of it; the model takes less.
-        whole = bool(options.reference_text)
-        limit = round(MAX_SECONDS * codec.frames_per_second) if whole else data.max_speaker_frames
-        reference = encode_reference(options.reference, codec, settings, limit)
-    else:
-        reference = reference_of_speaker(training_data(), options.speaker)
-    told_by = "--seconds"
-    if options.seconds is not None:
-        frames = max(1, round(options.seconds * codec.frames_per_second))
-    else:
-
-        def fit() -> "LinearDurationModel":
-            durations = stored_durations(loaded.folder) or fit_durations(training_data())
-            if unseen := durations.unseen(options.text):
-                print(
-                    f"warning: --text has characters that no training text has ({named(unseen, _SHOWN)}), "
-                    f"which count for nothing in its length; give --seconds",
-                    file=sys.stderr,
-                )
-            return durations
-
-        lengths = open_lengths(options.duration, options.duration_scale, loaded, fit)
-        timed = TimedText(
-            options.text, reference, options.speaker, options.reference_text, conditions
+        voice = synthesizer.recording(
+            options.reference, options.reference_loudness, options.reference_text
         )
-        [frames] = lengths.frames([timed])
-        told_by = lengths.name
-    request = SpeechRequest(
-        options.text,
-        reference[: data.max_speaker_frames],
-        frames,
-        with_duration(conditions, frames, data.frames_per_second),
-    )
-    [latents] = generate_latents(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.objective,
-        [request],
-        sampling,
-        options.seed,
-        loaded.device,
-        loaded.text_encoder,
-    )
-    write_wav(options.out, codec.decode(latents), codec.sample_rate)
+    else:
+        voice = synthesizer.speaker(options.speaker)
+    utterance = Utterance(options.text, voice, conditions, options.seconds)
+    [speech] = synthesizer.synthesize([utterance], seed=options.seed)
+    write_wav(options.out, speech.waveform, speech.sample_rate)
+    told_by = "--seconds" if options.seconds is not None else synthesizer.lengths.name
     print(
-        f"{Path(options.out)}: {frames / codec.frames_per_second:.2f} s (by {told_by}) from step "
-        f"{loaded.step} ({loaded.weights})"
+        f"{Path(options.out)}: {speech.seconds:.2f} s (by {told_by}) from step {loaded.step} "
+        f"({loaded.weights})"
     )
     return 0
+
+
+def load_synthesizer(
+    options: SamplingOptions,
+    data_path: str = "",
+    refit: bool = False,
+    on_fit: "Callable[[LinearDurationModel], None]" = lambda durations: None,
+) -> "Synthesizer":
+    """What `load_for_sampling` loads, with its lengths of texts and its voices.
+
+    Args:
+        data_path: training shards instead of the run's, or of what an exported folder has.
+        refit: whether lengths are fitted to these, too.
+        on_fit: is told the fit on the training data, where it is what tells lengths.
+    """
+    loaded, codec, sampling = load_for_sampling(options)
+
+    from torchtitan.models.dit_tts.inference.lengths import Lengths, open_lengths
+    from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
+    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+
+    speech_data = open_speech_data(loaded, data_path, refit)
+
+    def fit() -> "LinearDurationModel":
+        on_fit(speech_data.durations)
+        return speech_data.durations
+
+    def lengths() -> Lengths:
+        return open_lengths(options.duration, options.duration_scale, loaded, fit)
+
+    path = data_path or loaded.config.data.path
+    return Synthesizer(loaded, codec, speech_data, sampling, lengths, path)
 
 
 def check_options(options: Options) -> None:
@@ -238,8 +235,9 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
+    from torchtitan.models.dit_tts.inference.hub import find_folder
 
-    config = load_run_config(Path(options.run), options.config_args)
+    config = load_run_config(find_folder(options.run), options.config_args)
     if config.model.flavor == DURATION_FLAVOR:
         raise InputError(
             f"{options.run} predicts lengths and says nothing; give the run of a model that speaks, and this "
@@ -271,9 +269,11 @@ def load_for_sampling(options: SamplingOptions) -> tuple["LoadedRun", "Codec", "
 
     from torchtitan.models.dit_tts.codec import build_codec
     from torchtitan.models.dit_tts.codec.record import check_codec
+    from torchtitan.models.dit_tts.inference.hub import find_folder
     from torchtitan.models.dit_tts.inference.load_run import load_run
 
-    loaded = load_run(options.run, options.step, options.weights, options.encoder, options.dtype)
+    folder = find_folder(options.run)
+    loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)
     if options.compile != "off":
         from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 
@@ -322,8 +322,8 @@ def requested_conditions(options: Options, tokenizer: "ConditionedTokenizer") ->
     return given
 
 
-def check_text(text: str, tokenizer: "ConditionedTokenizer") -> None:
-    """Raises InputError where the run cannot know how to say the text."""
+def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text") -> None:
+    """Raises InputError where the run cannot know how to say the text, which `name` is of."""
     from torchtitan.models.dit_tts.text.vocabulary import named
 
     unknown = tokenizer.unknown_characters(text)
@@ -333,7 +333,7 @@ def check_text(text: str, tokenizer: "ConditionedTokenizer") -> None:
             f"it knows {known!r}" if known else f"{tokenizer.vocabulary.model} has no ids for them"
         )
         raise InputError(
-            f"--text has characters that the run was not trained with ({named(unknown, _SHOWN)}); "
+            f"{name} has characters that the run was not trained with ({named(unknown, _SHOWN)}); "
             f"{knows}"
         )
 

@@ -1,4 +1,5 @@
-"""A trained run's model, from its folder: the resolved config and a checkpoint's averaged weights."""
+"""A trained run's model, from its folder: the resolved config and a checkpoint's averaged weights; or
+from an exported folder."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -8,6 +9,12 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.exported import (
+    CONFIG,
+    WEIGHTS,
+    is_exported,
+    read_exported,
+)
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -112,7 +119,7 @@ def load_run(
     """Load a run's model.
 
     Args:
-        folder: the run's.
+        folder: the run's, or an exported one.
         step: of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
         weights: "raw" for the trained ones, "ema:0.999" for the average with that decay, "ema" for the
             slowest average; empty: those that "best" was measured with, else those with the lowest
@@ -128,8 +135,12 @@ def load_run(
     folder = Path(folder)
     config = load_run_config(folder)
     step, weights = find_checkpoint(folder, config, step, weights)
-    path = folder / config.checkpoint.folder / f"step-{step}"
+    path = folder
+    if not is_exported(folder):
+        path = folder / config.checkpoint.folder / f"step-{step}"
     if problem := verify(path):
+        if path == folder:
+            raise InputError(f"{problem}; copy the exported folder again")
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
         raise InputError(f"{problem}; give another --step, of: {steps}")
     _apply(read_manifest(path)["trained_with"], config)
@@ -137,7 +148,11 @@ def load_run(
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
-    weights, entry = _find_weights(folder, path, step, weights)
+    entry = ""
+    if path == folder:
+        _check_fits(model, path)
+    else:
+        weights, entry = _find_weights(folder, path, step, weights)
     values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     state = {f"{entry}{name}": value for name, value in values.items()}
     with warnings.catch_warnings():
@@ -158,15 +173,37 @@ def load_run(
     )
 
 
+def _check_fits(model: DiTTTSModel, folder: Path) -> None:
+    """Raises InputError where an exported folder's weights are not those of this model."""
+    table = read_table(folder).state_dict_metadata
+    found = {name: tuple(getattr(entry, "size", ())) for name, entry in table.items()}
+    wanted = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    if found != wanted:
+        name = sorted(wanted.items() ^ found.items())[0][0]
+        raise InputError(
+            f"{folder / WEIGHTS} is of another model than {CONFIG} says (the first that differs is {name}); "
+            f"export the run again"
+        )
+
+
 def find_checkpoint(
     folder: Path, config: JobConfig, step: int | str | None, weights: str = ""
 ) -> tuple[int, str]:
     """(step of a run's checkpoint, its weights), as `load_run` takes both. Weights that are not given
-    stay empty, except for "best": then those that it was measured with.
+    stay empty, except for "best": then those that it was measured with. Of an exported folder those
+    that it has.
 
     Raises:
         InputError: there is no such checkpoint.
     """
+    if is_exported(folder):
+        has = read_exported(folder)
+        if step not in (None, has["step"]) or weights not in ("", has["weights"]):
+            raise InputError(
+                f"{folder} was exported from step {has['step']} with the weights {has['weights']} and has no "
+                f"others; leave out --step and --weights, or give the run's folder"
+            )
+        return has["step"], has["weights"]
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
     if not steps:

@@ -19,6 +19,7 @@ import pickle
 import re
 import shutil
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from tqdm import tqdm
 
+from torchtitan.models.dit_tts.config.exported import WEIGHTS, is_exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -101,16 +103,26 @@ class CheckpointWriter(dcp.FileSystemWriter):
         every = [result for of_rank in results for result in of_rank]
         files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
         files.append((_METADATA, *_size_and_hash(folder / _METADATA)))
-        content = {
-            "files": {
-                name: {"bytes": size, "xxh3": digest} for name, size, digest in sorted(files)
-            },
-            "trained_with": self.trained_with,
-        }
-        write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
+        _write_manifest(folder, files, self.trained_with)
         if self.final_path.exists():  # of the same step, from before a roll back
             remove_checkpoint(self.final_path)
         os.rename(folder, self.final_path)
+
+
+def write_manifest(folder: Path, names: Collection[str], trained_with: dict[str, Any]) -> None:
+    """The manifest of files that lie in a folder."""
+    files = [(name, *_size_and_hash(folder / name)) for name in names]
+    _write_manifest(folder, files, trained_with)
+
+
+def _write_manifest(
+    folder: Path, files: list[tuple[str, int, str]], trained_with: dict[str, Any]
+) -> None:
+    content = {
+        "files": {name: {"bytes": size, "xxh3": digest} for name, size, digest in sorted(files)},
+        "trained_with": trained_with,
+    }
+    write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 class _TableUnpickler(pickle.Unpickler):
@@ -158,11 +170,18 @@ class _PlainValues(dcp.DefaultLoadPlanner):
 
 
 def read_table(path: Path) -> Metadata:
-    """DCP's table of a checkpoint.
+    """DCP's table of a checkpoint, or of an exported folder's weights.
 
     Raises:
         InputError: it is missing, is no such table, or names a class that is none of DCP's.
     """
+    if is_exported(path):
+        from safetensors import SafetensorError
+
+        try:
+            return dcp.HuggingFaceStorageReader(str(path)).read_metadata()
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from None
     try:
         with open(path / _METADATA, "rb") as file:
             table = _TableUnpickler(file).load()
@@ -176,7 +195,7 @@ def read_table(path: Path) -> Metadata:
 
 
 def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) -> None:
-    """`dcp.load` of a checkpoint as data; see the module.
+    """`dcp.load` of a checkpoint, or of an exported folder's weights, as data; see the module.
 
     Raises:
         InputError: it holds something else than tensors and plain values, or weights in an earlier order.
@@ -186,7 +205,10 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
             f"{path} was written by an earlier version, with the rows of its projections in another order; "
             f"use it with that version, or train anew"
         )
-    reader, planner = _TableReader(path), _PlainValues()
+    reader: dcp.FileSystemReader = (
+        dcp.HuggingFaceStorageReader(str(path)) if is_exported(path) else _TableReader(path)
+    )
+    planner = _PlainValues()
     try:
         dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
     except CheckpointException as error:

@@ -2,12 +2,16 @@
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.codec.spectrogram import hann_window, mel_filters, stft
 from torchtitan.models.dit_tts.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEL_BANDS = 80
 DYNAMIC_RANGE_DB = 70.0  # what is farther below the loudest point of all panels is drawn black
@@ -35,11 +39,16 @@ def log_mel_decibels(waveform: Tensor, sample_rate: int) -> Tensor:
 
 
 def save_spectrograms(path: str | Path, panels: list[tuple[str, Tensor]], sample_rate: int) -> None:
-    """Draw one log-mel spectrogram per panel (title, waveform (samples,)) into a PNG.
+    """Writes `draw_spectrograms` as a PNG. The file is replaced at once: whoever shows it while a run
+    writes it never sees half a picture."""
+    buffer = io.BytesIO()
+    draw_spectrograms(panels, sample_rate).savefig(buffer, format="png", dpi=110)
+    write_atomic(path, buffer.getvalue())
 
-    All panels share the time axis and the colour scale. The file is replaced at once: whoever shows
-    it while a run writes it never sees half a picture.
-    """
+
+def draw_spectrograms(panels: list[tuple[str, Tensor]], sample_rate: int) -> "Figure":
+    """A figure of one log-mel spectrogram per panel (title, waveform (samples,)), which share the time axis
+    and the colour scale."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -68,7 +77,4 @@ def save_spectrograms(path: str | Path, panels: list[tuple[str, Tensor]], sample
         axis.set_xlim(0, longest)
     axes[-1].set_xlabel("time (seconds)")
     figure.colorbar(image, ax=list(axes), label="dB")
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    write_atomic(path, buffer.getvalue())
+    return figure

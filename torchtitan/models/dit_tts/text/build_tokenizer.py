@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -230,13 +231,17 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
 
 
 def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
-    """The folder of the run that the weights to load come from; None for new weights."""
+    """The folder of the run that the weights to load come from, or the exported one; None for new
+    weights."""
     # Any name of the checkpoint folder counts, so that a file is never replaced that weights rely on.
     # A save that a kill cut short, step-N.saving, is none of them.
     if any(not path.parent.suffix for path in folder.glob("*/step-*/.metadata")):
         return folder
     if config.checkpoint.enable and config.checkpoint.initial_load_path:
-        origin = Path(config.checkpoint.initial_load_path).resolve().parent.parent
+        given = Path(config.checkpoint.initial_load_path).resolve()
+        if is_exported(given):
+            return given
+        origin = given.parent.parent
         # A checkpoint outside its run's folder does not say which tokens it knows.
         if (origin / FILE_NAME).is_file() or (origin / "config.toml").is_file():
             return origin

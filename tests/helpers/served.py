@@ -1,0 +1,17 @@
+"""A synthesizer of the sampled run, whose speech can be told by its text, voice and length."""
+
+from pathlib import Path
+
+from tests.helpers.sampled_run import Echo, make_run
+from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.inference.lengths import open_lengths
+from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+
+
+def make_synthesizer(folder: Path, shards: Path) -> Synthesizer:
+    loaded = make_run(folder, shards)
+    data = loaded.config.data
+    sampling, speech_data = Sampling(steps=2, text_scale=0.0), open_speech_data(loaded)
+    lengths = open_lengths("fit", 1.0, loaded, lambda: speech_data.durations)
+    return Synthesizer(loaded, Echo(), speech_data, sampling, lambda: lengths, data.path)

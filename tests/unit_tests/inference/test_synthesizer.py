@@ -1,0 +1,85 @@
+"""Texts and voices to waveforms: alone as in a batch, and long texts in pieces."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers import served
+from tests.helpers.row_model import CHANNELS
+from tests.helpers.sampled_run import HOP
+from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts.inference.long_text import faded, join, pause, split_text
+from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
+
+
+@pytest.fixture
+def synthesizer(tmp_path, shards):
+    return served.make_synthesizer(tmp_path, shards)
+
+
+def test_alone_as_in_a_batch(synthesizer):
+    texts = ["one", "two one two one", "one"]
+    voices = ["ann", Voice(torch.ones(3, CHANNELS)), None]
+    together = synthesizer.synthesize(texts, voices, seed=2)
+    for text, voice, speech in zip(texts, voices, together, strict=True):
+        [alone] = synthesizer.synthesize([text], [voice], seed=2)
+        torch.testing.assert_close(alone.waveform, speech.waveform, atol=1e-5, rtol=0)
+        assert speech.sample_rate == 100 and len(speech.waveform) == HOP * len(speech.latents)
+    # A text's noise is of its speaker, too; another seed is another noise.
+    assert not torch.equal(together[0].waveform, together[2].waveform)
+    [other] = synthesizer.synthesize(["one"], ["ann"], seed=3)
+    assert not torch.equal(other.waveform, together[0].waveform)
+    assert synthesizer.synthesize([]) == []
+    refused(lambda: synthesizer.synthesize(texts, ["ann", "bob"]), "3 texts with 2 voices")
+    refused(lambda: synthesizer.synthesize(["one"], ["eve"]), "--speaker = eve", "'ann', 'bob'")
+
+
+def test_speed_and_length(synthesizer):
+    ann = synthesizer.speaker("ann")
+    usual = Utterance("one two one two", ann)
+    given = Utterance("one", ann, seconds=2.0, speed=2.0)
+    frames = synthesizer.frames([usual, given, replace(usual, speed=2.0), usual])
+    assert frames[0] == frames[3] and frames[1:3] == [50, round(frames[0] / 2)]
+    assert synthesizer.conditions(ann) == {"speaker": "ann"}
+    assert synthesizer.conditions(Voice(None, "eve")) == {}
+
+
+def test_long_texts_are_said_in_pieces(synthesizer):
+    data = synthesizer.run.config.data
+    data.max_frames, data.max_text_tokens = 8, 100
+    whole = Utterance("One two one. " * 3 + "two, " * 20, synthesizer.speaker("ann"))
+    pieces = synthesizer.pieces(whole)
+    assert len(pieces) > 3 and max(synthesizer.frames(pieces)) <= 8
+    assert " ".join(piece.text for piece in pieces).split() == whole.text.split()
+    # Their lengths are those of their texts.
+    unmeasured = [replace(piece, seconds=None) for piece in pieces]
+    assert synthesizer.frames(unmeasured) == synthesizer.frames(pieces)
+    data.max_frames, data.max_text_tokens = 10_000, 20
+    lengths = [len(synthesizer.run.tokenizer.encode(p.text)) for p in synthesizer.pieces(whole)]
+    assert max(lengths) <= 20 and len(lengths) > 3
+    assert synthesizer.pieces(replace(whole, seconds=1.0)) == [replace(whole, seconds=1.0)]
+
+
+def test_where_a_text_is_split():
+    text = 'He said "Go." Then he went; slowly, as ever... and so on'
+    assert split_text(text, lambda piece: True) == [
+        'He said "Go."',
+        "Then he went; slowly, as ever... and so on",
+    ]
+    short = split_text(text, lambda piece: len(piece) <= 14)
+    assert short == ['He said "Go."', "Then he went;", "slowly,", "as ever...", "and so on"]
+    assert split_text("incomprehensibilities now", lambda piece: len(piece) < 9) == [
+        "incomprehensibilities",
+        "now",
+    ]
+    assert split_text("你好。再见！", lambda piece: True) == ["你好。", "再见！"]
+
+
+def test_pieces_are_joined_without_clicks():
+    ones = torch.ones(1000)
+    joined = join([ones, ones], 1000)
+    assert len(joined) == 2000 + len(pause(1000)) and join([ones], 1000) is ones
+    assert joined.diff().abs().max() <= 0.21 and joined[0] == 0 == joined[-1]
+    assert torch.equal(ones, torch.ones(1000)) and (faded(ones, 1000)[5:-5] == 1).all()
+    assert len(faded(torch.ones(1), 1000)) == 1

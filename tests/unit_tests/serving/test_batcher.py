@@ -1,0 +1,85 @@
+"""Utterances of several requests, said together."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from torchtitan.models.dit_tts.inference.synthesizer import Utterance
+from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
+
+
+class Gate:
+    """A synthesizer that waits to be let through, and refuses some texts."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.batches = []
+
+    def synthesize(self, utterances, seed):
+        self.batches.append([each.text for each in utterances])
+        assert self.open.wait(20)
+        if any(each.text == "bad" for each in utterances):
+            raise ValueError("bad")
+        return [f"{each.text}{seed}" for each in utterances]
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+@pytest.fixture
+def batcher(gate):
+    made = Batcher(gate, max_batch=3, window_seconds=0.0, max_waiting=4, seed=7)
+    yield made
+    gate.open.set()
+    made.close()
+    assert not made.alive
+
+
+def say(*texts):
+    return [Utterance(text) for text in texts]
+
+
+def wait_for(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_what_waits_is_said_together_in_order_and_not_too_much(gate, batcher):
+    first = batcher.submit(say("a"))
+    wait_for(lambda: gate.batches)
+    second = batcher.submit(say("b", "bad"))
+    third = batcher.submit(say("c"))
+    with pytest.raises(QueueFull, match="3 texts wait"):
+        batcher.submit(say("d", "e"))
+    last = batcher.submit(say("d"))
+    assert batcher.waiting == 4
+    more = batcher.submit(say("e"), begun=True)
+    third[0].cancel()  # of one who went away
+    gate.open.set()
+    assert [future.result(20) for future in (*first, second[0], *last, *more)] == [
+        "a7",
+        "b7",
+        "d7",
+        "e7",
+    ]
+    with pytest.raises(ValueError, match="bad"):
+        second[1].result(20)
+    # One that cannot be said does not spoil the others of its batch.
+    assert gate.batches == [["a"], ["b", "bad"], ["b"], ["bad"], ["d", "e"]]
+
+
+def test_the_first_waits_for_others(synthesizer):
+    batcher = Batcher(synthesizer, window_seconds=5.0, max_batch=2)
+    try:
+        futures = [*batcher.submit(say("one")), *batcher.submit(say("two"))]
+        lengths = [len(future.result(20).waveform) for future in futures]
+        assert batcher.batches == 1 and all(lengths)
+        assert isinstance(futures[0].result().waveform, torch.Tensor)
+    finally:
+        batcher.close()

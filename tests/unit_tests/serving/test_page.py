@@ -1,0 +1,75 @@
+"""The demo's page: through its own client, and as a user in a browser."""
+
+import io
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from tests.helpers.browser_session import browse
+from torchtitan.models.dit_tts.inference.synthesizer import Utterance
+
+pytest.importorskip("gradio", reason="the extra serve is not installed")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def address(synthesizer, monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
+    from torchtitan.models.dit_tts.serving.page import build_page
+
+    page = build_page(synthesizer, {}, 100, "tiny")
+    _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
+    yield address
+    page.close()
+
+
+def seconds_of(synthesizer, text, voice):
+    return synthesizer.frames([Utterance(text, synthesizer.speaker(voice))])[0] / 25
+
+
+def test_what_the_page_answers(address, synthesizer, tmp_path):
+    from gradio_client import Client
+
+    client = Client(address, verbose=False, download_files=str(tmp_path / "files"))
+    sound, picture, about = client.predict(
+        "one two", "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say"
+    )
+    samples, rate = soundfile.read(sound)
+    assert len(samples) / rate == pytest.approx(seconds_of(synthesizer, "one two", "ann"))
+    assert picture["plot"].startswith("data:image") and about.endswith("1 pieces")
+    slow, _, _ = client.predict("one two", "ann", None, 0.5, 2, 0.0, 0.0, 0, api_name="/say")
+    assert len(soundfile.read(slow)[0]) == pytest.approx(2 * len(samples), abs=4)
+    for text, words in ((" ", "empty"), ("one " * 40, "at most 100")):
+        with pytest.raises(Exception, match=words):
+            client.predict(text, "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say")
+
+
+TYPE = """(() => {
+    const field = document.querySelector('#text textarea');
+    const setter = Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set;
+    setter.call(field, 'one two one');
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+    return true;
+})()"""
+LENGTH = "document.querySelector('#about textarea, #about input')?.value"
+SOUND = "document.querySelector('#speech a[download], #speech audio')"
+
+
+def test_type_generate_hear(address, synthesizer, tmp_path: Path):
+    with browse(tmp_path / "profile") as page:
+        page.open(address)
+        page.wait_for(
+            "!!document.querySelector('#text textarea') && !!document.querySelector('#say')"
+        )
+        page.run(TYPE)
+        page.run("document.querySelector('#say').click()")
+        wanted = seconds_of(synthesizer, "one two one", "bob")  # the last of the names
+        assert page.wait_for(LENGTH).startswith(f"{wanted:.2f} s")
+        source = page.wait_for(f"{SOUND}?.href || {SOUND}?.src")
+        content = page.run(
+            f"fetch({source!r}).then(r => r.arrayBuffer()).then(b => Array.from(new Uint8Array(b)))"
+        )
+        samples, rate = soundfile.read(io.BytesIO(bytes(content)))
+        assert len(samples) / rate == pytest.approx(wanted)
+        assert page.run("document.querySelectorAll('img[src]').length") >= 1  # the spectrogram

@@ -1,0 +1,162 @@
+"""An exported folder: a trained model with all that it speaks with, and nothing of its training.
+
+    config.json          step, weights, codec, treatment of references, and what is kept of the run's config
+    model.safetensors    weights under the model's names, without alignment heads
+    manifest.json        size and XXH3 of the files, and what the weights were trained with
+    tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
+    text_encoder/        a frozen encoder that the run had from a folder
+    codec/               mel_dct_stats.json, or weights.safetensors of a DAC-VAE from a file
+    durations.json       how long a text takes, by the fit on the training data
+    duration/            a trained predictor of that, as an exported folder of its own
+    voices/              voices.safetensors: references of speakers who were chosen
+    fine_tune.toml       what a run that starts from it must have the same
+    README.md            the model card, for its author to edit
+
+It may come from a stranger: nothing in it is code, and its config has only the keys of KEPT.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+
+FORMAT, VERSION = "titan-tts", 1
+
+CONFIG, WEIGHTS, CARD, FINE_TUNE = (
+    "config.json",
+    "model.safetensors",
+    "README.md",
+    "fine_tune.toml",
+)
+MEL_DCT, DAC_VAE = "codec/mel_dct_stats.json", "codec/weights.safetensors"
+DURATIONS = "duration"
+VOICES = "voices/voices.safetensors"
+TEXT_ENCODER = "text_encoder"
+
+KEPT: dict[str, tuple[str, ...] | None] = {
+    "model": ("name", "flavor", "text_positions"),
+    "data": (
+        "latent_channels",
+        "frames_per_second",
+        "max_frames",
+        "max_speaker_frames",
+        "speaker_patch_size",
+        "max_text_tokens",
+        "conditioning",
+        "conditioning_dropout",
+        "duration_token_seconds",
+    ),
+    "encoder": ("model", "frozen", "dtype", "vocab_size", "dim", "n_layers", "n_heads"),
+    "objective": None,
+    "sampling": None,
+}
+"""Section -> its keys in config.json; None: all"""
+
+_PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".distcp")
+
+
+def kept(config: JobConfig) -> dict[str, dict[str, Any]]:
+    """The part of a run's config that its model needs."""
+    values = asdict(config)
+    return {
+        section: {name: values[section][name] for name in names or values[section]}
+        for section, names in KEPT.items()
+    }
+
+
+def is_exported(folder: str | os.PathLike) -> bool:
+    """Whether a folder is an exported one, by its files' names alone."""
+    return Path(folder, CONFIG).is_file() and Path(folder, WEIGHTS).is_file()
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raises InputError for a folder whose weights are pickles, which can run code when they are read."""
+    files = folder.iterdir() if folder.is_dir() else [folder]
+    found = sorted(p.name for p in files if p.suffix in _PICKLES and p.is_file())
+    if found:
+        raise InputError(
+            f"{folder} has its weights in {found[0]}, a pickle, which can run code when it is read; only "
+            f"{WEIGHTS} of titan-tts export is read"
+        )
+
+
+def read_exported(folder: Path) -> dict[str, Any]:
+    """config.json of an exported folder: format, version, step, weights, codec, audio, config.
+
+    Raises:
+        InputError: it cannot be read, is another program's or of another version, or has other keys.
+    """
+    path = folder / CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = content["format"], content["version"]
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}); export the run again") from None
+    except (KeyError, TypeError):
+        found = None, None
+    if found != (FORMAT, VERSION):
+        raise InputError(
+            f"{path} is not of titan-tts export, version {VERSION}; give a folder that it wrote"
+        )
+    try:
+        for name in ("kind", "name", "fingerprint"):
+            assert isinstance(content["codec"][name], str)
+        assert isinstance(content["step"], int) and isinstance(content["weights"], str)
+        assert isinstance(content["audio"], dict)
+        for section, values in content["config"].items():
+            names = KEPT[section]
+            assert names is None or set(values) <= set(names)
+    except (KeyError, TypeError, AttributeError, AssertionError):
+        raise InputError(
+            f"{path} was changed since titan-tts export wrote it; export the run again"
+        ) from None
+    return content
+
+
+def placed_config(folder: Path) -> dict[str, dict[str, Any]]:
+    """The config of config.json, which points to what lies in its folder, wherever that is now. The folder
+    itself stands for the training data: `recorded_codecs` and `open_speech_data` find there what they
+    need.
+
+    Raises:
+        InputError: see `read_exported`.
+    """
+    content, folder = read_exported(folder), folder.resolve()
+    found: dict[str, dict[str, Any]] = {name: {} for name in KEPT} | content["config"]
+    found["data"]["path"] = str(folder)
+    inside = {"mel_dct": MEL_DCT, "dac_vae": DAC_VAE}.get(content["codec"]["kind"], "")
+    within = inside and (folder / inside).is_file()
+    found["sampling"]["codec"] = str(folder / inside) if within else content["codec"]["name"]
+    if (folder / TEXT_ENCODER).is_dir():
+        found["encoder"]["model"] = str(folder / TEXT_ENCODER)
+    return found
+
+
+def check_initial_weights(checkpoint: Checkpoint) -> None:
+    """Raises InputError where initial_load_path is neither one checkpoint nor an exported folder."""
+    path = Path(checkpoint.initial_load_path or "")
+    key = f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r}"
+    if not path.is_dir():
+        raise InputError(
+            f"{key} is not a folder; give that of one checkpoint, for example "
+            f"outputs/NAME/checkpoint/step-1000, or one that titan-tts export wrote"
+        )
+    if is_exported(path):
+        read_exported(path)
+        if not checkpoint.initial_load_model_only:
+            raise InputError(
+                f"{key} is an exported folder, which has no optimizer state and no averages; set "
+                f"initial_load_model_only = true"
+            )
+    elif not (path / ".metadata").is_file():
+        refuse_pickles(path)
+        below = sorted(path.glob("**/step-*/.metadata"), key=lambda each: each.stat().st_mtime)
+        where = f"such as {below[-1].parent}" if below else "outputs/NAME/checkpoint/step-N"
+        raise InputError(
+            f"{key} holds no weights; give the folder of one checkpoint, {where}, or one that "
+            f"titan-tts export wrote"
+        )

@@ -1,0 +1,29 @@
+"""`titan-tts export`: writes what a run has learned to a folder, which needs neither the run nor its data."""
+
+from pathlib import Path
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.export.options import Options
+from torchtitan.models.dit_tts.files import check_writable
+
+
+def run(options: Options) -> int:
+    out = Path(options.out)
+    _check_out(out)
+    from torchtitan.models.dit_tts.export.exporter import export
+    from torchtitan.models.dit_tts.inference.hub import is_hub_name, push_folder
+
+    if options.push and not is_hub_name(options.push):
+        raise InputError(f"--push = {options.push}, but a repository's name is OWNER/NAME")
+    report = export(options, out)
+    print(report)
+    if options.push:
+        print(push_folder(out, options.push, options.private))
+    return 0
+
+
+def _check_out(out: Path) -> None:
+    """Raises InputError where the folder cannot be written, or holds something already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"OUT = {out}, but there is something already; give a new folder")
+    check_writable(out / "config.json", "OUT")

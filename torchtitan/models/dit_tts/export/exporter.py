@@ -1,0 +1,219 @@
+"""Writes the files of an exported folder; `config.exported` has their names."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from safetensors.torch import save_file
+
+from torchtitan.models.dit_tts.codec import Codec, build_codec, codec_kind
+from torchtitan.models.dit_tts.codec.record import check_codec, recorded_codecs
+from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.job_config import is_pretrained
+from torchtitan.models.dit_tts.config.manager import without_none
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.export.model_card import model_card
+from torchtitan.models.dit_tts.export.options import Options
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.inference.lengths import find_predictor, load_predictor
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run
+from torchtitan.models.dit_tts.inference.speech_data import (
+    TrainingShards,
+    open_speech_data,
+    save_voices,
+)
+from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+    read_manifest,
+    write_manifest,
+)
+from torchtitan.models.dit_tts.text.build_tokenizer import FILE_NAME, TEXT_FILE_NAME
+from torchtitan.models.dit_tts.text.durations import FILE_NAME as DURATIONS_FILE
+from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE
+from torchtitan.models.dit_tts.text.hf_files import weight_files
+from torchtitan.models.dit_tts.text.vocabulary import to_json
+
+
+def export(options: Options, out: Path) -> str:
+    """Writes the folder, a new or an empty one: complete under its name, or not at all.
+
+    Returns:
+        A line about it.
+
+    Raises:
+        InputError: the run, its data, its codec or its text encoder cannot be loaded.
+    """
+    folder = Path(options.run)
+    if exported.is_exported(folder):
+        raise InputError(f"{folder} is an exported folder already; give the run's")
+    loaded = load_run(folder, options.step, options.weights, options.encoder)
+    config = loaded.config
+    codec = build_codec(options.codec or config.sampling.codec)
+    check_codec(codec, config.data.path)
+    shards = open_speech_data(loaded, options.data)
+    assert isinstance(shards, TrainingShards)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        _write(options, temporary, loaded, codec, shards)
+        os.rename(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    return (
+        f"{out}: step {loaded.step} ({loaded.weights}) of {folder}, {size / 2**20:.1f} MiB; fill in the "
+        f"licences in {out / exported.CARD}"
+    )
+
+
+def _write(
+    options: Options, out: Path, loaded: LoadedRun, codec: Codec, shards: TrainingShards
+) -> None:
+    config = loaded.config
+    write_atomic(out / DURATIONS_FILE, shards.durations.to_json())
+    written = [DURATIONS_FILE, *_write_codec(out, codec)]
+    if options.voices:
+        limit = config.data.max_speaker_frames
+        references = {name: shards.reference(name)[:limit] for name in options.voices}
+        save_voices(references, out / exported.VOICES)
+        written.append(exported.VOICES)
+    audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})
+    about = {
+        "codec": {
+            "kind": codec_kind(codec.name),
+            # Of a file's path nothing is told.
+            "name": "" if Path(codec.name).is_absolute() else codec.name,
+            "fingerprint": codec.fingerprint,
+            "sample_rate": codec.sample_rate,
+            "hop_length": codec.hop_length,
+        },
+        "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
+    }
+    kept = _write_model(out, loaded, about, written, options.dtype, options.encoder)
+    of_training = {name: values for name, values in kept.items() if name != "sampling"}
+    write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(of_training)))
+    predictor = find_predictor(loaded.folder, config)
+    if predictor is not None:
+        (out / exported.DURATIONS).mkdir()
+        _write_model(out / exported.DURATIONS, load_predictor(predictor, config), about, [])
+    write_atomic(out / exported.CARD, model_card(options, loaded, codec, shards))
+
+
+def _write_model(
+    out: Path,
+    loaded: LoadedRun,
+    about: dict[str, Any],
+    written: list[str],
+    dtype: str = "float32",
+    encoder: str = "",
+) -> dict[str, dict[str, Any]]:
+    """Weights, tokenizer, text encoder, config.json and the manifest of one model, which speaks or predicts
+    lengths.
+
+    Args:
+        about: entries of config.json beside those of the model.
+        written: files for the manifest that lie there already.
+        encoder: where a frozen text encoder is now; empty: where the run had it.
+
+    Returns:
+        What config.json has of the run's config.
+    """
+    config = loaded.config
+    precision = torch.float32 if dtype == "float32" else torch.bfloat16
+    tensors = {
+        name: p.detach().to("cpu", precision).contiguous()
+        for name, p in loaded.model.named_parameters()
+    }
+    save_file(tensors, out / exported.WEIGHTS, {"format": "pt"})
+    (out / exported.WEIGHTS).chmod(out.stat().st_mode & 0o666)
+    kept, vocabulary = exported.kept(config), loaded.tokenizer.vocabulary
+    written = [*written, exported.WEIGHTS, FILE_NAME]
+    if is_pretrained(config.encoder.model):
+        written += _write_text_encoder(out, loaded, kept["encoder"], encoder)
+        assert vocabulary.subwords is not None
+        named = replace(vocabulary.subwords, model=kept["encoder"]["model"])
+        vocabulary = replace(vocabulary, subwords=named)
+    write_atomic(out / FILE_NAME, to_json(vocabulary))
+    kept["sampling"].pop("codec")
+    content = {
+        "format": exported.FORMAT,
+        "version": exported.VERSION,
+        "step": loaded.step,
+        "weights": loaded.weights,
+        **about,
+        "config": kept,
+    }
+    write_atomic(out / exported.CONFIG, json.dumps(content, indent=1) + "\n")
+    checkpoint = loaded.folder / config.checkpoint.folder / f"step-{loaded.step}"
+    write_manifest(out, written, read_manifest(checkpoint)["trained_with"])
+    return kept
+
+
+def _write_codec(out: Path, codec: Codec) -> list[str]:
+    """What the codec needs beside its name: mel_dct's constants, or weights that are a file here."""
+    if codec_kind(codec.name) == "mel_dct":
+        from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
+
+        write_atomic(out / exported.MEL_DCT, STATISTICS_FILE.read_bytes())
+        return [exported.MEL_DCT]
+    if not Path(codec.name).is_absolute():
+        return []
+    from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
+    from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
+
+    assert isinstance(codec, DacVaeCodec)
+    write_safetensors(codec.network, out / exported.DAC_VAE)
+    return [exported.DAC_VAE]
+
+
+def _write_text_encoder(
+    out: Path, loaded: LoadedRun, kept: dict[str, Any], moved_to: str
+) -> list[str]:
+    """The tokenizer and the record of a pretrained encoder, and its weights where a frozen one is a folder;
+    a path in `kept`, its section of the config, and in the record is replaced by the folder's name.
+
+    Raises:
+        InputError: the weights are pickles.
+    """
+    folder, encoder = loaded.folder, loaded.config.encoder
+    shutil.copyfile(folder / TEXT_FILE_NAME, out / TEXT_FILE_NAME)
+    record = json.loads(
+        (folder / CONFIG_FILE).read_text(encoding="utf-8"),
+        object_hook=lambda each: {k: v for k, v in each.items() if k != "_name_or_path"},
+    )
+    written = [TEXT_FILE_NAME, CONFIG_FILE]
+    place = moved_to or encoder.model
+    if os.path.isdir(place):
+        kept["model"] = record["model"] = Path(encoder.model).name
+        if encoder.frozen:
+            kept["model"] = record["model"] = exported.TEXT_ENCODER
+            written += _copy(safe_files(Path(place)), out / exported.TEXT_ENCODER)
+    write_atomic(out / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
+    return written
+
+
+def safe_files(model: Path) -> list[Path]:
+    """Config and weights of a frozen encoder's folder.
+
+    Raises:
+        InputError: the weights are pickles.
+    """
+    weights = weight_files(str(model))
+    if any(path.suffix != ".safetensors" for path in weights):
+        raise InputError(
+            f"[encoder] model = '{model}' has its weights in a pickle, which is not exported; save the model "
+            f"as safetensors, or train with its hub name"
+        )
+    return [*weights, *model.glob("*.safetensors.index.json"), model / "config.json"]
+
+
+def _copy(files: Iterable[Path], folder: Path) -> list[str]:
+    folder.mkdir()
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
+    return sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())

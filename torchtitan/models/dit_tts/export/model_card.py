@@ -1,0 +1,125 @@
+"""README.md of an exported folder: what the model is, its figures, its data, and the licences to fill in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.codec import Codec
+from torchtitan.models.dit_tts.export.options import Options
+from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+from torchtitan.models.dit_tts.inference.speech_data import TrainingShards
+from torchtitan.models.dit_tts.text.vocabulary import named
+from torchtitan.models.dit_tts.validation.history import read_rows
+
+_SHOWN = 12
+_FILL_IN = "**to fill in**"
+
+
+def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: TrainingShards) -> str:
+    """Markdown with the metadata that the hub reads. Of paths it has the last two names only."""
+    data = loaded.config.data
+    name = options.push or Path(options.out).resolve().name
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    weights = "the trained weights" if loaded.weights == "raw" else "averaged weights"
+    dataset = shards.dataset
+    hours = float(dataset.frames.sum()) / data.frames_per_second / 3600
+    speakers, languages = (dataset.labels(each)[1] for each in ("speaker", "language"))
+    figures = {
+        "parameters": f"{parameters:,}",
+        "training steps": f"{loaded.step:,}",
+        "weights": f"{weights} ({loaded.weights})",
+        "training data": f"{hours:.1f} h in {len(dataset):,} utterances",
+        **_heldout_loss(loaded),
+        **_word_errors(loaded),
+    }
+    paths = [shards.data.path] if isinstance(shards.data.path, str) else shards.data.path
+    encoder = loaded.config.encoder.model
+    letters = f"the characters {loaded.tokenizer.vocabulary.characters!r}"
+    voice = f"--speaker {options.voices[0]}" if options.voices else "--reference voice.wav"
+    return f"""---
+license: {options.license}
+library_name: titan-tts
+pipeline_tag: text-to-speech
+tags: [text-to-speech, flow-matching, diffusion-transformer]
+---
+
+# {name}
+
+A diffusion transformer ({loaded.config.model.flavor}) that turns text and a reference of a voice into latents of the codec
+`{codec.name if not Path(codec.name).is_absolute() else "DAC-VAE"}` ({codec.frames_per_second:g} frames per second, {codec.sample_rate} Hz), trained by flow matching with
+titan-tts.
+
+```bash
+titan-tts generate {name} {voice} --text "..." --out speech.wav
+```
+
+```python
+from titan_tts import from_pretrained
+
+model = from_pretrained("{name}")
+[speech] = model.synthesize(["..."], voices=[{json.dumps(options.voices[0] if options.voices else "voice.wav")}])
+speech.waveform, speech.sample_rate
+```
+
+| | |
+|---|---|
+{_rows(figures)}
+
+## What it can say
+
+| | |
+|---|---|
+| text | {letters if encoder == "chars" else "any, as utf-8 bytes" if encoder == "bytes" else "as its text encoder reads it"}; only what is like the training data is said well |
+| voices | of any reference; trained on {len(speakers):,} speakers{f": {named(sorted(speakers), _SHOWN)}" if speakers else " (not named)"} |
+| languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
+| conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
+
+## Data and licences
+
+| | what | licence |
+|---|---|---|
+| weights | `model.safetensors` | {options.license if options.license != "unknown" else _FILL_IN} |
+| training data | {", ".join(f"`{_short(path)}`" for path in paths)} | {_FILL_IN} |
+| codec | {"fixed transform, no weights" if codec.name == "mel_dct" else "DAC-VAE"} | {"none needed" if codec.name == "mel_dct" else _FILL_IN} |
+
+Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
+"""
+
+
+def _rows(figures: dict[str, str]) -> str:
+    return "\n".join(f"| {name} | {value} |" for name, value in figures.items())
+
+
+def _short(path: str) -> str:
+    """The last two names of a path or URL."""
+    return "/".join(Path(path.partition("?")[0]).parts[-2:]).lstrip("/")
+
+
+def _heldout_loss(loaded: LoadedRun) -> dict[str, str]:
+    """Of the last validation up to the step that measured these weights."""
+    found = {}
+    for row in read_rows(loaded.folder):
+        own = row.get("heldout_loss") if row.get("weights") == loaded.weights else None
+        value = row.get(f"heldout_loss_{loaded.weights}", own)
+        if value is not None and row["step"] <= loaded.step:
+            found = {"held-out loss": f"{value:.4f} at step {row['step']:,}"}
+    return found
+
+
+def _word_errors(loaded: LoadedRun) -> dict[str, str]:
+    """Of the evaluations of this step with these weights, by the texts that they were on."""
+    found = {}
+    for path in sorted(loaded.folder.glob("evaluation/*/evaluation.json")):
+        try:
+            report: dict[str, Any] = json.loads(path.read_text())
+            test, by = report["test"], report["scorers"]["recognizer"]
+            for row in report["rows"]:
+                if (row.get("step"), row.get("weights")) == (loaded.step, loaded.weights):
+                    wer = row["figures"]["wer"]
+                    found[f"word errors on `{_short(test['source'])}`"] = (
+                        f"{wer['value']:.1%} ({wer['low']:.1%} to {wer['high']:.1%}), "
+                        f"{test['utterances']} utterances, heard by {by}"
+                    )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # of another version, or without word errors
+    return found

@@ -1,0 +1,87 @@
+"""Models by their name: a folder here, or a repository of the Hugging Face hub."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.hf_files import first_line
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+FILES = (
+    *(exported.CONFIG, exported.WEIGHTS, exported.CARD, exported.FINE_TUNE),
+    *(
+        "manifest.json",
+        "durations.json",
+        "tokenizer.json",
+        "text_tokenizer.json",
+        "text_encoder.json",
+    ),
+    *(exported.MEL_DCT, exported.DAC_VAE, exported.VOICES),
+    f"{exported.TEXT_ENCODER}/*.json",
+    f"{exported.TEXT_ENCODER}/*.safetensors",
+    f"{exported.DURATIONS}/*.json",
+    f"{exported.DURATIONS}/*.safetensors",
+)
+"""Patterns of what an exported folder has: no others go to the hub, or come from there"""
+
+
+@cache
+def find_folder(name: str) -> Path:
+    """The folder of a run or of an exported model.
+
+    Args:
+        name: a folder, or OWNER/NAME on the hub, which is downloaded into the hub's cache. Where OWNER
+            is a folder here, NAME is a folder in it.
+
+    Raises:
+        InputError: the hub has no such model, or cannot be reached.
+    """
+    path = Path(name)
+    if path.exists() or path.parent.is_dir() and path.parent != Path(".") or not is_hub_name(name):
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name} is no folder, and cannot be had from the hub ({first_line(error)}); give a run's "
+            f"folder, one that titan-tts export wrote, or the name of a public model, with HF_TOKEN in the "
+            f"environment for others"
+        ) from None
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it has the form OWNER/NAME."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def push_folder(folder: Path, name: str, private: bool) -> str:
+    """Uploads an exported folder to the hub, whose repository is made where there is none.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        InputError: the hub refuses, or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(name, private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            allow_patterns=list(FILES),
+            commit_message="titan-tts export",
+        )
+    except Exception as error:  # those of the library's HTTP client have no common kind
+        raise InputError(
+            f"--push {name}: the hub did not take it ({first_line(error)}); log in with hf auth login, or "
+            f"give HF_TOKEN of an account that may write there; {folder} is complete"
+        ) from None
+    return str(done)

@@ -1,0 +1,26 @@
+"""`from_pretrained`: a trained model to speak with from Python."""
+
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.generate_command import SamplingOptions, load_synthesizer
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+
+
+def from_pretrained(name: str | Path, data: str = "", **options: Any) -> Synthesizer:
+    """A trained model to speak with.
+
+    Args:
+        name: an exported folder, a run's folder, or OWNER/NAME on the Hugging Face hub.
+        data: training shards that a run's lengths of texts and voices are taken from, if they have moved.
+        options: of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale, dtype,
+            compile, encoder, codec.
+
+    Raises:
+        InputError: there is no such model, or it cannot be loaded.
+    """
+    known = SamplingOptions.__dataclass_fields__
+    if unknown := sorted(set(options) - set(known)):
+        raise InputError(f"from_pretrained has no option {unknown[0]!r}; it has {', '.join(known)}")
+    return load_synthesizer(SamplingOptions(run=str(name), **options), data)

@@ -1,0 +1,200 @@
+"""The web server's answers: OpenAI's speech API, the list of models, and whether all is well."""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, Field
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.generate_command import check_text
+from torchtitan.models.dit_tts.inference.long_text import faded, pause
+from torchtitan.models.dit_tts.inference.synthesizer import Speech, Synthesizer, Utterance, Voice
+from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
+from torchtitan.models.dit_tts.serving.encoding import (
+    MEDIA_TYPES,
+    STREAMED,
+    encoded,
+    pcm,
+    wav_header,
+)
+
+
+@dataclass
+class Settings:
+    """Of the server."""
+
+    model: str
+    """its name in requests"""
+
+    voices: dict[str, Voice] = field(default_factory=dict)
+    """by their names, beside the speakers"""
+
+    max_characters: int = 4096
+    """of a request's text"""
+
+    api_key: str = ""
+    """that requests must have; empty: any may come"""
+
+
+class SpeechBody(BaseModel):
+    """What OpenAI's clients send; other fields are not heeded."""
+
+    model: str
+    input: str
+    voice: str | None = None
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
+    speed: float = Field(1.0, ge=0.25, le=4.0)
+
+
+class Refusal(Exception):
+    """An answer other than speech."""
+
+    def __init__(self, status: int, message: str, code: str, retry: bool = False):
+        super().__init__(message)
+        self.status, self.code, self.retry = status, code, retry
+
+    def response(self) -> JSONResponse:
+        """In the form that OpenAI's clients read."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        content = {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+        return JSONResponse(content, self.status, {"Retry-After": "1"} if self.retry else None)
+
+
+class SpeechService:
+    """Requests to utterances, and their speech to bytes."""
+
+    def __init__(self, synthesizer: Synthesizer, batcher: Batcher, settings: Settings):
+        self.synthesizer, self.batcher, self.settings = synthesizer, batcher, settings
+        self.voices = dict(settings.voices)
+        self.names = sorted({*synthesizer.speakers, *self.voices})
+
+    def utterances(self, body: SpeechBody) -> list[Utterance]:
+        """The pieces of a request's text.
+
+        Raises:
+            Refusal: it cannot be said.
+        """
+        limit = self.settings.max_characters
+        if body.model != self.settings.model:
+            message = f"there is no model {body.model!r}; this server has {self.settings.model!r}"
+            raise Refusal(404, message, "model_not_found")
+        if not body.input.strip():
+            raise Refusal(400, "input is empty; give what to say", "empty_input")
+        if len(body.input) > limit:
+            message = f"input has {len(body.input)} characters, but at most {limit} are allowed"
+            raise Refusal(400, message, "input_too_long")
+        if body.voice and body.voice not in self.names:
+            message = (
+                f"there is no voice {body.voice!r}; there are: {', '.join(self.names) or 'none'}"
+            )
+            raise Refusal(400, message, "voice_not_found")
+        try:
+            check_text(body.input, self.synthesizer.run.tokenizer, "input")
+            voice = self._voice(body.voice)
+            conditions = self.synthesizer.conditions(voice)
+            whole = Utterance(body.input, voice, conditions, speed=body.speed)
+            return self.synthesizer.pieces(whole)
+        except InputError as error:
+            raise Refusal(400, str(error), "cannot_be_said") from None
+
+    def _voice(self, name: str | None) -> Voice:
+        if not name:
+            return Voice()
+        if name not in self.voices:
+            self.voices[name] = self.synthesizer.speaker(name)
+        return self.voices[name]
+
+    def samples(self, pieces: list[Utterance]) -> int:
+        """Of their speech with the pauses between, before any is made."""
+        codec = self.synthesizer.codec
+        silence = len(pause(codec.sample_rate)) * (len(pieces) - 1)
+        return silence + codec.hop_length * sum(self.synthesizer.frames(pieces))
+
+    async def spoken(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
+        """Waveforms in order, each as soon as it is there: the first alone, the rest together."""
+        rate, pending = self.synthesizer.sample_rate, list[Future[Speech]]()
+        try:
+            pending = self.batcher.submit(pieces[:1])
+            sound = (await asyncio.wrap_future(pending[0])).waveform
+            yield sound if len(pieces) == 1 else faded(sound, rate)
+            pending = self.batcher.submit(pieces[1:], begun=True)
+            for future in pending:
+                sound = (await asyncio.wrap_future(future)).waveform
+                yield torch.cat([pause(rate), faded(sound, rate)])
+        finally:
+            for future in pending:  # of one who went away
+                future.cancel()
+
+    async def answer(self, body: SpeechBody) -> Response:
+        """The response to a request for speech."""
+        pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
+        rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces)
+        try:
+            first = await anext(sounds)  # what goes wrong is told by a status
+            if kind not in STREAMED:
+                whole = torch.cat([first, *[each async for each in sounds]])
+                content = await asyncio.to_thread(encoded, whole, rate, kind)
+                return Response(content, media_type=MEDIA_TYPES[kind])
+        except QueueFull as error:
+            raise Refusal(429, str(error), "queue_full", retry=True) from None
+        except InputError as error:
+            raise Refusal(400, str(error), "cannot_be_said") from None
+
+        async def stream() -> AsyncIterator[bytes]:
+            if kind == "wav":
+                yield wav_header(self.samples(pieces), rate)
+            yield pcm(first)
+            async for each in sounds:
+                yield pcm(each)
+
+        headers = {"X-Sample-Rate": str(rate)}
+        return StreamingResponse(stream(), media_type=MEDIA_TYPES[kind], headers=headers)
+
+
+def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) -> FastAPI:
+    """The application; the batcher is the caller's to close."""
+    service = SpeechService(synthesizer, batcher, settings)
+    app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
+
+    @app.exception_handler(Refusal)
+    async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
+        return refusal.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_form(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()[0]
+        place = ".".join(str(part) for part in found["loc"][1:]) or "the body"
+        return Refusal(400, f"{place}: {found['msg']}", "invalid_request").response()
+
+    @app.middleware("http")
+    async def check_key(request: Request, call_next: Any) -> Response:
+        key = settings.api_key
+        if key and request.url.path.startswith("/v1/"):
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), key.encode()):
+                return Refusal(401, "the API key is missing or wrong", "invalid_api_key").response()
+        return await call_next(request)
+
+    @app.post("/v1/audio/speech")
+    async def speech(body: SpeechBody) -> Response:
+        return await service.answer(body)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        entry = {"id": settings.model, "object": "model", "created": 0, "owned_by": "titan-tts"}
+        return {"object": "list", "data": [entry | {"voices": service.names}]}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        state = {"status": "ok" if batcher.alive else "failed", "waiting": batcher.waiting}
+        return JSONResponse(state, 200 if batcher.alive else 503)
+
+    return app

@@ -1,0 +1,50 @@
+"""`titan-tts demo`: a page to type a text and hear it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.serving.options import (
+    ServerOptions,
+    check_server_options,
+    known_voices,
+)
+
+
+@dataclass(kw_only=True)
+class Options(ServerOptions):
+    """Open a page to type a text, choose or record a voice, and hear and see what the model says."""
+
+    max_characters: int = 1000
+    """Longest text."""
+
+
+def run(options: Options) -> int:
+    check_server_options(options)
+    if not 1 <= options.max_characters <= 10**6:
+        raise InputError(
+            f"--max-characters = {options.max_characters}, but it must be from 1 to {10**6}"
+        )
+    require_modules("gradio", "soundfile", "matplotlib")
+    from torchtitan.models.dit_tts.inference.generate_command import load_synthesizer
+    from torchtitan.models.dit_tts.serving.page import build_page
+
+    synthesizer = load_synthesizer(options, options.data)
+    _ = synthesizer.lengths  # what is missing is told now
+    voices = known_voices(options, synthesizer)
+    page = build_page(synthesizer, voices, options.max_characters, Path(options.run).resolve().name)
+    try:
+        _, address, _ = page.launch(
+            server_name=options.host,
+            server_port=options.port or None,
+            prevent_thread_lock=True,
+            quiet=True,
+            share=False,
+        )
+    except OSError as error:
+        raise InputError(
+            f"--host = {options.host}, --port = {options.port}: {error}; give another port"
+        ) from None
+    print(f"the page is at {address}", flush=True)
+    page.block_thread()
+    return 0

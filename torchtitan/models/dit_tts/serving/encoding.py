@@ -1,0 +1,63 @@
+"""Waveforms as the bytes of a sound file; a wav of known length can be sent before it is complete."""
+
+import io
+import struct
+
+import torch
+from torch import Tensor
+
+MEDIA_TYPES = {
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "mp3": "audio/mpeg",
+}
+"""Formats of a response"""
+
+STREAMED = ("wav", "pcm")
+"""those that are sent piece by piece"""
+
+_SOUNDFILE = {"flac": ("FLAC", "PCM_16"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", None)}
+_RATES = {
+    "opus": (8000, 12000, 16000, 24000, 48000),
+    "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
+}
+
+
+def pcm(waveform: Tensor) -> bytes:
+    """(samples,) in [-1, 1] as 16-bit little-endian samples."""
+    scaled = (waveform.clamp(-1.0, 1.0) * 32767).round().to(torch.int16)
+    return scaled.numpy().astype("<i2").tobytes()
+
+
+def wav_header(samples: int, sample_rate: int) -> bytes:
+    """Of one channel of 16 bits."""
+    size = 2 * samples
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return (
+        struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
+        + form
+        + struct.pack("<4sI", b"data", size)
+    )
+
+
+def encoded(waveform: Tensor, sample_rate: int, kind: str) -> bytes:
+    """A complete file of one of MEDIA_TYPES."""
+    if kind == "pcm":
+        return pcm(waveform)
+    if kind == "wav":
+        return wav_header(len(waveform), sample_rate) + pcm(waveform)
+    import soundfile
+
+    if sample_rate not in _RATES.get(kind, (sample_rate,)):
+        from torchtitan.models.dit_tts.audio import resample
+
+        waveform = torch.from_numpy(resample(waveform.numpy(), sample_rate, 48000))
+        sample_rate = 48000
+    buffer = io.BytesIO()
+    form, subtype = _SOUNDFILE[kind]
+    soundfile.write(
+        buffer, waveform.clamp(-1.0, 1.0).numpy(), sample_rate, format=form, subtype=subtype
+    )
+    return buffer.getvalue()

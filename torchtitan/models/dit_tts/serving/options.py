@@ -1,0 +1,46 @@
+"""Options of both `titan-tts serve` and `titan-tts demo`."""
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.generate_command import SamplingOptions
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Voice
+
+
+@dataclass(kw_only=True)
+class ServerOptions(SamplingOptions):
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines in."""
+
+    port: int = 8000
+    """Port to listen at; 0: a free one, which is printed."""
+
+    data: str = ""
+    """Training shards, which lengths and speakers are taken from; the run's [data] path by default."""
+
+    voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """NAME=FILE: a voice of a recording, beside the speakers; may be repeated."""
+
+
+def check_server_options(options: ServerOptions) -> None:
+    """Raises InputError for what can be seen without the model."""
+    if not 0 <= options.port < 2**16:
+        raise InputError(f"--port = {options.port}, but it must be from 0 to {2**16 - 1}")
+    for given in options.voice:
+        name, equals, path = given.partition("=")
+        if not (name and equals):
+            raise InputError(f"--voice = {given}, but it must be NAME=FILE")
+        if not os.path.isfile(path):
+            raise InputError(f"--voice = {given}, but there is no such file")
+
+
+def known_voices(options: ServerOptions, synthesizer: "Synthesizer") -> "dict[str, Voice]":
+    """Those of --voice by their names."""
+    pairs = (given.partition("=") for given in options.voice)
+    return {name: synthesizer.recording(path) for name, _, path in pairs}

@@ -1,0 +1,109 @@
+"""The demo's page: a text, a voice, knobs; playback and spectrogram."""
+
+import os
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it would tell its makers
+
+import gradio as gr
+import numpy as np
+import torch
+
+from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.generate_command import check_text
+from torchtitan.models.dit_tts.inference.long_text import join
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
+from torchtitan.models.dit_tts.sampling.sound_files import draw_spectrograms
+
+ANY = "(any)"
+
+
+def build_page(
+    synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str
+) -> gr.Blocks:
+    """The page; its one function is also to be called as the API `/say`."""
+    lock = Lock()
+    names = [ANY, *sorted({*synthesizer.speakers, *voices})]
+    sampling = synthesizer.sampling
+
+    def say(
+        text: str,
+        voice: str,
+        recording: str | None,
+        speed: float,
+        steps: float,
+        text_scale: float,
+        speaker_scale: float,
+        seed: float,
+    ) -> tuple[tuple[int, np.ndarray], Any, str]:
+        try:
+            _check(text, max_characters)
+            check_text(text, synthesizer.run.tokenizer, "the text")
+            with lock:
+                if recording:
+                    chosen = synthesizer.recording(recording)
+                elif voice == ANY:
+                    chosen = Voice()
+                else:
+                    chosen = voices.get(voice) or synthesizer.speaker(voice)
+                conditions = synthesizer.conditions(chosen)
+                pieces = synthesizer.pieces(Utterance(text, chosen, conditions, speed=speed))
+                chosen_sampling = replace(
+                    sampling,
+                    steps=int(steps),
+                    text_scale=text_scale,
+                    speaker_scale=speaker_scale,
+                )
+                check_sampling(chosen_sampling)
+                spoken = synthesizer.synthesize(pieces, (), int(seed), chosen_sampling)
+        except InputError as error:
+            raise gr.Error(str(error)) from None
+        rate = synthesizer.sample_rate
+        waveform = join([each.waveform for each in spoken], rate)
+        samples = (waveform.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
+        about = f"{len(waveform) / rate:.2f} s in {len(pieces)} pieces"
+        return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about
+
+    with gr.Blocks(title=f"titan-tts: {name}", analytics_enabled=False) as page:
+        gr.Markdown(f"# {name}")
+        with gr.Row():
+            with gr.Column():
+                text = gr.Textbox(label="Text", lines=4, max_length=max_characters, elem_id="text")
+                voice = gr.Dropdown(names, value=names[-1], label="Voice", elem_id="voice")
+                recording = gr.Audio(
+                    sources=["upload", "microphone"],
+                    type="filepath",
+                    label="or a recording of the voice",
+                )
+                with gr.Accordion("Knobs", open=False):
+                    speed = gr.Slider(0.5, 2.0, 1.0, step=0.05, label="Speed")
+                    steps = gr.Slider(1, 100, sampling.steps, step=1, label="Steps")
+                    text_scale = gr.Slider(
+                        0, 10, sampling.text_scale, step=0.1, label="Guidance towards the text"
+                    )
+                    speaker_scale = gr.Slider(
+                        0,
+                        10,
+                        sampling.speaker_scale,
+                        step=0.1,
+                        label="Guidance towards the speaker",
+                    )
+                    seed = gr.Number(0, precision=0, minimum=0, label="Seed of the noise")
+                button = gr.Button("Say it", variant="primary", elem_id="say")
+            with gr.Column():
+                sound = gr.Audio(label="Speech", format="wav", elem_id="speech")
+                picture = gr.Plot(label="Spectrogram")
+                about = gr.Textbox(label="Length", interactive=False, elem_id="about")
+        inputs = [text, voice, recording, speed, steps, text_scale, speaker_scale, seed]
+        button.click(say, inputs, [sound, picture, about], api_name="say", concurrency_limit=1)
+    return page
+
+
+def _check(text: str, limit: int) -> None:
+    if not text.strip():
+        raise InputError("the text is empty")
+    if len(text) > limit:
+        raise InputError(f"the text has {len(text)} characters, but at most {limit} are allowed")

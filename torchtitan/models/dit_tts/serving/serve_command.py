@@ -1,0 +1,95 @@
+"""`titan-tts serve`: a model over HTTP, by the API that OpenAI's clients speak."""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.serving.options import (
+    ServerOptions,
+    check_server_options,
+    known_voices,
+)
+
+KEY_VARIABLE = "TITAN_TTS_API_KEY"
+
+
+@dataclass(kw_only=True)
+class Options(ServerOptions):
+    """Serve a model over HTTP: POST /v1/audio/speech as OpenAI's clients send it, GET /v1/models, /health.
+
+    A key that requests must have is taken from the environment variable TITAN_TTS_API_KEY.
+    """
+
+    model_name: str = ""
+    """Name of the model in requests; by default the last name of RUN."""
+
+    max_batch: int = 16
+    """Texts that are said together."""
+
+    window_ms: float = 20.0
+    """How long a text waits for others to be said with it."""
+
+    max_waiting: int = 64
+    """Texts, or pieces of long ones, that may wait; more requests are answered with status 429."""
+
+    max_characters: int = 4096
+    """Longest text of a request."""
+
+
+def run(options: Options) -> int:
+    check_server_options(options)
+    for name, low, high in (
+        ("max_batch", 1, 4096),
+        ("window_ms", 0, 60_000),
+        ("max_waiting", 1, 10**6),
+        ("max_characters", 1, 10**6),
+    ):
+        value = getattr(options, name)
+        if not low <= value <= high:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} = {value:g}, but it must be from {low} to {high}")
+    require_modules("fastapi", "uvicorn", "soundfile")
+    listening = listen(options.host, options.port)
+    import uvicorn
+
+    from torchtitan.models.dit_tts.inference.generate_command import load_synthesizer
+    from torchtitan.models.dit_tts.serving.app import Settings, build_app
+    from torchtitan.models.dit_tts.serving.batcher import Batcher
+
+    synthesizer = load_synthesizer(options, options.data)
+    _ = synthesizer.lengths  # what is missing is told now, not to the first who asks
+    batcher = Batcher(
+        synthesizer, options.max_batch, options.window_ms / 1000, options.max_waiting, options.seed
+    )
+    name = options.model_name or Path(options.run).resolve().name
+    voices = known_voices(options, synthesizer)
+    key = os.environ.get(KEY_VARIABLE, "")
+    app = build_app(synthesizer, batcher, Settings(name, voices, options.max_characters, key))
+    port = listening.getsockname()[1]
+    listening.listen()  # whoever reads the line may ask
+    print(
+        f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key",
+        flush=True,
+    )
+    try:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listening])
+    finally:
+        batcher.close()
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address. Raises InputError where it is taken."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise InputError(
+            f"--host = {host}, --port = {port}: nothing can listen there ({error.strerror}); give another port, or "
+            f"--port 0 for a free one"
+        ) from None
+    return found
