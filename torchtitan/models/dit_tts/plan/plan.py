@@ -376,8 +376,8 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
     mean = with_error(seconds, factor)
     steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
     ramp = batch_ramp(config.training)
-    batches = ramp.global_batches(steps)
-    gpu_hours = scaled(mean, batches * cluster.gpus / 3600)
+    complete = ramp.global_batches(steps)
+    gpu_hours = scaled(mean, complete * cluster.gpus / 3600)
     return Plan(
         summary=planner.summary(),
         cluster=cluster,
@@ -391,7 +391,7 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
         run=WholeRun(
             steps,
             warmup,
-            batches,
+            complete,
             ramp.global_batches(warmup),
             estimated_hours_per_step(config, planner.ranks),
             gpu_hours,
