@@ -226,7 +226,7 @@ def test_rows_of_no_sample_are_harmless(monkeypatch):
 
 
 def test_packing_is_a_permutation_with_the_valid_rows_in_order():
-    frames, keys = prepare_keys("varlen", VALID, 140, torch.float32)
+    frames, keys, _ = prepare_keys("varlen", VALID, 140, torch.float32)
     assert frames.starts.tolist() == [0, 140, 160]
     assert keys.starts.tolist() == [0, 270, 294]
     assert frames.starts.dtype == keys.starts.dtype == torch.int32
