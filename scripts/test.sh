@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs the tests on two processes, each file on one of them.
-#   scripts/test.sh [--quick | --slow] [pytest arguments]
+#   scripts/test.sh [--quick | --slow | --matrix] [pytest arguments]
 #     --quick  while you work: the unit tests that take less than about half a second each
 #     --slow   what the others leave out: Inductor's kernels, plans of compiled blocks, Ray, the GPU check
+#     --matrix layouts of up to eight ranks against each other, with their checkpoints
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,11 +11,11 @@ selection=()
 case "${1:-}" in
 --quick)
     shift
-    selection=(-m "not slow and not long" --ignore tests/integration_tests)
+    selection=(-m "not slow and not long and not matrix" --ignore tests/integration_tests)
     ;;
---slow)
+--slow | --matrix)
+    selection=(-m "${1#--}")
     shift
-    selection=(-m slow)
     ;;
 esac
 scripts/setup.sh dev

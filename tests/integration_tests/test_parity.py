@@ -47,13 +47,17 @@ LAYOUTS = {
     "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
 }
 
-# The same with kernels by Inductor, which are also others than eager's.
-SLOW_LAYOUTS = {
+# What tests of the layers have, too, in the trainer.
+MATRIX_LAYOUTS = {
     "tp_4": (
         4,
         [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
     ),
     "tp_ddp": (4, [*TP, *DDP]),
+}
+
+# The same with kernels by Inductor, which are also others than eager's.
+SLOW_LAYOUTS = {
     "inductor": (1, ["--compile.enable"]),
     "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=full"]),
     "fsdp_inductor_memory_budget": (
@@ -156,11 +160,16 @@ def assert_same_samples(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_LAYOUTS)]
+    "layout",
+    [
+        *LAYOUTS,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_LAYOUTS),
+        *(pytest.param(each, marks=pytest.mark.matrix) for each in MATRIX_LAYOUTS),
+    ],
 )
 def test_layout_trains_as_one_process_does(seeded, layout):
     folder, common, plain = seeded
-    processes, arguments = {**LAYOUTS, **SLOW_LAYOUTS}[layout]
+    processes, arguments = {**LAYOUTS, **SLOW_LAYOUTS, **MATRIX_LAYOUTS}[layout]
     # One of them as a user starts it.
     launcher = layout == "accumulation"
     samples = SAMPLES if layout in SAMPLED else []
@@ -171,7 +180,10 @@ def test_layout_trains_as_one_process_does(seeded, layout):
         assert_same_samples(folder / layout / "samples", folder / "plain/samples")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(v, marks=pytest.mark.matrix) if v.endswith("_tp") else v for v in VARIANTS],
+)
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded
     processes, arguments, layout = VARIANTS[variant]
@@ -197,7 +209,9 @@ def test_alignment_heads_train_on_shards_as_in_one_process(seeded):
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5
 
 
-@pytest.mark.parametrize("layout", ["ddp_accumulation", "hsdp"])
+@pytest.mark.parametrize(
+    "layout", ["ddp_accumulation", pytest.param("hsdp", marks=pytest.mark.matrix)]
+)
 def test_the_duration_predictor_trains_on_ranks_as_in_one_process(seeded, layout):
     folder, _, _ = seeded
     data = ["--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]

@@ -54,7 +54,7 @@ def test_layouts_of_four_ranks_train_as_one_process_does(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_replicas_of_shards_train_as_one_process_does(tmp_path):
     run(8, tmp_path, job(ranks.compare, TP_HSDP))
 
@@ -65,7 +65,7 @@ def test_checkpoints_are_of_any_layout(tmp_path):
     run(4, tmp_path, job(ranks.checkpoints, tmp_path, written, read))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_checkpoint_matrix(tmp_path):
     """Every layout's by every layout: one process, DDP, FSDP2, HSDP, TP, and TP with each of the first."""
     layouts = [ranks.PLAIN, (4, 1, 1), (1, 4, 1), (2, 2, 1), TP_4, TP_DDP, TP_FSDP]
