@@ -29,9 +29,8 @@ from benchmarks.quality.infill_task import (
 from torchtitan.models.dit_tts import train_spec, trainer
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.evaluation import systems
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
-from torchtitan.models.dit_tts.inference import load_run
+from torchtitan.models.dit_tts.inference import load_run, synthesizer
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
@@ -139,7 +138,7 @@ def substitute_sampler(run: str, test: str) -> None:
         _, seed, device, *_ = rest
         return fill_in(model, texts.requested(requests), requests, seed, device)
 
-    systems.generate_latents = generate  # type: ignore[assignment]
+    synthesizer.generate_latents = generate  # type: ignore[assignment]
 
 
 def main(args: list[str]) -> int:

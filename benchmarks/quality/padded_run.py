@@ -8,13 +8,13 @@ instead of where the text's estimated length ends.
 """
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.evaluation import systems
-from torchtitan.models.dit_tts.evaluation.systems import System
+from torchtitan.models.dit_tts.inference import synthesizer
+from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance
 from torchtitan.models.dit_tts.sampling.sampler import generate_latents
 
 SILENT_RMS = 0.3
@@ -29,16 +29,15 @@ def speech_end(latents: torch.Tensor) -> int:
 
 def substitute() -> None:
     """Puts rows of one length, cut at the end of speech, in the place of rows of estimated lengths."""
-    own = System.request
 
-    def request(self: System, prompt: Any) -> Any:
-        return replace(own(self, prompt), frames=self.run.config.data.max_frames)
+    def frames(self: Synthesizer, utterances: Sequence[Utterance]) -> list[int]:
+        return [self.run.config.data.max_frames] * len(utterances)
 
     def generate(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         return [row[: speech_end(row)] for row in generate_latents(*args, **kwargs)]
 
-    System.request = request  # type: ignore[method-assign]
-    systems.generate_latents = generate
+    Synthesizer.frames = frames  # type: ignore[method-assign]
+    synthesizer.generate_latents = generate
 
 
 if __name__ == "__main__":

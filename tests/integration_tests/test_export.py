@@ -103,6 +103,6 @@ def test_it_is_served(moved, tmp_path, name):
                 samples, rate = soundfile.read(io.BytesIO(answer.read()))
             assert rate == 16000 and len(samples) > 0
         os.kill(server.pid, signal.SIGINT)
-        assert server.wait(60) in (0, 130)
+        assert server.wait(120) in (0, 130)
     finally:
         server.kill()

@@ -45,6 +45,9 @@ def run(options: Options) -> int:
         raise InputError(
             f"--host = {options.host}, --port = {options.port}: {error}; give another port"
         ) from None
-    print(f"the page is at {address}", flush=True)
-    page.block_thread()
+    try:
+        print(f"the page is at {address}", flush=True)
+        page.block_thread()
+    finally:
+        page.close(verbose=False)
     return 0
