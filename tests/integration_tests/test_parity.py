@@ -43,12 +43,20 @@ LAYOUTS = {
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
     "tp": (2, TP),
-    "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
     "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
 }
 
-# What tests of the layers have, too, in the trainer.
+# Tested in parts by other layouts, or by tests of the layers.
 MATRIX_LAYOUTS = {
+    "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
+    "fsdp_inductor_memory_budget": (
+        2,
+        [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=memory_budget"],
+    ),
+    "hsdp_inductor_tuned_varlen_per_op": (
+        4,
+        [*HSDP, *INDUCTOR, *VARLEN_PER_OP, "--compile.mode=max-autotune-no-cudagraphs"],
+    ),
     "tp_4": (
         4,
         [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
@@ -60,14 +68,6 @@ MATRIX_LAYOUTS = {
 SLOW_LAYOUTS = {
     "inductor": (1, ["--compile.enable"]),
     "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=full"]),
-    "fsdp_inductor_memory_budget": (
-        2,
-        [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=memory_budget"],
-    ),
-    "hsdp_inductor_tuned_varlen_per_op": (
-        4,
-        [*HSDP, *INDUCTOR, *VARLEN_PER_OP, "--compile.mode=max-autotune-no-cudagraphs"],
-    ),
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
 }
 
