@@ -48,6 +48,7 @@ LAYOUTS = {
 
 # Tested in parts by other layouts, or by tests of the layers.
 MATRIX_LAYOUTS = {
+    "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
     "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
     "fsdp_inductor_memory_budget": (
         2,
@@ -68,7 +69,6 @@ MATRIX_LAYOUTS = {
 SLOW_LAYOUTS = {
     "inductor": (1, ["--compile.enable"]),
     "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=full"]),
-    "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
 }
 
 VALIDATION = ["--validation.freq=2", "--validation.samples=10", "--validation.batch_size=4"]
