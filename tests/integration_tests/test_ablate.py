@@ -107,7 +107,7 @@ if limit:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
     """What a linear search finds, and a run that takes the sizes together."""
     site = tmp_path / "site"
