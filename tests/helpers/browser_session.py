@@ -1,4 +1,4 @@
-"""A headless browser that is told what to do, by the DevTools protocol over pipes."""
+"""A headless browser, driven by the DevTools protocol over pipes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A synthesizer of the sampled run, whose speech can be told by its text, voice and length."""
+"""A synthesizer of the sampled run, whose speech identifies its text, voice and length."""
 
 from pathlib import Path
 

@@ -95,7 +95,7 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
 def test_a_run_that_keeps_its_fit_needs_no_training_data(
     asked, loaded, tmp_path, monkeypatch, capsys
 ):
-    """The length of a recording whose text is told counts, all of it."""
+    """Where the text of a recording is given, all of the recording counts."""
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(

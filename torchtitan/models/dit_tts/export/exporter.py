@@ -86,7 +86,7 @@ def _write(
     about = {
         "codec": {
             "kind": codec_kind(codec.name),
-            # Of a file's path nothing is told.
+            # The path of a file is not given away.
             "name": "" if Path(codec.name).is_absolute() else codec.name,
             "fingerprint": codec.fingerprint,
             "sample_rate": codec.sample_rate,

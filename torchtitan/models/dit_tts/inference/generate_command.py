@@ -76,7 +76,7 @@ class SamplingOptions:
     run's folder or beside it (duration/), else fit."""
 
     duration_scale: float = 1.0
-    """Factor of the lengths that are told so."""
+    """Factor of these lengths."""
 
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
     """Keys of [sampling], --sampling.key value"""
@@ -164,7 +164,7 @@ def load_synthesizer(
     Args:
         data_path: training shards instead of the run's, or of what an exported folder has.
         refit: whether lengths are fitted to these, too.
-        on_fit: is told the fit on the training data, where it is what tells lengths.
+        on_fit: called with the fit on the training data, where lengths come from it.
     """
     loaded, codec, sampling = load_for_sampling(options)
 
