@@ -20,11 +20,10 @@ from torchtitan.models.dit_tts.evaluation.prompts import (
     add_recordings,
     encode_prompts,
     evenly,
-    file_name,
     find_kind,
     read_prompts,
-    unique,
 )
+from torchtitan.models.dit_tts.files import file_name, unique
 
 
 def read(source, max_utterances=0, **options):

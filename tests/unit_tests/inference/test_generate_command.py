@@ -13,8 +13,9 @@ from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference import generate_command
-from torchtitan.models.dit_tts.inference.generate_command import Options
+from torchtitan.models.dit_tts.inference import sampling_options
+from torchtitan.models.dit_tts.inference.generate import requested_conditions
+from torchtitan.models.dit_tts.inference.generate_command import Options, find_requests
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
@@ -137,17 +138,24 @@ def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--text= "], "--text is empty"),
-        (["--seconds=1e6"], "--seconds = 1e+06, but"),
-        (["--out=said.mp3"], "only .wav"),
-        (["--reference-text=one"], "--reference-text needs --reference"),
+        (["--text= "], "--text: the text is empty"),
+        (["--text-file=a_file"], "give one of --text"),
+        (["--text=", "--text-file=a_file"], "a_file: the text is empty"),
+        (["--text=", "--text-file=nothing"], "nothing: cannot be read"),
+        (["--text=", "--text-list=a_file", "--out=new"], "a_file: has no line"),
+        (["--text=", "--text-list=a_file"], "give their folder by --out"),
+        (["--seconds=1e6"], "seconds = 1e+06, but"),
+        (["--out=said.doc"], "must end with one of .wav, .flac"),
+        (["--takes=0"], "--takes = 0"),
+        (["--overwrite", "--resume"], "either --overwrite or --resume"),
+        (["--reference-text=one"], "reference text without the reference"),
         (["--duration=rate"], "--duration = rate needs --reference with --reference-text"),
         (["--duration-scale=0"], "--duration-scale = 0"),
         (["--out=a_file/said.wav"], "no file can be written there"),
-        (["--reference=nothing.wav"], "either --reference"),
+        (["--reference=nothing.wav"], "either a reference or a speaker"),
         (["--reference=nothing.wav", "--speaker"], "no such file"),
         (["--sampling-steps=0"], "--sampling-steps = 0, but"),
-        (["--seconds=nan"], "--seconds = nan, but"),
+        (["--seconds=nan"], "seconds = nan, but"),
         (["--text-scale=nan"], "--text-scale = nan, but"),
         (["--speaker-scale=-inf"], "--speaker-scale = -inf, but"),
         (["--seed=1180591620717411303424"], "--seed = 1180591620717411303424, but"),
@@ -177,7 +185,7 @@ def test_any_key_of_sampling_may_be_given(tmp_path):
 
     def chosen(*config_args, **given):
         options = Options(run=str(tmp_path), text="one", config_args=list(config_args), **given)
-        return generate_command.chosen_config(options).sampling
+        return sampling_options.chosen_config(options).sampling
 
     assert chosen() == Sampling(steps=8, text_scale=2.0)
     keys = ["--sampling.solver", "midpoint", "--sampling.cfg_zero_star", "true"]
@@ -198,31 +206,31 @@ def test_any_key_of_sampling_may_be_given(tmp_path):
     ],
 )
 def test_conditions_that_are_asked_for(given, conditions):
-    options = Options(run="outputs/a", text="one", **given)
-    assert generate_command.requested_conditions(options, SPEAKING) == conditions
+    [request] = find_requests(Options(run="outputs/a", text="one", **given))
+    assert requested_conditions(request, SPEAKING) == conditions
 
 
 @pytest.mark.parametrize(
     "condition, words",
     [
-        ("speaker=x", ["speaker 'x'", "'s00', 's01'", "'s19' and 10 more"]),
-        ("mood=sad", ["mood=sad", "of the run: speaker, language"]),
-        ("duration=3", ["--seconds"]),
+        ("speaker=x", ["speaker=x", "'s00', 's01'", "'s19' and 10 more"]),
+        ("mood=sad", ["mood=sad", "has the conditioning tokens speaker, language"]),
         ("speaker", ["--condition = speaker", "FIELD=VALUE"]),
+        ("duration=3", ["--text: condition duration=3", "--seconds"]),
     ],
 )
 def test_conditions_that_the_run_does_not_know(condition, words):
     options = Options(run="outputs/a", text="one", condition=[condition])
-    refused(lambda: generate_command.requested_conditions(options, SPEAKING), *words)
+    refused(lambda: requested_conditions(find_requests(options)[0], SPEAKING), *words)
 
 
 def test_what_the_run_was_never_trained_on(capsys):
-    generate_command.check_text("one", SPEAKING)
+    sampling_options.check_text("one", SPEAKING)
     with pytest.raises(InputError, match="--text .*'½', 'é'.*' enotw'"):
-        generate_command.check_text("oné ½", SPEAKING)
-    generate_command.warn_of_untrained_tokens({"speaker": "s01"}, SPEAKING)
+        sampling_options.check_text("oné ½", SPEAKING)
+    sampling_options.warn_of_untrained_tokens({"speaker": "s01"}, SPEAKING)
     assert "language not given" in capsys.readouterr().err
     trained = Tokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
-    generate_command.warn_of_untrained_tokens({}, trained)
-    generate_command.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
+    sampling_options.warn_of_untrained_tokens({}, trained)
+    sampling_options.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
     assert capsys.readouterr().err == ""

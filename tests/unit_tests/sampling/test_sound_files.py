@@ -1,43 +1,14 @@
-"""Generated speech on disk: wavs and spectrograms."""
+"""Speech as sound files."""
 
 import numpy as np
-import pytest
 import soundfile
 import torch
 
-from torchtitan.models.dit_tts.sampling.sound_files import (
-    MEL_BANDS,
-    log_mel_decibels,
-    save_spectrograms,
-    write_wav,
-)
+from torchtitan.models.dit_tts.sampling.sound_files import write_sound
 
 
 def test_a_wav_holds_the_samples(tmp_path):
-    write_wav(tmp_path / "a.wav", torch.tensor([0.0, 0.5, -0.25, 3.0, -3.0]), 24_000)
+    write_sound(tmp_path / "a.wav", torch.tensor([0.0, 0.5, -0.25, 3.0, -3.0]), 24_000)
     samples, rate = soundfile.read(tmp_path / "a.wav")
     assert rate == 24_000 and soundfile.info(tmp_path / "a.wav").subtype == "PCM_16"
     np.testing.assert_allclose(samples, [0.0, 0.5, -0.25, 1.0, -1.0], atol=1e-4)
-
-
-def test_spectrograms_show_levels_and_pitches():
-    """A sine of a tenth of full scale is at -20 dB in the band of its frequency."""
-    picture = log_mel_decibels(
-        0.1 * torch.sin(2 * torch.pi * 1000 * torch.arange(16_000) / 16_000), 16_000
-    )
-    assert picture.shape == (100, MEL_BANDS)
-    # 1 kHz is 15 mel, half the scale at 8 kHz is 45.2 / 2 mel, and edges lie 45.2 / 81 apart.
-    assert picture[50].argmax() == round(15 / (45.2455 / 81)) - 1
-    assert float(picture[50].max()) == pytest.approx(-20, abs=3)  # the window spreads a little
-    assert float(picture[50, -1]) < -80
-
-
-def test_spectrograms_of_unequal_lengths(tmp_path):
-    path = tmp_path / "new" / "comparison.png"
-    panels = [
-        (r"from $5\x to ${a$", torch.sin(torch.arange(8000) * 0.3)),
-        ("short", torch.zeros(3000)),
-    ]
-    save_spectrograms(path, panels, 16_000)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert [file.name for file in path.parent.iterdir()] == ["comparison.png"]

@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from tests.helpers.sampled_run import HOP
-from torchtitan.models.dit_tts.inference.long_text import join
+from torchtitan.models.dit_tts.inference.joining import join
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
 
 uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")

@@ -8,7 +8,7 @@ import re
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -138,3 +138,22 @@ def fingerprint(*parts: str | bytes) -> str:
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:16]
+
+
+def file_name(key: str) -> str:
+    """A key, which may have slashes, as the name of a file."""
+    cleaned = re.sub(r"[^\w.-]+", "_", key).lstrip(".") or "_"
+    return cleaned.encode()[:120].decode(errors="ignore")
+
+
+def unique(names: Sequence[str], alike: Callable[[str], str] = str) -> list[str]:
+    """The names, the second and later of those that `alike` makes equal with a number behind them."""
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        number, one = 2, name
+        while alike(one) in taken:
+            number, one = number + 1, f"{name}-{number}"
+        taken.add(alike(one))
+        found.append(one)
+    return found

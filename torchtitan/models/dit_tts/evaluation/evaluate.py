@@ -17,8 +17,6 @@ from torchtitan.models.dit_tts.evaluation.prompts import (
     PromptSet,
     decoded,
     encode_prompts,
-    file_name,
-    unique,
 )
 from torchtitan.models.dit_tts.evaluation.report import (
     CODEC,
@@ -33,12 +31,13 @@ from torchtitan.models.dit_tts.evaluation.systems import (
     own_voice,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.inference.generate_command import load_synthesizer
+from torchtitan.models.dit_tts.files import file_name, unique
 from torchtitan.models.dit_tts.inference.hub import find_folder
 from torchtitan.models.dit_tts.inference.load_run import untrained_model
+from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
 from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
 from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
-from torchtitan.models.dit_tts.sampling.sound_files import write_wav
+from torchtitan.models.dit_tts.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
@@ -151,7 +150,7 @@ class Evaluation:
             def spoken(seed: int = seed) -> Iterable[tuple[int, Sound]]:
                 for place, sound in system.speak(self.tests.prompts, seed):
                     path = self.wav(system.name, seed, self.tests.prompts[place])
-                    write_wav(path, sound.waveform, sound.sample_rate)
+                    write_sound(path, sound.waveform, sound.sample_rate)
                     yield place, sound
 
             label = f"{system.name}, seed {seed}"

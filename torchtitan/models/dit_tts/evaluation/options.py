@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.generate_command import SamplingOptions
+from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig

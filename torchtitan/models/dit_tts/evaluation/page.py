@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.evaluation.report import (
     worst_first,
 )
 from torchtitan.models.dit_tts.html_page import page_template
-from torchtitan.models.dit_tts.sampling.sound_files import DYNAMIC_RANGE_DB, log_mel_decibels
+from torchtitan.models.dit_tts.sampling.plots import DYNAMIC_RANGE_DB, log_mel_decibels
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.word_errors import guess_language, normalizer
 

@@ -7,7 +7,6 @@ known at once (`read_prompts`), so that a recognizer can refuse them; audio is r
 """
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from torchtitan.models.dit_tts.evaluation.prompt_lists import (
     find_list_format,
     read_list,
 )
-from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.files import file_name, is_remote, unique
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from torchtitan.models.dit_tts.prepare.formats import FORMATS, find_format, open_corpus
 from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
@@ -188,25 +187,6 @@ def read_prompts(
         prompt.key, prompt.file_name = key, name
         if columns.get("language") and not prompt.language:
             prompt.metadata["language"] = columns["language"]
-    return found
-
-
-def file_name(key: str) -> str:
-    """A key, which may have slashes, as the name of a file."""
-    cleaned = re.sub(r"[^\w.-]+", "_", key).lstrip(".") or "_"
-    return cleaned.encode()[:120].decode(errors="ignore")
-
-
-def unique(names: Sequence[str], alike: Callable[[str], str] = str) -> list[str]:
-    """The names, the second and later of those that `alike` makes equal with a number behind them."""
-    taken: set[str] = set()
-    found = []
-    for name in names:
-        number, one = 2, name
-        while alike(one) in taken:
-            number, one = number + 1, f"{name}-{number}"
-        taken.add(alike(one))
-        found.append(one)
     return found
 
 

@@ -43,16 +43,13 @@ class System:
             for p in prompts
         ]
         requests = self.synthesizer.requests(said)
-        order = sorted(range(len(said)), key=lambda place: requests[place].frames)
-        for start in range(0, len(order), self.batch_size):
-            places = order[start : start + self.batch_size]
-            began = time.perf_counter()
-            spoken = self.synthesizer.speak([requests[place] for place in places], seed)
+        began = time.perf_counter()
+        for place, speech in self.synthesizer.speak_sorted(requests, seed, self.batch_size):
             self.wall_seconds += time.perf_counter() - began
-            for place, speech in zip(places, spoken, strict=True):
-                sound = Sound(speech.waveform, speech.sample_rate, speech.latents)
-                self.audio_seconds += sound.seconds
-                yield place, sound
+            sound = Sound(speech.waveform, speech.sample_rate, speech.latents)
+            self.audio_seconds += sound.seconds
+            yield place, sound
+            began = time.perf_counter()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.generate_command import SamplingOptions, load_synthesizer
+from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions, load_synthesizer
 from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 
 

@@ -80,6 +80,26 @@ def encode_reference(
     return codec.encode(torch.from_numpy(found.waveform)[: max_frames * codec.hop_length])
 
 
+def load_latents(path: str | Path, channels: int) -> Tensor:
+    """(R, channels) float32 latents of a .npy file, such as a shard has.
+
+    Raises:
+        InputError: no such array, or one of another form.
+    """
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"--reference {path}: is no array ({error})") from None
+    if found.ndim != 2 or found.shape[1] != channels or not len(found) or found.dtype.kind != "f":
+        raise InputError(
+            f"--reference {path}: is an array of {found.dtype} {found.shape}, but latents (frames, {channels}) "
+            f"are needed"
+        )
+    if not np.isfinite(found).all():
+        raise InputError(f"--reference {path}: has values that are not finite")
+    return torch.from_numpy(found.astype(np.float32))
+
+
 def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
     """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample.
 

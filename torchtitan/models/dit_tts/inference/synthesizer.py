@@ -1,6 +1,6 @@
 """Texts and voices to waveforms: the one way in which `generate`, `evaluate`, `serve`, `demo` and Python speak."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,13 @@ from torch import Tensor
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.inference.joining import overlap, pause
 from torchtitan.models.dit_tts.inference.lengths import Lengths, TimedText
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.inference.long_text import split_text
 from torchtitan.models.dit_tts.inference.speaker_reference import (
     encode_reference,
+    load_latents,
     reference_settings,
 )
 from torchtitan.models.dit_tts.inference.speech_data import SpeechData
@@ -57,6 +59,12 @@ class Utterance:
     speed: float = 1.0
     """divides the estimated length"""
 
+    take: int = 0
+    """another number is another way to say it"""
+
+    after: "Speech | None" = None
+    """what it continues: it is said as if it were one with it"""
+
 
 @dataclass(frozen=True)
 class Speech:
@@ -68,6 +76,10 @@ class Speech:
     sample_rate: int
     latents: Tensor
     """(T, C)"""
+
+    text: str = ""
+    lead: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """of speech that continues other speech: the end of that, as it sounds before this"""
 
     @property
     def seconds(self) -> float:
@@ -117,7 +129,7 @@ class Synthesizer:
         loudness: float | Literal["off"] | None = None,
         text: str = "",
     ) -> Voice:
-        """The voice in an audio file.
+        """The voice in an audio file, or in a .npy of latents (R, C).
 
         Args:
             loudness: in LUFS that it is brought to; None: as the training data's references.
@@ -126,6 +138,8 @@ class Synthesizer:
         Raises:
             InputError: no readable audio, or too little of it.
         """
+        if Path(path).suffix == ".npy":
+            return Voice(load_latents(path, self.run.config.data.latent_channels), text=text)
         settings = reference_settings(self.data_path, loudness)
         # Its text is of all of it; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
@@ -171,22 +185,38 @@ class Synthesizer:
             found.append(frames)
         return found
 
-    def pieces(self, utterance: Utterance) -> list[Utterance]:
+    def pieces(
+        self, utterance: Utterance, soon: bool = False, fraction: float = 1.0
+    ) -> list[Utterance]:
         """A text in pieces as long as those that the model was trained on, with their lengths; one of a given
-        length whole."""
+        length whole.
+
+        Args:
+            soon: as `split_text` takes it.
+            fraction: of the longest that the model was trained on.
+        """
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
         def fits(text: str) -> bool:
-            tokens = len(tokenizer.encode(text))
-            short = tokens <= data.max_text_tokens
-            return short and self.frames([replace(utterance, text=text)])[0] <= data.max_frames
+            if len(tokenizer.encode(text)) > fraction * data.max_text_tokens:
+                return False
+            return self.frames([replace(utterance, text=text)])[0] <= fraction * data.max_frames
 
         if utterance.seconds is not None:
             return [utterance]
-        found = [replace(utterance, text=text) for text in split_text(utterance.text, fits)]
+        found = [replace(utterance, text=text) for text in split_text(utterance.text, fits, soon)]
         rate = self.codec.frames_per_second
         lengths = self.frames(found)
         return [replace(each, seconds=n / rate) for each, n in zip(found, lengths, strict=True)]
+
+    def samples(self, pieces: Sequence[Utterance], pauses: bool = True) -> int:
+        """Of the speech of a text's pieces before any is made.
+
+        Args:
+            pauses: whether they are between them.
+        """
+        silence = len(pause(self.sample_rate)) * (len(pieces) - 1) if pauses else 0
+        return silence + self.codec.hop_length * sum(self.frames(pieces))
 
     def requests(self, utterances: Sequence[Utterance]) -> list[SpeechRequest]:
         """What the sampler is asked for."""
@@ -196,8 +226,13 @@ class Synthesizer:
             if reference is None:
                 reference = torch.zeros(0, data.latent_channels)
             reference = reference[: data.max_speaker_frames]
+            text, take, after = utterance.text, utterance.take, utterance.after
+            frames += 0 if after is None else len(after.latents)
             conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
-            found.append(SpeechRequest(utterance.text, reference, frames, conditions))
+            request = SpeechRequest(text, reference, frames, conditions, take)
+            if after is not None:
+                request = replace(request, prefix=after.latents, prefix_text=after.text)
+            found.append(request)
         return found
 
     def synthesize(
@@ -243,7 +278,27 @@ class Synthesizer:
             self.run.device,
             self.run.text_encoder,
         )
-        return [
-            Speech(self.codec.decode(row).detach().cpu(), self.codec.sample_rate, row)
-            for row in latents
-        ]
+        return [self._speech(*pair) for pair in zip(requests, latents, strict=True)]
+
+    def _speech(self, request: SpeechRequest, latents: Tensor) -> Speech:
+        waveform, rate = self.codec.decode(latents).detach().cpu(), self.codec.sample_rate
+        if request.prefix is None:
+            return Speech(waveform, rate, latents, request.text)
+        # Decoded with what comes before it, so that it begins where that ends.
+        start = self.codec.hop_length * len(request.prefix)
+        lead = waveform[max(0, start - overlap(rate)) : start]
+        return Speech(waveform[start:], rate, latents[len(request.prefix) :], request.text, lead)
+
+    def speak_sorted(
+        self,
+        requests: Sequence[SpeechRequest],
+        seed: int,
+        batch_size: int,
+        sampling: Sampling | None = None,
+    ) -> Iterator[tuple[int, Speech]]:
+        """(place, its speech) of any number of requests, those of similar length together."""
+        order = sorted(range(len(requests)), key=lambda place: requests[place].frames)
+        for start in range(0, len(order), batch_size):
+            places = order[start : start + batch_size]
+            spoken = self.speak([requests[place] for place in places], seed, sampling)
+            yield from zip(places, spoken, strict=True)

@@ -1,80 +1,74 @@
-"""Generated speech on disk: wavs, and log-mel spectrograms one under the other to compare by eye."""
+"""Waveforms as the bytes of a sound file; a wav of known length can be sent before it is complete."""
 
 import io
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from torchtitan.models.dit_tts.codec.spectrogram import hann_window, mel_filters, stft
 from torchtitan.models.dit_tts.files import write_atomic
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from torch import Tensor
 
-MEL_BANDS = 80
-DYNAMIC_RANGE_DB = 70.0  # what is farther below the loudest point of all panels is drawn black
+MEDIA_TYPES = {
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "mp3": "audio/mpeg",
+}
+"""Formats, and what they are called on the web"""
+
+STREAMED = ("wav", "pcm")
+"""those that can be sent piece by piece"""
+
+SUFFIXES = {".wav": "wav", ".flac": "flac", ".ogg": "opus", ".opus": "opus", ".mp3": "mp3"}
+"""of files, and their formats"""
+
+_SOUNDFILE = {"flac": ("FLAC", "PCM_16"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", None)}
+_RATES = {
+    "opus": (8000, 12000, 16000, 24000, 48000),
+    "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
+}
 
 
-def write_wav(path: str | Path, waveform: Tensor, sample_rate: int) -> None:
-    """Write (samples,) float in [-1, 1] as 16-bit PCM, replacing the file at once."""
+def pcm(waveform: "Tensor") -> bytes:
+    """(samples,) in [-1, 1] as 16-bit little-endian samples."""
+    scaled = (waveform.clamp(-1.0, 1.0) * 32767).round()
+    return scaled.numpy().astype("<i2").tobytes()
+
+
+def wav_header(samples: int, sample_rate: int) -> bytes:
+    """Of one channel of 16 bits."""
+    size = 2 * samples
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return (
+        struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
+        + form
+        + struct.pack("<4sI", b"data", size)
+    )
+
+
+def encoded(waveform: "Tensor", sample_rate: int, kind: str) -> bytes:
+    """A complete file of one of MEDIA_TYPES."""
+    if kind == "pcm":
+        return pcm(waveform)
+    if kind == "wav":
+        return wav_header(len(waveform), sample_rate) + pcm(waveform)
     import soundfile
 
+    samples = waveform.clamp(-1.0, 1.0).numpy()
+    if sample_rate not in _RATES.get(kind, (sample_rate,)):
+        from torchtitan.models.dit_tts.audio import resample
+
+        samples, sample_rate = resample(samples, sample_rate, 48000).clip(-1.0, 1.0), 48000
     buffer = io.BytesIO()
-    samples = waveform.detach().cpu().clamp(-1.0, 1.0).numpy()
-    soundfile.write(buffer, samples, sample_rate, format="WAV", subtype="PCM_16")
-    write_atomic(path, buffer.getvalue())
+    form, subtype = _SOUNDFILE[kind]
+    soundfile.write(buffer, samples, sample_rate, format=form, subtype=subtype)
+    return buffer.getvalue()
 
 
-def log_mel_decibels(waveform: Tensor, sample_rate: int) -> Tensor:
-    """Log-mel spectrogram (frames, 80) in dB of a waveform (samples,): window 40 ms, hop 10 ms."""
-    hop = sample_rate // 100
-    window = hann_window(4 * hop)
-    waveform = waveform.detach().to("cpu", torch.float32)
-    waveform = torch.nn.functional.pad(waveform, (0, -len(waveform) % hop))
-    amplitude = stft(waveform, window, hop).abs() * (2 / window.sum())
-    mel = amplitude @ mel_filters(MEL_BANDS, amplitude.shape[1], sample_rate).T
-    return 20 * mel.clamp_min(1e-6).log10()
-
-
-def save_spectrograms(path: str | Path, panels: list[tuple[str, Tensor]], sample_rate: int) -> None:
-    """Writes `draw_spectrograms` as a PNG. The file is replaced at once: whoever shows it while a run
-    writes it never sees half a picture."""
-    buffer = io.BytesIO()
-    draw_spectrograms(panels, sample_rate).savefig(buffer, format="png", dpi=110)
-    write_atomic(path, buffer.getvalue())
-
-
-def draw_spectrograms(panels: list[tuple[str, Tensor]], sample_rate: int) -> "Figure":
-    """A figure of one log-mel spectrogram per panel (title, waveform (samples,)), which share the time axis
-    and the colour scale."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    spectrograms = [log_mel_decibels(waveform, sample_rate) for _, waveform in panels]
-    loudest = max(float(one.max()) for one in spectrograms)
-    longest = max(len(waveform) for _, waveform in panels) / sample_rate
-
-    # Figure and canvas by hand: pyplot keeps every figure in a global list.
-    figure = Figure(figsize=(9, 0.6 + 1.9 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (title, _), spectrogram in zip(axes, panels, spectrograms, strict=True):
-        image = axis.imshow(
-            spectrogram.T.numpy(),
-            origin="lower",
-            aspect="auto",
-            interpolation="nearest",
-            cmap="magma",
-            vmin=loudest - DYNAMIC_RANGE_DB,
-            vmax=loudest,
-            extent=(0, len(spectrogram) / 100, 0, MEL_BANDS),
-        )
-        axis.set_facecolor("black")
-        axis.set_title(title, fontsize=9, loc="left", parse_math=False)
-        axis.set_ylabel("mel band")
-        axis.set_xlim(0, longest)
-    axes[-1].set_xlabel("time (seconds)")
-    figure.colorbar(image, ax=list(axes), label="dB")
-    return figure
+def write_sound(path: str | Path, waveform: "Tensor", sample_rate: int) -> None:
+    """Writes (samples,) in [-1, 1] in the format of the path's suffix, replacing the file at once."""
+    kind = SUFFIXES[Path(path).suffix.lower()]
+    write_atomic(path, encoded(waveform.detach().cpu(), sample_rate, kind))

@@ -14,17 +14,18 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.generate_command import check_text
-from torchtitan.models.dit_tts.inference.long_text import faded, pause
+from torchtitan.models.dit_tts.inference.joining import faded, pause
+from torchtitan.models.dit_tts.inference.long_text import clean_text
+from torchtitan.models.dit_tts.inference.sampling_options import check_text
 from torchtitan.models.dit_tts.inference.synthesizer import Speech, Synthesizer, Utterance, Voice
-from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
-from torchtitan.models.dit_tts.serving.encoding import (
+from torchtitan.models.dit_tts.sampling.sound_files import (
     MEDIA_TYPES,
     STREAMED,
     encoded,
     pcm,
     wav_header,
 )
+from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
 
 
 @dataclass
@@ -97,11 +98,12 @@ class SpeechService:
             )
             raise Refusal(400, message, "voice_not_found")
         try:
-            check_text(body.input, self.synthesizer.run.tokenizer, "input")
+            text = clean_text(body.input)
+            check_text(text, self.synthesizer.run.tokenizer, "input")
             voice = self._voice(body.voice)
             conditions = self.synthesizer.conditions(voice)
-            whole = Utterance(body.input, voice, conditions, speed=body.speed)
-            return self.synthesizer.pieces(whole)
+            whole = Utterance(text, voice, conditions, speed=body.speed)
+            return self.synthesizer.pieces(whole, soon=True)
         except InputError as error:
             raise Refusal(400, str(error), "cannot_be_said") from None
 
@@ -111,12 +113,6 @@ class SpeechService:
         if name not in self.voices:
             self.voices[name] = self.synthesizer.speaker(name)
         return self.voices[name]
-
-    def samples(self, pieces: list[Utterance]) -> int:
-        """Of their speech with the pauses between, before any is made."""
-        codec = self.synthesizer.codec
-        silence = len(pause(codec.sample_rate)) * (len(pieces) - 1)
-        return silence + codec.hop_length * sum(self.synthesizer.frames(pieces))
 
     async def spoken(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
         """Waveforms in order, each as soon as it is there: the first alone, the rest together."""
@@ -150,7 +146,7 @@ class SpeechService:
 
         async def stream() -> AsyncIterator[bytes]:
             if kind == "wav":
-                yield wav_header(self.samples(pieces), rate)
+                yield wav_header(self.synthesizer.samples(pieces), rate)
             yield pcm(first)
             async for each in sounds:
                 yield pcm(each)

@@ -26,7 +26,7 @@ def run(options: Options) -> int:
             f"--max-characters = {options.max_characters}, but it must be from 1 to {10**6}"
         )
     require_modules("gradio", "soundfile", "matplotlib")
-    from torchtitan.models.dit_tts.inference.generate_command import load_synthesizer
+    from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
     from torchtitan.models.dit_tts.serving.page import build_page
 
     synthesizer = load_synthesizer(options, options.data)

@@ -13,10 +13,11 @@ import torch
 
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.generate_command import check_text
-from torchtitan.models.dit_tts.inference.long_text import join
+from torchtitan.models.dit_tts.inference.joining import join
+from torchtitan.models.dit_tts.inference.long_text import clean_text
+from torchtitan.models.dit_tts.inference.sampling_options import check_text
 from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
-from torchtitan.models.dit_tts.sampling.sound_files import draw_spectrograms
+from torchtitan.models.dit_tts.sampling.plots import draw_spectrograms
 
 ANY = "(any)"
 
@@ -41,6 +42,7 @@ def build_page(
     ) -> tuple[tuple[int, np.ndarray], Any, str]:
         try:
             _check(text, max_characters)
+            text = clean_text(text)
             check_text(text, synthesizer.run.tokenizer, "the text")
             with lock:
                 if recording:

@@ -54,7 +54,7 @@ def run(options: Options) -> int:
     listening = listen(options.host, options.port)
     import uvicorn
 
-    from torchtitan.models.dit_tts.inference.generate_command import load_synthesizer
+    from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
     from torchtitan.models.dit_tts.serving.app import Settings, build_app
     from torchtitan.models.dit_tts.serving.batcher import Batcher
 

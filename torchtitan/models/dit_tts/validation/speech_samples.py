@@ -25,8 +25,9 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.sampling.plots import save_spectrograms
 from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.sampling.sound_files import save_spectrograms, write_wav
+from torchtitan.models.dit_tts.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import (
@@ -268,7 +269,7 @@ class SpeechSamples:
         found = score(
             Sound(waveform, rate, latents), request.text, self.scorers, reference, prompt.language
         )
-        write_wav(folder / f"{prompt.name}.wav", waveform, rate)
+        write_sound(folder / f"{prompt.name}.wav", waveform, rate)
         heard = "" if found.heard is None else f', heard as "{found.heard}"'
         panels = [
             (f'recording: "{request.text[:80]}"', self._decoded(prompt.recording)),

@@ -1,0 +1,149 @@
+"""What `titan-tts generate` is to say: one text of an option, a file or the standard input, or a list of
+texts, each a line of JSON."""
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import file_name, unique
+from torchtitan.models.dit_tts.inference.long_text import clean_text
+
+STANDARD_INPUT = "-"
+# A book has a million.
+MAX_CHARACTERS = 10_000_000
+MAX_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to say, in whose voice and how."""
+
+    where: str
+    """option, or file and line, for messages"""
+
+    text: str
+    name: str = ""
+    """of its file, without suffix; of a list"""
+
+    reference: str = ""
+    """audio file, or .npy of latents (R, C)"""
+
+    reference_text: str = ""
+    speaker: str = ""
+    seconds: float | None = None
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    def path(self, folder: str, suffix: str) -> Path:
+        """Of its sound."""
+        return Path(folder, f"{self.name}.{suffix}")
+
+    def check(self) -> None:
+        """Raises InputError for what can be seen without the model."""
+        if not self.text:
+            raise InputError(f"{self.where}: the text is empty; give what to say")
+        if len(self.text) > MAX_CHARACTERS:
+            raise InputError(
+                f"{self.where}: has {len(self.text)} characters, but at most {MAX_CHARACTERS} are said at "
+                f"once; split it"
+            )
+        if self.reference and self.speaker:
+            raise InputError(f"{self.where}: give either a reference or a speaker, not both")
+        if self.reference and not Path(self.reference).is_file():
+            raise InputError(
+                f"{self.where}: reference = {self.reference}, but there is no such file"
+            )
+        if self.reference_text and not self.reference:
+            raise InputError(f"{self.where}: reference text without the reference that says it")
+        if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
+            raise InputError(
+                f"{self.where}: seconds = {self.seconds:g}, but it must be above 0 and at most "
+                f"{MAX_SECONDS:g}"
+            )
+
+
+_KEYS: dict[str, Any] = {
+    "text": str,
+    "name": str,
+    "reference": str,
+    "reference_text": str,
+    "speaker": str,
+    "seconds": (int, float),
+    "conditions": dict,
+}
+
+
+def read_text(path: str) -> str:
+    """A text file, or the standard input.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        if path == STANDARD_INPUT:
+            content = sys.stdin.buffer.read()
+        else:
+            content = Path(path).read_bytes()
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not utf-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_requests(path: str, common: Request) -> list[Request]:
+    """The lines of a list, each an object with `text` and any of `name`, `reference` (relative to the list),
+    `reference_text`, `speaker`, `seconds` and `conditions`.
+
+    Args:
+        common: has what a line leaves out. A line with a voice of its own takes nothing of the common one.
+
+    Raises:
+        InputError: a line that is no such object, or cannot be said.
+    """
+    root = Path(".") if path == STANDARD_INPUT else Path(path).parent
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip():
+            request = _request(f"{path} line {number}", line, root, common)
+            request.check()
+            found.append(request)
+    if not found:
+        raise InputError(f"{path}: has no line; give one JSON object per line")
+    # Some filesystems do not tell capitals from small letters.
+    names = [file_name(request.name or f"{place:06d}") for place, request in enumerate(found, 1)]
+    if doubled := [name for name, one in zip(names, unique(names, str.lower)) if name != one]:
+        raise InputError(f"{path}: two lines have the name {doubled[0]!r}; give each its own")
+    return [replace(request, name=name) for request, name in zip(found, names, strict=True)]
+
+
+def _request(where: str, line: str, root: Path, common: Request) -> Request:
+    try:
+        given: Any = json.loads(line)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or "text" not in given:
+        raise InputError(f'{where}: is {line[:100]!r}, but a JSON object with "text" is needed')
+    for key, value in given.items():
+        kind = _KEYS.get(key)
+        if kind is None:
+            raise InputError(f"{where}: has {key!r}, but allowed are {', '.join(_KEYS)}")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"{where}: {key} = {value!r} is of a wrong type")
+    own_voice = "reference" in given or "speaker" in given
+    voice = Request("", "") if own_voice else common
+    reference = given.get("reference", voice.reference)
+    if given.get("reference"):
+        reference = str(root / reference)
+    return Request(
+        where=where,
+        text=clean_text(given["text"]),
+        name=given.get("name", ""),
+        reference=reference,
+        reference_text=given.get("reference_text", voice.reference_text),
+        speaker=given.get("speaker", voice.speaker),
+        seconds=given.get("seconds", common.seconds),
+        conditions=common.conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
+    )

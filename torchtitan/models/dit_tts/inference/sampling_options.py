@@ -1,0 +1,215 @@
+"""What `generate`, `evaluate`, `serve`, `demo` and Python have in common: options of sampling, and the model
+loaded by them."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from torchtitan.models.dit_tts.config.old_keys import option_name
+from torchtitan.models.dit_tts.errors import InputError
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.codec import Codec
+    from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
+    from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+    from torchtitan.models.dit_tts.text.durations import LinearDurationModel
+    from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+
+# None: as the run has it.
+Integer = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+SHOWN = 20
+"""known values that a message names"""
+
+
+@dataclass
+class SamplingOptions:
+    """Options of both `generate` and `evaluate`; the run's [sampling] has the defaults."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder, outputs/NAME, or a folder that titan-tts export wrote, here or on the hub."""
+
+    step: Annotated[int | Literal["best"] | None, tyro.conf.arg(metavar="INT|best")] = None
+    """Checkpoint step, or best for the one that [validation] keep_best kept; the last by default."""
+
+    weights: str = ""
+    """raw, ema or ema:DECAY; by default those with the lowest held-out loss (of the best step: those that
+    it was measured with), else the slowest average."""
+
+    sampling_steps: Integer = None
+    """Evaluations of the network; as every key of [sampling] also by --sampling.steps."""
+
+    text_scale: Number = None
+    """Guidance towards the text."""
+
+    speaker_scale: Number = None
+    """Guidance towards the speaker."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the network; auto is bfloat16 on a GPU and float32 on a CPU, of which those with
+    AVX512-BF16 or AMX are three times faster in bfloat16."""
+
+    compile: Literal["off", "default", "reduce-overhead"] = "off"
+    """Compiles the blocks, for any lengths, in a mode of torch.compile; reduce-overhead replays CUDA graphs
+    on a GPU. It takes up to a minute, once."""
+
+    seed: int = 0
+    """Seed of the noise."""
+
+    encoder: str = ""
+    """Where a frozen text encoder is now; [encoder] model of the run by default."""
+
+    codec: str = ""
+    """Where the codec is now; [sampling] codec of the run by default."""
+
+    duration: str = ""
+    """What tells how long a text takes: the folder of a duration predictor; fit, its letters as fitted on the
+    training data; or rate, the reference's rate, whose text must be known. By default the predictor in the
+    run's folder or beside it (duration/), else fit."""
+
+    duration_scale: float = 1.0
+    """Factor of these lengths."""
+
+    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
+    """Keys of [sampling], --sampling.key value"""
+
+
+def load_synthesizer(
+    options: SamplingOptions,
+    data_path: str = "",
+    refit: bool = False,
+    on_fit: "Callable[[LinearDurationModel], None]" = lambda durations: None,
+) -> "Synthesizer":
+    """What `load_for_sampling` loads, with its lengths of texts and its voices.
+
+    Args:
+        data_path: training shards instead of the run's, or of what an exported folder has.
+        refit: whether lengths are fitted to these, too.
+        on_fit: called with the fit on the training data, where lengths come from it.
+    """
+    loaded, codec, sampling = load_for_sampling(options)
+
+    from torchtitan.models.dit_tts.inference.lengths import Lengths, open_lengths
+    from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
+    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+
+    speech_data = open_speech_data(loaded, data_path, refit)
+
+    def fit() -> "LinearDurationModel":
+        on_fit(speech_data.durations)
+        return speech_data.durations
+
+    def lengths() -> Lengths:
+        return open_lengths(options.duration, options.duration_scale, loaded, fit)
+
+    path = data_path or loaded.config.data.path
+    return Synthesizer(loaded, codec, speech_data, sampling, lengths, path)
+
+
+def chosen_config(options: SamplingOptions) -> "JobConfig":
+    """The run's config, with what the options change in [sampling].
+
+    Raises:
+        InputError: an option is out of range, does not go with another one, or is of another section.
+    """
+    for name, value, low, high in (
+        ("--sampling-steps", options.sampling_steps, 1, 10_000),
+        ("--text-scale", options.text_scale, -100, 100),
+        ("--speaker-scale", options.speaker_scale, -100, 100),
+        ("--seed", options.seed, 0, 2**63 - 1),
+        ("--duration-scale", options.duration_scale, 0.1, 10),
+    ):
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name} = {value}, but it must be from {low} to {high}")
+    for arg in options.config_args:
+        if arg.startswith("--") and not option_name(arg).startswith("sampling."):
+            raise InputError(
+                f"{arg} cannot be changed in a trained run; of a config's keys give only those of [sampling], "
+                f"such as --sampling.steps 16"
+            )
+    from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
+    from torchtitan.models.dit_tts.config.manager import load_run_config
+    from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
+    from torchtitan.models.dit_tts.inference.hub import find_folder
+
+    config = load_run_config(find_folder(options.run), options.config_args)
+    if config.model.flavor == DURATION_FLAVOR:
+        raise InputError(
+            f"{options.run} predicts lengths and says nothing; give the run of a model that speaks, and this "
+            f"one by --duration"
+        )
+    given: dict[str, Any] = {
+        "steps": options.sampling_steps,
+        "text_scale": options.text_scale,
+        "speaker_scale": options.speaker_scale,
+        "codec": options.codec or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    sampling = replace(config.sampling, **given)
+    check_sampling(sampling)
+    return replace(config, sampling=sampling)
+
+
+def load_for_sampling(options: SamplingOptions) -> tuple["LoadedRun", "Codec", "Sampling"]:
+    """The run, the codec of its latents, and how to sample.
+
+    Raises:
+        InputError: one cannot be loaded, or the training shards record another codec.
+    """
+    config = chosen_config(options)  # before seconds of imports
+    if options.compile != "off":
+        from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
+
+        print(set_compile_cache_folder(config.compile.cache_folder), file=sys.stderr)
+
+    from torchtitan.models.dit_tts.codec import build_codec
+    from torchtitan.models.dit_tts.codec.record import check_codec
+    from torchtitan.models.dit_tts.inference.hub import find_folder
+    from torchtitan.models.dit_tts.inference.load_run import load_run
+
+    folder = find_folder(options.run)
+    loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)
+    if options.compile != "off":
+        from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
+
+        compile_for_any_lengths(loaded.model, options.compile)
+    codec = build_codec(config.sampling.codec, str(loaded.device))
+    channels = loaded.config.data.latent_channels
+    if codec.latent_channels != channels:
+        raise InputError(
+            f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
+            f"with [data] latent_channels = {channels}; give its codec by --codec"
+        )
+    check_codec(codec, loaded.config.data.path)
+    return loaded, codec, config.sampling
+
+
+def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text") -> None:
+    """Raises InputError where the run cannot know how to say the text, which `name` is of."""
+    from torchtitan.models.dit_tts.text.vocabulary import named
+
+    unknown = tokenizer.unknown_characters(text.replace("\n", ""))
+    if unknown:
+        known = tokenizer.vocabulary.characters
+        knows = (
+            f"it knows {known!r}" if known else f"{tokenizer.vocabulary.model} has no ids for them"
+        )
+        raise InputError(
+            f"{name} has characters that the run was not trained with ({named(unknown, SHOWN)}); "
+            f"{knows}"
+        )
+
+
+def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: "ConditionedTokenizer") -> None:
+    """Warns on stderr of unknown tokens that training may never have used."""
+    left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
+    if left_out and tokenizer.conditioning_dropout == 0:
+        print(
+            f"warning: {', '.join(left_out)} not given, and the run was trained with [data] "
+            f"conditioning_dropout = 0, so its unknown token may never have been trained",
+            file=sys.stderr,
+        )
