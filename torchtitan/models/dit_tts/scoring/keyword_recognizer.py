@@ -34,9 +34,15 @@ class KeywordRecognizer:
         """Raises InputError for a word that is not in PocketSphinx's English dictionary."""
         from pocketsphinx import Decoder
 
-        # No language model: the grammar takes its place. The log would go to standard error.
+        # No language model: the grammar takes its place. The log would go to standard error. The second pass
+        # over the word lattice ("bestpath") now and then finds no path and returns nothing where the
+        # first pass has heard words.
         self.decoder = Decoder(
-            samprate=MODEL_SAMPLE_RATE, lm=None, loglevel="FATAL", wip=WORD_INSERTION_PENALTY
+            samprate=MODEL_SAMPLE_RATE,
+            lm=None,
+            loglevel="FATAL",
+            wip=WORD_INSERTION_PENALTY,
+            bestpath=False,
         )
         self.vocabulary = tuple(dict.fromkeys(vocabulary))
         self.name = f"word loop over {len(self.vocabulary)} words (PocketSphinx)"
