@@ -62,6 +62,8 @@ def test_the_report(tmp_path, capsys, monkeypatch):
         "titan-tts plan computes how much",
         "2 ranks x 6 samples x 1 accumulation steps = 12 samples",
         "12,783,452,160 training FLOPs",
+        # 3,855,872 weights of 4 bytes, of which one rank lacks half.
+        "all-gather, forward            0.007 GiB",
         # 12 samples of 2.56 s
         "2,500 steps: up to 21.3 hours of audio, 0.9 of them in the 100 of warm-up",
     ):

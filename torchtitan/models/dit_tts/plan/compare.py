@@ -15,7 +15,8 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.plan.devices import Cluster, device_of, with_peak
-from torchtitan.models.dit_tts.plan.plan import Batches, Planner
+from torchtitan.models.dit_tts.plan.plan import Planner
+from torchtitan.models.dit_tts.plan.predictions import Batches
 from torchtitan.models.dit_tts.plan.step_time import (
     GUESS,
     MEASURED_ERROR,

@@ -19,7 +19,8 @@ from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.plan.compiled_block import with_blocks
 from torchtitan.models.dit_tts.plan.devices import ACCELERATOR, Cluster, check_device
 from torchtitan.models.dit_tts.plan.memory import capacity, states_total
-from torchtitan.models.dit_tts.plan.plan import Planner, Step, estimated_buckets, layout_of
+from torchtitan.models.dit_tts.plan.plan import Planner, estimated_buckets, layout_of
+from torchtitan.models.dit_tts.plan.predictions import Step
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout
 from torchtitan.models.dit_tts.plan.step_time import Factor
 

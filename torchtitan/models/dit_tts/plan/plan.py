@@ -4,7 +4,7 @@
 capacity, communication and time on a named cluster, for every length bucket.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,7 +35,13 @@ from torchtitan.models.dit_tts.plan.activations import (
     ActivationMemory,
 )
 from torchtitan.models.dit_tts.plan.compiled_block import with_blocks
-from torchtitan.models.dit_tts.plan.devices import Cluster, Device, check_device, runs_fp8
+from torchtitan.models.dit_tts.plan.devices import (
+    Cluster,
+    Device,
+    check_device,
+    find_device,
+    runs_fp8,
+)
 from torchtitan.models.dit_tts.plan.memory import (
     Activations,
     MemoryNeed,
@@ -44,20 +50,24 @@ from torchtitan.models.dit_tts.plan.memory import (
     states_total,
 )
 from torchtitan.models.dit_tts.plan.parameters import (
-    Download,
     ModelSizes,
-    Part,
     build_on_meta,
     count_parameters,
     downloads,
     model_sizes,
 )
+from torchtitan.models.dit_tts.plan.predictions import (
+    Batches,
+    BucketPlan,
+    Plan,
+    Step,
+    Summary,
+    WholeRun,
+)
 from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory, state_memory
 from torchtitan.models.dit_tts.plan.step_time import (
     Communication,
     Factor,
-    Interval,
-    StepTime,
     communication,
     copied_bytes,
     optimizer_bytes,
@@ -70,115 +80,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
 )
 
 _BEGIN_AND_END = 2
-
-
-@dataclass(frozen=True)
-class Batches:
-    """Batches of one static shape in every step."""
-
-    lengths: Lengths
-    """padded"""
-
-    micro_batch: int
-    """samples of one rank"""
-
-    accumulation: int
-    """micro-batches per step"""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is known of a run whatever its GPUs are."""
-
-    config: JobConfig
-    layout: DataParallelLayout
-    parts: list[Part]
-    unknown: tuple[str, ...]
-    """sentences about what depends on the data"""
-
-    states: StateMemory
-    downloads: list[Download]
-    longest: Batches
-    """of the longest bucket"""
-
-    samples: int
-    """per step, of all ranks"""
-
-    flops: int
-    """per step of the longest bucket, of all ranks: training FLOPs without recomputation"""
-
-    encoder_flops: int
-    """likewise of a pretrained text encoder"""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A predicted optimizer step with micro-batches of one shape."""
-
-    batches: Batches
-    memory: MemoryNeed
-    time: StepTime
-    seconds: Interval
-    flops: int
-    """of all ranks, without recomputation"""
-
-    mfu: Interval
-    """over the dense bf16 peak, also in fp8"""
-
-    samples_per_second: Interval
-    communication: Communication
-
-
-@dataclass(frozen=True)
-class BucketPlan:
-    fraction: float
-    """of the steps"""
-
-    step: Step
-    largest: int
-    """micro-batch that fits, in samples"""
-
-
-@dataclass(frozen=True)
-class WholeRun:
-    """All steps of a run, for lengths as [benchmark] has them."""
-
-    steps: int
-    warmup_steps: int
-    batches: float
-    """complete global batches of all steps; fewer than steps where there is a batch ramp"""
-
-    warmup_batches: float
-    hours_per_step: float
-    """of audio without padding, in the mean over complete steps"""
-
-    gpu_hours: Interval
-    """without validation, checkpoints and restarts"""
-
-    cost: Interval | None
-    """None: no price was given"""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `titan-tts plan` prints of one config."""
-
-    summary: Summary
-    cluster: Cluster
-    factor: Factor
-    longest: Step
-    neediest: Step
-    """of all buckets, the one that needs the most memory"""
-
-    largest: int
-    """local_batch_size with which every bucket fits"""
-
-    buckets: list[BucketPlan]
-    mean_seconds: Interval
-    """of a step, over the buckets"""
-
-    mean_mfu: Interval
-    run: WholeRun
 
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
@@ -281,6 +182,27 @@ class Planner:
             lambda samples: self.memory(config, device, replace(batches, micro_batch=samples)).fits
         )
 
+    def _own_parameters(self, tensor: int) -> int:
+        """Of one rank before data parallelism divides them."""
+        return self.parameters - self.divisible + self.divisible // tensor
+
+    def exchanges(self, config: JobConfig, cluster: Cluster, batches: Batches) -> Communication:
+        """Of one rank in a step."""
+        args, layout = self.sizes.args, layout_of(config, self.gpus)
+        options, compiled = config.activation_checkpoint, blocks_compiled(config)
+        blocks = blocks_by_checkpointing(options, args.n_layers, compiled=compiled)
+        sums = tensor_sums(config, args, batches.micro_batch, batches.lengths, layout, blocks)
+        return communication(
+            config,
+            self._own_parameters(layout.tensor),
+            self.states(config),
+            layout,
+            cluster,
+            args.n_layers + 2,
+            batches.accumulation,
+            sums,
+        )
+
     def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
         args, samples, lengths = self.sizes.args, batches.micro_batch, batches.lengths
         layout, states = layout_of(config, self.gpus), self.states(config)
@@ -291,10 +213,8 @@ class Planner:
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks) / tensor
-        times, units = batches.accumulation, args.n_layers + 2
-        parameters = self.parameters - self.divisible + self.divisible // tensor
-        sums = tensor_sums(config, args, samples, lengths, layout, blocks)
-        exchanges = communication(config, parameters, states, layout, cluster, units, times, sums)
+        times, parameters = batches.accumulation, self._own_parameters(tensor)
+        exchanges = self.exchanges(config, cluster, batches)
         time = step_time(
             cluster.device,
             factor,
@@ -326,6 +246,9 @@ class Planner:
         longest = self.longest
         samples = self.ranks * longest.micro_batch * longest.accumulation
         flops, encoder_flops = _sample_flops(self.sizes, longest.lengths)
+        # Volumes depend on no GPU, times do.
+        any_cluster = Cluster(find_device("H100"), gpus_per_node=self.gpus, nodes=1)
+        exchanges = self.exchanges(self.config, any_cluster, longest)
         return Summary(
             config=self.config,
             layout=layout_of(self.config, self.gpus),
@@ -337,6 +260,7 @@ class Planner:
             samples=samples,
             flops=samples * flops,
             encoder_flops=samples * encoder_flops,
+            volumes={each.name: each.volume for each in exchanges.collectives},
         )
 
 

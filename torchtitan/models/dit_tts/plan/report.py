@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.grid import Choice
 from torchtitan.models.dit_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from torchtitan.models.dit_tts.plan.parameters import frozen_total, trained_total
-from torchtitan.models.dit_tts.plan.plan import Plan, Step, Summary
+from torchtitan.models.dit_tts.plan.predictions import Plan, Step, Summary
 from torchtitan.models.dit_tts.plan.states import Gathered, StateMemory
 from torchtitan.models.dit_tts.plan.step_time import Factor, Interval
 
@@ -44,6 +44,7 @@ def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str
         *_section("Memory of one GPU", [*_table(lines), *_offloaded(summary.states), *notes]),
         *_section("Downloads", _downloads(summary)),
         *_section("One step in the longest bucket", _arithmetic(summary)),
+        *_section("Communication of one rank in that step", _volumes(summary)),
         *_section("All steps", _most_audio(summary)),
     ]
 
@@ -245,6 +246,12 @@ def _communication(step: Step) -> list[str]:
         for each in step.communication.collectives
     ]
     return rows or ["none"]
+
+
+def _volumes(summary: Summary) -> list[str]:
+    return [f"{name:26} {size / _GIB:9.3f} GiB" for name, size in summary.volumes.items()] or [
+        "none"
+    ]
 
 
 def _time(plan: Plan) -> list[str]:
