@@ -59,24 +59,37 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     data.max_frames, data.max_text_tokens = 10_000, 20
     lengths = [len(synthesizer.run.tokenizer.encode(p.text)) for p in synthesizer.pieces(whole)]
     assert max(lengths) <= 20 and len(lengths) > 3
-    assert synthesizer.pieces(replace(whole, seconds=1.0)) == [replace(whole, seconds=1.0)]
+    [given] = synthesizer.pieces(replace(whole, seconds=1.0))
+    assert given == replace(whole, text=whole.text.strip(), seconds=1.0)
+
+
+def at_most(characters: int):
+    return lambda texts: [len(each.strip()) / characters for each in texts]
 
 
 def test_where_a_text_is_split():
     text = 'He said "Go." Then he went; slowly, as ever... and so on'
-    assert split_text(text, lambda piece: True) == [text]
-    assert split_text(text, lambda piece: True, soon=True) == [
-        'He said "Go."',
-        "Then he went; slowly, as ever... and so on",
-    ]
-    short = split_text(text, lambda piece: len(piece) <= 14)
+    assert split_text(text, at_most(99)) == [text]
+    short = split_text(text, at_most(14))
     assert short == ['He said "Go."', "Then he went;", "slowly,", "as ever...", "and so on"]
-    assert split_text("incomprehensibilities now", lambda piece: len(piece) < 9) == [
-        "incomprehensibilities",
-        "now",
+    assert split_text("incomprehensibilities now", at_most(9)) == [
+        "incompreh",
+        "ensibilit",
+        "ies now",
     ]
-    assert split_text("你好。再见！", lambda piece: len(piece) < 4) == ["你好。", "再见！"]
+    assert split_text("Dr. Who and J. Bach. Yes!", at_most(20)) == ["Dr. Who and J. Bach.", "Yes!"]
+    assert split_text("One.\nTwo.", at_most(5)) == ["One.", "Two."]
+    # Chinese has no blanks, and its closing marks belong to the sentence before.
+    assert split_text("你好。再见！？”好。", at_most(99)) == ["你好。再见！？”好。"]
+    assert split_text("你好。再见！？”好。", at_most(5)) == ["你好。", "再见！？”", "好。"]
     assert clean_text(" a\r\nb\t c \n \n\nd\n") == "a b c\nd" and clean_text(" \n") == ""
+    assert clean_text("天气\n很好") == "天气很好"
+
+
+def test_the_first_piece_is_short_where_it_is_to_be_there_soon():
+    text = "One two three four. Five six. Seven."
+    assert split_text(text, at_most(99), soon=True) == ["One two three four.", "Five six. Seven."]
+    assert split_text("Yes. No. Or what? Well.", at_most(99), soon=True)[0] == "Yes. No. Or what?"
 
 
 def test_pieces_are_joined_without_clicks():

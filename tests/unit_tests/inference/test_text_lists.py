@@ -62,7 +62,11 @@ def test_a_list_becomes_a_file_each(generate, lines, tmp_path, capsys):
     assert generate(*said) == 2 and "new/000001.flac exists" in capsys.readouterr().err
     assert generate(*said, "--resume") == 0 and "1 texts" in capsys.readouterr().out
     assert (new / "000001.flac").stat().st_mtime_ns == before
-    assert generate(*said, "--resume") == 0 and "0 texts" in capsys.readouterr().out
+    assert generate(*said, "--resume") == 0 and "all texts are there" in capsys.readouterr().out
+    assert generate(*said, "--resume", "--seed=5") == 2
+    assert "of another text, voice or command" in capsys.readouterr().err
+    (new / "a_b.flac").unlink()  # a kill between the two files
+    assert generate(*said, "--resume") == 0 and "1 texts" in capsys.readouterr().out
     assert generate(*said, "--overwrite") == 0
     assert (new / "000001.flac").stat().st_mtime_ns != before
 
@@ -138,12 +142,27 @@ def test_text_comes_and_sound_goes_through_pipes(generate, tmp_path, monkeypatch
         ('{"text": "a", "reference": "b.wav"}', ["b.wav, but there is no such file"]),
         ('{"text": "a", "reference_text": "b"}', ["without the reference"]),
         ('{"text": "a", "name": "X"}', ["two lines have the name 'X'"]),
+        ('{"text": "a", "seconds": 1' + 400 * "0" + "}", ["seconds = 1000"]),
+        ('{"text": "a", "reference": "' + 300 * "b" + '"}', ["no such file"]),
+        ("[" * 100_000, ["JSON object"]),
     ],
 )
 def test_wrong_lines(tmp_path, line, words):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "a", "name": "x"}\n' + line)
     refused(lambda: read_requests(str(path), Request("", "")), "texts.jsonl", *words)
+
+
+def test_all_lines_are_checked_before_one_is_said(generate, tmp_path, capsys):
+    for row, words in (
+        ({"text": "b", "speaker": "eve"}, "line 2: --speaker = eve"),
+        ({"text": "a\ud800"}, "line 2: "),
+    ):
+        path = tmp_path / "texts.jsonl"
+        path.write_text('{"text": "a\u2028b"}\n' + json.dumps(row))
+        assert generate("--text-list", path, "--out=new", "--speaker=bob") == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_reference_of_latents(generate, tmp_path, capsys):

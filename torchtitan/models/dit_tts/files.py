@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import tempfile
+import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -142,7 +143,8 @@ def fingerprint(*parts: str | bytes) -> str:
 
 def file_name(key: str) -> str:
     """A key, which may have slashes, as the name of a file."""
-    cleaned = re.sub(r"[^\w.-]+", "_", key).lstrip(".") or "_"
+    kept = (c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "\0" for c in key)
+    cleaned = re.sub("\0+", "_", "".join(kept)).lstrip(".") or "_"
     return cleaned.encode()[:120].decode(errors="ignore")
 
 

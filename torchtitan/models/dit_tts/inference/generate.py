@@ -4,7 +4,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
@@ -36,30 +37,52 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 _BATCHES = 16
 """of a list, among which texts are sorted by length"""
 
+_VOICES = 256
+"""that are kept; others are loaded again"""
+
 
 class Generation:
     """Says requests and writes them.
 
     Args:
         loudness: of references, as `Synthesizer.recording` takes it.
+        settings: tell one command from another, for `Request.fingerprint`.
     """
 
-    def __init__(self, narrator: Narrator, loudness: float | Literal["off"] | None = None):
-        self.narrator, self.loudness = narrator, loudness
+    def __init__(
+        self,
+        narrator: Narrator,
+        loudness: float | Literal["off"] | None = None,
+        settings: str = "",
+    ):
+        self.narrator, self.loudness, self.settings = narrator, loudness, settings
         self.synthesizer = narrator.synthesizer
-        self._voice = cache(self._load_voice)
+        self._voice = lru_cache(_VOICES)(self._load_voice)
 
     def check(self, request: Request, warn: bool) -> None:
-        """Raises InputError for what the model cannot say.
+        """Raises InputError for what the model cannot say, and for a voice that cannot be loaded.
 
         Args:
-            warn: of conditions that it may not know how to do without.
+            warn: of what it was not trained on.
         """
-        tokenizer = self.synthesizer.run.tokenizer
+        tokenizer, data = self.synthesizer.run.tokenizer, self.synthesizer.run.config.data
         check_text(request.text, tokenizer, request.where)
-        conditions = requested_conditions(request, tokenizer)
+        try:
+            utterance = self._utterance(request)
+            tokenizer.encode(request.text)
+        except InputError as error:
+            sentence = str(error)
+            listed = sentence.startswith(request.where)
+            raise InputError(sentence if listed else f"{request.where}: {sentence}") from None
         if warn:
-            warn_of_untrained_tokens(conditions, tokenizer)
+            warn_of_untrained_tokens(dict(utterance.conditions), tokenizer)
+        longest = data.max_frames / data.frames_per_second
+        if warn and (request.seconds or 0) > longest:
+            print(
+                f"warning: --seconds = {request.seconds:g}, but no utterance of training is longer than "
+                f"{longest:g} s; without --seconds the text is said in pieces",
+                file=sys.stderr,
+            )
 
     def _utterance(self, request: Request) -> Utterance:
         conditions = requested_conditions(request, self.synthesizer.run.tokenizer)
@@ -82,18 +105,24 @@ class Generation:
             A line about it.
         """
         began = time.perf_counter()
-        pieces = self.narrator.pieces(self._utterance(request), soon=not out)
+        streams = not out and kind in STREAMED
+        pieces = self.narrator.pieces(self._utterance(request), soon=streams)
+        _check_fits(request, self.synthesizer.samples(pieces), out or kind)
         takes: list[Take] = []
+        empty = torch.zeros(0)
         first: list[float] = []
 
         def noted() -> Iterator[Take]:
-            for take in self.narrator.stream(pieces, soon=not out):
+            for take in self.narrator.stream(pieces, soon=streams):
                 first.append(time.perf_counter() - began)
-                takes.append(take)
+                # Of a long text only what is told about it.
+                takes.append(
+                    replace(take, speech=replace(take.speech, waveform=empty, latents=empty))
+                )
                 yield take
 
         sounds, rate = self.narrator.waveforms(noted(), len(pieces)), self.synthesizer.sample_rate
-        if not out and kind in STREAMED:
+        if streams:
             samples = self._stream(sounds, pieces, kind)
         else:
             whole = torch.cat(list(sounds))
@@ -111,7 +140,8 @@ class Generation:
         several = f" in {len(pieces)} pieces" if len(pieces) > 1 else ""
         return (
             f"{out or 'standard output'}: {samples / rate:.2f} s (by {by}){several} from step {run.step} "
-            f"({run.weights})\n{heard}{self._speed()}, first sound after {first[0]:.2f} s"
+            f"({run.weights})\n{heard}{self._speed(samples / rate)}"
+            f"{f', first sound after {first[0]:.2f} s' if streams else ''}"
         )
 
     def _stream(self, sounds: Iterator[Tensor], pieces: list[Utterance], kind: str) -> int:
@@ -136,7 +166,7 @@ class Generation:
         Returns:
             A line about them.
         """
-        remaining, rate = iter(requests), self.synthesizer.sample_rate
+        remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.narrator.batch_size)):
                 pieces = [self.narrator.pieces(self._utterance(request)) for request in chunk]
@@ -145,11 +175,14 @@ class Generation:
                     sound = torch.cat(list(self.narrator.waveforms(takes, len(takes))))
                     about = json.dumps(self._about(request, takes, len(sound) / rate), indent=1)
                     path = request.path(folder, kind)
+                    _check_fits(request, len(sound), kind)
+                    path.unlink(missing_ok=True)
                     write_atomic(path.with_suffix(".json"), about + "\n")
                     write_sound(path, sound, rate)  # last: it says that the text is complete
+                    seconds += len(sound) / rate
                     bar.update()
         run = self.synthesizer.run
-        speed = f", {self._speed()}" if requests else ""
+        speed = f", {self._speed(seconds)}" if requests else ""
         return f"{folder}: {len(requests)} texts from step {run.step} ({run.weights}){speed}"
 
     def _about(self, request: Request, takes: list[Take], seconds: float) -> dict[str, Any]:
@@ -162,6 +195,7 @@ class Generation:
             "step": run.step,
             "weights": run.weights,
             "seed": self.narrator.seed,
+            "request": request.fingerprint(self.settings),
         }
         if self.narrator.recognizer is not None:
             errors = [take.errors for take in takes if take.errors is not None]
@@ -171,9 +205,17 @@ class Generation:
             found["words"] = sum(each.words for each in errors)
         return found
 
-    def _speed(self) -> str:
-        wall, audio = self.narrator.wall_seconds, self.narrator.audio_seconds
-        return f"{wall:.2f} s for {audio:.2f} s of speech (real-time factor {wall / audio:.3f})"
+    def _speed(self, seconds: float) -> str:
+        wall = self.narrator.wall_seconds
+        return f"{wall:.2f} s for {seconds:.2f} s of speech (real-time factor {wall / seconds:.3f})"
+
+
+def _check_fits(request: Request, samples: int, name: str) -> None:
+    """Raises InputError for more sound than a wav's header can tell."""
+    if name.endswith("wav") and 2 * samples > 2**32 - 64:
+        raise InputError(
+            f"{request.where}: takes more than the 4 GiB of a wav; give another format"
+        )
 
 
 def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:

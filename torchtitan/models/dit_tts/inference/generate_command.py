@@ -1,5 +1,6 @@
 """`titan-tts generate`: synthesizes texts in a speaker's voice with a trained run."""
 
+import json
 import os
 import sys
 import time
@@ -26,14 +27,13 @@ from torchtitan.models.dit_tts.inference.sampling_options import (
     load_synthesizer,
 )
 from torchtitan.models.dit_tts.sampling.sound_files import SUFFIXES
+from torchtitan.models.dit_tts.supervisor import read_json
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.inference.narration import Narrator
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 STANDARD_OUTPUT = "-"
-_CHUNK = 16
-"""batches of a list that are divided into batches together"""
 
 
 @dataclass(kw_only=True)
@@ -55,8 +55,8 @@ class Options(SamplingOptions):
     """File to write, .wav, .flac, .ogg or .mp3; - is the standard output, as soon as there is something to
     hear. With --text-list the folder of a NAME.wav and a NAME.json for each text."""
 
-    format: Literal["wav", "flac", "ogg", "mp3", "pcm"] = "wav"
-    """Of the files of --text-list, and of the standard output; pcm (16 bits) for that only."""
+    format: Literal["", "wav", "flac", "ogg", "mp3", "pcm"] = ""
+    """Of the files of --text-list and of the standard output; wav by default, pcm (16 bits) for the latter only."""
 
     reference: str = ""
     """The speaker: an audio file, or .npy of latents (frames, channels)."""
@@ -91,7 +91,7 @@ class Options(SamplingOptions):
     """What hears the takes, as for evaluate; [samples] recognizer of the run by default."""
 
     batch_size: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
-    """Pieces that are said together."""
+    """Pieces, times --takes, that are said together."""
 
     overwrite: bool = False
     """Replace the files of --text-list that are there."""
@@ -106,17 +106,20 @@ def run(options: Options) -> int:
     requests = find_requests(options)
     if rank is not None:
         requests = requests[rank[0] :: rank[1]]
+    options = replace(options, out=os.path.expanduser(options.out), format=options.format or "wav")
     if options.text_list:
         requests = _without_existing(options, requests)
+        if not requests:
+            print(f"{options.out}: all texts are there")
+            return 0
     began = time.perf_counter()
     narrator = _load(options, requests)
-    loading = time.perf_counter() - began
-
     from torchtitan.models.dit_tts.inference.generate import Generation
 
-    generation = Generation(narrator, options.reference_loudness)
+    generation = Generation(narrator, options.reference_loudness, _settings(options))
     for request in requests:
         generation.check(request, warn=not options.text_list)
+    loading = time.perf_counter() - began
     if options.text_list:
         quiet = rank is not None and rank[0] > 0
         told = generation.write_all(requests, options.out, options.format, quiet)
@@ -143,6 +146,8 @@ def check_options(options: Options) -> None:
             raise InputError("--duration = rate needs --reference with --reference-text")
     if options.overwrite and options.resume:
         raise InputError("give either --overwrite or --resume")
+    if (options.overwrite or options.resume) and not options.text_list:
+        raise InputError("--overwrite and --resume are for --text-list; one text replaces its file")
     if options.text_list:
         if options.out in (STANDARD_OUTPUT, Options.out) or options.format == "pcm":
             raise InputError(
@@ -155,6 +160,12 @@ def check_options(options: Options) -> None:
                 f"--out = {options.out}, but its name must end with one of {', '.join(SUFFIXES)}"
             )
         check_writable(options.out, "--out")
+        if options.format:
+            raise InputError(
+                "--format is of --text-list and --out -; of a file its name has the format"
+            )
+        if options.out in (options.reference, options.text_file):
+            raise InputError(f"--out = {options.out}, but that is what is read; give another name")
 
 
 def find_requests(options: Options) -> list[Request]:
@@ -193,7 +204,7 @@ def _conditions(given: Iterable[str]) -> dict[str, str]:
 
 def _choose_rank(options: Options) -> tuple[int, int] | None:
     """(rank, processes) under torchrun, whose processes take a GPU each; None without."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
     if processes == 1:
         return None
     if not options.text_list:
@@ -202,22 +213,45 @@ def _choose_rank(options: Options) -> tuple[int, int] | None:
         raise InputError("--text-list = -, but processes of torchrun need a file")
     import torch
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    local, devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if devices:
+        if local >= devices:
+            raise InputError(f"process {local} of this machine has no GPU; it has {devices}")
+        torch.cuda.set_device(local)
     return int(os.environ["RANK"]), processes
 
 
+def _settings(options: Options) -> str:
+    """All options that what is said depends on, beside those of a request."""
+    unsaid = ("text_list", "out", "overwrite", "resume", "batch_size")
+    return json.dumps({k: v for k, v in vars(options).items() if k not in unsaid}, sort_keys=True)
+
+
 def _without_existing(options: Options, requests: list[Request]) -> list[Request]:
-    """Raises InputError where files would be replaced, and the options do not say so."""
+    """Those of a list that are still to be said.
+
+    Raises:
+        InputError: files would be replaced and the options do not say so, or what is there is not of this
+            list.
+    """
     if options.overwrite:
         return requests
-    missing = [each for each in requests if not each.path(options.out, options.format).exists()]
-    if len(missing) < len(requests) and not options.resume:
-        there = next(each for each in requests if each.path(options.out, options.format).exists())
-        raise InputError(
-            f"{there.path(options.out, options.format)} exists; give another --out, --resume to leave out what is there, or "
-            f"--overwrite"
-        )
+    missing, settings = [], _settings(options)
+    for request in requests:
+        sound = request.path(options.out, options.format)
+        about = sound.with_suffix(".json")
+        there = [path for path in (sound, about) if path.exists()]
+        if there and not options.resume:
+            raise InputError(
+                f"{there[0]} exists; give another --out, --resume to leave out what is there, or --overwrite"
+            )
+        if len(there) < 2:
+            missing.append(request)
+        elif read_json(about).get("request") != request.fingerprint(settings):
+            raise InputError(
+                f"{sound} is of another text, voice or command than {request.where}; give another --out, or "
+                f"--overwrite"
+            )
     return missing
 
 
@@ -225,7 +259,8 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
     def warn_of_unseen(durations: "LinearDurationModel") -> None:
         from torchtitan.models.dit_tts.text.vocabulary import named
 
-        if unseen := durations.unseen("".join(request.text for request in requests)):
+        texts = "".join(request.text for request in requests).replace("\n", "")
+        if unseen := durations.unseen(texts):
             print(
                 f"warning: the text has characters that no training text has ({named(unseen, SHOWN)}), "
                 f"which count for nothing in its length; give --seconds",
@@ -233,6 +268,8 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
             )
 
     synthesizer = load_synthesizer(options, options.data, on_fit=warn_of_unseen)
+    if any(request.seconds is None for request in requests):
+        _ = synthesizer.lengths  # what is missing is told before anything is said
 
     from torchtitan.models.dit_tts.inference.narration import Narrator
 
@@ -243,8 +280,14 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
         spec = options.recognizer or synthesizer.run.config.samples.recognizer
         if not spec:
             raise InputError("--takes above 1 needs --recognizer, which chooses among them")
-        recognizer = open_recognizer(spec, synthesizer.run.device.type)
-        recognizer.check_texts([request.text for request in requests])
+        device = synthesizer.run.device.type
+        if device == "cuda":
+            import torch
+
+            device = f"cuda:{torch.cuda.current_device()}"
+        recognizer = open_recognizer(spec, device)
+        languages = [request.conditions.get("language", "") for request in requests]
+        recognizer.check_texts([request.text for request in requests], languages)
     return Narrator(
         synthesizer,
         options.seed,

@@ -3,56 +3,94 @@
 import re
 from collections.abc import Callable, Sequence
 
-# Ends of sentences, then of clauses, then of words. A wrong one costs a short pause.
-_BREAKS = (
-    r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])|\n+",
-    r"(?<=[,;:–—])\s+|(?<=[、，；])",
-    r"\s+",
+# Written without blanks between words.
+_CJK = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
+_LINE = re.compile(rf"(?<=[{_CJK}])\s*\n\s*(?=[{_CJK}])")
+
+# Behind sentences, clauses, words, and at last anywhere. Titles and initials end no sentence.
+_TITLES = "".join(rf"(?<!\b{each}\.)" for each in ("Dr", "Mr", "Ms", "St", "Mrs", "Prof", "[A-Z]"))
+_BREAKS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"(?<=[.!?…।؟۔]){_TITLES}\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])(?![。！？”」』）])"
+        r"|(?<=[。！？][”」』）])|\n+",
+        r"(?<=[,;:–—،])\s+|(?<=[、，；])",
+        r"\s+",
+        r"(?<=.)",
+    )
 )
+
+SOON_CHARACTERS = 16
+"""at least, of a first piece that is to be there soon, if the text has them"""
 
 
 def clean_text(text: str) -> str:
     """A text with one blank between words, however its lines are broken; only an empty line, the end of a
     paragraph, becomes a line break."""
-    paragraphs = (" ".join(each.split()) for each in re.split(r"\n\s*\n", text))
-    return "\n".join(each for each in paragraphs if each)
+    paragraphs = re.split(r"\n\s*\n", text)
+    lines = (" ".join(_LINE.sub("", each).split()) for each in paragraphs)
+    return "\n".join(each for each in lines if each)
 
 
-def split_text(text: str, fits: Callable[[str], bool], soon: bool = False) -> list[str]:
-    """Pieces that fit, in order, as long as they may be. A word that fits nowhere is a piece of its own.
+def split_text(
+    text: str, sizes: Callable[[Sequence[str]], list[float]], soon: bool = False
+) -> list[str]:
+    """Pieces of a size of at most 1, in order, as large as they may be. Sizes of neighbours are added.
 
     Args:
-        soon: the first one has one sentence at most, so that speech begins soon.
+        sizes: of several texts; called once for each kind of break.
+        soon: the first piece has one sentence, or as many as make SOON_CHARACTERS, so that speech begins
+            soon.
 
-    >>> split_text("One. Two two. Three, four", lambda piece: len(piece) < 14)
+    >>> split_text("One. Two two. Three, four", lambda texts: [len(each) / 14 for each in texts])
     ['One. Two two.', 'Three, four']
     """
-    sentences = _parts(text, _BREAKS[0])
-    pieces = [piece for each in sentences for piece in _fitting(each, fits, _BREAKS[1:])]
+    sentences = _parts(text, 0)
+    parts = list(zip(sentences, sizes(sentences), strict=True))
+    first = 0
     if soon:
-        return [pieces[0], *_joined(pieces[1:], fits)]
-    return _joined(pieces, fits)
+        while first < len(parts) and sum(len(p) for p, _ in parts[:first]) < SOON_CHARACTERS:
+            first += 1
+    pieces = [
+        each for part in (parts[:first], parts[first:]) for each in _joined(_fitting(part, sizes))
+    ]
+    return [" ".join(each.split()) for each in pieces if each.strip()] or [text]
 
 
-def _parts(text: str, pattern: str) -> list[str]:
-    return [part.strip() for part in re.split(pattern, text) if part.strip()] or [text]
+def _parts(text: str, kind: int) -> list[str]:
+    """The text in parts that end with a break, which together are the text."""
+    ends = [match.end() for match in _BREAKS[kind].finditer(text) if match.end()]
+    edges = sorted({0, *ends, len(text)})
+    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)] or [text]
 
 
-def _fitting(text: str, fits: Callable[[str], bool], breaks: Sequence[str]) -> list[str]:
-    """The text, or where it does not fit its parts by the first kind of breaks that makes them fit."""
-    if fits(text) or not breaks:
-        return [text]
-    parts = _parts(text, breaks[0])
-    return _joined([piece for each in parts for piece in _fitting(each, fits, breaks[1:])], fits)
+def _fitting(
+    parts: list[tuple[str, float]], sizes: Callable[[Sequence[str]], list[float]]
+) -> list[tuple[str, float]]:
+    """The parts, those above 1 split by the first kind of break that makes them fit."""
+    for kind in range(1, len(_BREAKS)):
+        split = [_parts(text, kind) if size > 1 else [text] for text, size in parts]
+        new = [each for group in split if len(group) > 1 for each in group]
+        if not new:
+            continue
+        of_new = iter(sizes(new))
+        parts = [
+            pair
+            for group, old in zip(split, parts, strict=True)
+            for pair in ([(each, next(of_new)) for each in group] if len(group) > 1 else [old])
+        ]
+    return parts
 
 
-def _joined(pieces: Sequence[str], fits: Callable[[str], bool]) -> list[str]:
+def _joined(parts: Sequence[tuple[str, float]]) -> list[str]:
     """Neighbours together, as far as they fit."""
     found: list[str] = []
-    for piece in pieces:
-        both = f"{found[-1]} {piece}" if found else ""
-        if found and fits(both):
-            found[-1] = both
+    taken = 0.0
+    for text, size in parts:
+        if found and taken + size <= 1 + 1e-9:
+            found[-1] += text
+            taken += size
         else:
-            found.append(piece)
+            found.append(text)
+            taken = size
     return found

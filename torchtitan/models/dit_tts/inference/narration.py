@@ -46,17 +46,14 @@ class Narrator:
     """whether a piece is said as what follows the piece before, instead of after a pause"""
 
     wall_seconds: float = field(default=0.0, init=False)
-    """spent on sampling and decoding so far"""
-
-    audio_seconds: float = field(default=0.0, init=False)
-    """made by it, of all takes"""
+    """spent on sampling and decoding so far, of all takes"""
 
     def pieces(self, utterance: Utterance, soon: bool = False) -> list[Utterance]:
         """What a text is said in. Pieces that continue each other are half as long, for a piece is said
         together with the one before."""
         pieces = self.synthesizer.pieces(utterance, soon)
         if self.continues and len(pieces) > 1:
-            pieces = self.synthesizer.pieces(utterance, soon, fraction=0.5)
+            return self.synthesizer.pieces(utterance, soon, fraction=0.5)
         return pieces
 
     def say(self, utterances: Sequence[Utterance]) -> list[Take]:
@@ -76,7 +73,6 @@ class Narrator:
         began = time.perf_counter()
         for index, speech in self.synthesizer.speak_sorted(requests, self.seed, self.batch_size):
             self.wall_seconds += time.perf_counter() - began
-            self.audio_seconds += speech.seconds
             place, utterance = numbered[index]
             made[place].append(self._heard(speech, utterance))
             if len(made[place]) == self.takes:

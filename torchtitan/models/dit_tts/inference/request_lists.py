@@ -2,18 +2,19 @@
 texts, each a line of JSON."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import file_name, unique
+from torchtitan.models.dit_tts.files import file_name, fingerprint
 from torchtitan.models.dit_tts.inference.long_text import clean_text
 
 STANDARD_INPUT = "-"
-# A book has a million.
-MAX_CHARACTERS = 10_000_000
+# About three hours of speech, which are held in memory. A book is a list of its chapters.
+MAX_CHARACTERS = 200_000
 MAX_SECONDS = 600.0
 
 
@@ -36,6 +37,15 @@ class Request:
     seconds: float | None = None
     conditions: dict[str, str] = field(default_factory=dict)
 
+    def fingerprint(self, settings: str) -> str:
+        """Of what is to be heard.
+
+        Args:
+            settings: of all requests.
+        """
+        own = {name: value for name, value in vars(self).items() if name not in ("where", "name")}
+        return fingerprint(settings, json.dumps(own, sort_keys=True))
+
     def path(self, folder: str, suffix: str) -> Path:
         """Of its sound."""
         return Path(folder, f"{self.name}.{suffix}")
@@ -47,11 +57,11 @@ class Request:
         if len(self.text) > MAX_CHARACTERS:
             raise InputError(
                 f"{self.where}: has {len(self.text)} characters, but at most {MAX_CHARACTERS} are said at "
-                f"once; split it"
+                f"once; make a list of its chapters"
             )
         if self.reference and self.speaker:
             raise InputError(f"{self.where}: give either a reference or a speaker, not both")
-        if self.reference and not Path(self.reference).is_file():
+        if self.reference and not os.path.isfile(self.reference):
             raise InputError(
                 f"{self.where}: reference = {self.reference}, but there is no such file"
             )
@@ -59,7 +69,7 @@ class Request:
             raise InputError(f"{self.where}: reference text without the reference that says it")
         if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
             raise InputError(
-                f"{self.where}: seconds = {self.seconds:g}, but it must be above 0 and at most "
+                f"{self.where}: seconds = {str(self.seconds)[:20]}, but it must be above 0 and at most "
                 f"{MAX_SECONDS:g}"
             )
 
@@ -83,7 +93,7 @@ def read_text(path: str) -> str:
     """
     try:
         if path == STANDARD_INPUT:
-            content = sys.stdin.buffer.read()
+            content = sys.stdin.buffer.read() if sys.stdin else b""
         else:
             content = Path(path).read_bytes()
         return content.decode("utf-8-sig")
@@ -105,24 +115,26 @@ def read_requests(path: str, common: Request) -> list[Request]:
     """
     root = Path(".") if path == STANDARD_INPUT else Path(path).parent
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             request = _request(f"{path} line {number}", line, root, common)
             request.check()
             found.append(request)
     if not found:
         raise InputError(f"{path}: has no line; give one JSON object per line")
-    # Some filesystems do not tell capitals from small letters.
     names = [file_name(request.name or f"{place:06d}") for place, request in enumerate(found, 1)]
-    if doubled := [name for name, one in zip(names, unique(names, str.lower)) if name != one]:
-        raise InputError(f"{path}: two lines have the name {doubled[0]!r}; give each its own")
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:  # some filesystems do not tell capitals from small letters
+            raise InputError(f"{path}: two lines have the name {name!r}; give each its own")
+        seen.add(name.lower())
     return [replace(request, name=name) for request, name in zip(found, names, strict=True)]
 
 
 def _request(where: str, line: str, root: Path, common: Request) -> Request:
     try:
         given: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or "text" not in given:
         raise InputError(f'{where}: is {line[:100]!r}, but a JSON object with "text" is needed')
@@ -133,7 +145,8 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{where}: {key} = {value!r} is of a wrong type")
     own_voice = "reference" in given or "speaker" in given
-    voice = Request("", "") if own_voice else common
+    voice = replace(common, reference="", reference_text="", speaker="") if own_voice else common
+    conditions = {k: v for k, v in common.conditions.items() if not (own_voice and k == "speaker")}
     reference = given.get("reference", voice.reference)
     if given.get("reference"):
         reference = str(root / reference)
@@ -145,5 +158,5 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         reference_text=given.get("reference_text", voice.reference_text),
         speaker=given.get("speaker", voice.speaker),
         seconds=given.get("seconds", common.seconds),
-        conditions=common.conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
+        conditions=conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
     )

@@ -197,14 +197,17 @@ class Synthesizer:
         """
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
-        def fits(text: str) -> bool:
-            if len(tokenizer.encode(text)) > fraction * data.max_text_tokens:
-                return False
-            return self.frames([replace(utterance, text=text)])[0] <= fraction * data.max_frames
+        def sizes(texts: Sequence[str]) -> list[float]:
+            lengths = self.frames([replace(utterance, text=text) for text in texts])
+            return [
+                max(frames / data.max_frames, len(tokenizer.encode(text)) / data.max_text_tokens)
+                / fraction
+                for text, frames in zip(texts, lengths, strict=True)
+            ]
 
         if utterance.seconds is not None:
-            return [utterance]
-        found = [replace(utterance, text=text) for text in split_text(utterance.text, fits, soon)]
+            return [replace(utterance, text=" ".join(utterance.text.split()))]
+        found = [replace(utterance, text=text) for text in split_text(utterance.text, sizes, soon)]
         rate = self.codec.frames_per_second
         lengths = self.frames(found)
         return [replace(each, seconds=n / rate) for each, n in zip(found, lengths, strict=True)]

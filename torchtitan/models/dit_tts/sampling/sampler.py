@@ -50,7 +50,12 @@ class SpeechRequest:
     @property
     def whole_text(self) -> str:
         """With that of the prefix."""
-        return f"{self.prefix_text} {self.text}" if self.prefix is not None else self.text
+        if self.prefix is None:
+            return self.text
+        blank = (
+            "" if "\u3000" <= self.text[:1] <= "\u9fff" else " "
+        )  # Chinese and Japanese have none
+        return f"{self.prefix_text}{blank}{self.text}"
 
     def noise_row(self) -> int:
         """Number that keys the request's noise beside the seed: of what is said, not of its place in a
@@ -153,7 +158,7 @@ def generate_latents(
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
     noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = sampling.truncation_factor * normal(noise_keys, (frames, model.args.latent_channels))
-    # What is known goes from its noise straight to its latents, as it did in training.
+    # What is known goes straight from its noise to its latents.
     known, known_mask = _known(requests, noise)
     to_known = None if known is None else (noise - known) / steps[0].times[0]
 

@@ -103,7 +103,7 @@ class SpeechService:
             voice = self._voice(body.voice)
             conditions = self.synthesizer.conditions(voice)
             whole = Utterance(text, voice, conditions, speed=body.speed)
-            return self.synthesizer.pieces(whole, soon=True)
+            return self.synthesizer.pieces(whole, soon=body.response_format in STREAMED)
         except InputError as error:
             raise Refusal(400, str(error), "cannot_be_said") from None
 
