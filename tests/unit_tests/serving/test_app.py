@@ -64,7 +64,8 @@ def speech(url, **body):
 
 def said(synthesizer, text="one two", voice="ann", **more):
     chosen = synthesizer.speaker(voice)
-    pieces = synthesizer.pieces(Utterance(text, chosen, synthesizer.conditions(chosen), **more))
+    whole = Utterance(text, chosen, synthesizer.conditions(chosen), **more)
+    pieces = synthesizer.pieces(whole, soon=True)
     return join([each.waveform for each in synthesizer.synthesize(pieces)], 100)
 
 
@@ -91,7 +92,7 @@ def test_it_says_what_generate_says(server, synthesizer):
 def test_long_texts_are_streamed_in_pieces(server, synthesizer):
     synthesizer.run.config.data.max_frames = 8
     url, batcher = server()
-    text = "One two. Two one. One two."
+    text = "One two one two. Two one. One two."
     status, headers, content = speech(url, input=text)
     assert status == 200 and headers["Transfer-Encoding"] == "chunked"
     assert batcher.batches == 2  # the first alone, the others together

@@ -198,11 +198,11 @@ class Synthesizer:
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
         def sizes(texts: Sequence[str]) -> list[float]:
-            lengths = self.frames([replace(utterance, text=text) for text in texts])
+            tokens = [len(tokenizer.encode(text)) for text in texts]
+            frames = self.frames([replace(utterance, text=text) for text in texts])
             return [
-                max(frames / data.max_frames, len(tokenizer.encode(text)) / data.max_text_tokens)
-                / fraction
-                for text, frames in zip(texts, lengths, strict=True)
+                max(n / data.max_text_tokens, length / data.max_frames) / fraction
+                for n, length in zip(tokens, frames, strict=True)
             ]
 
         if utterance.seconds is not None:
