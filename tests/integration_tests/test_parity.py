@@ -63,6 +63,8 @@ MATRIX_LAYOUTS = {
         [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
     ),
     "tp_ddp": (4, [*TP, *DDP]),
+    "tp_varlen": (2, [*TP, "--attention.backend=varlen"]),
+    "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
 }
 
 # The same with kernels by Inductor, which are also others than eager's.
@@ -195,18 +197,35 @@ def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
 
 
-def test_alignment_heads_train_on_shards_as_in_one_process(seeded):
+@pytest.mark.parametrize("layout", ["hsdp", pytest.param("tp_ddp", marks=pytest.mark.matrix)])
+def test_alignment_heads_train_on_shards_as_in_one_process(seeded, layout):
     folder, common, plain = seeded
-    teacher = write_tiny_wav2vec2(folder / "teacher")
+    teacher = write_tiny_wav2vec2(folder / f"teacher_{layout}")
     common = [*common, *CTC, f"--alignment.teacher={teacher}", "--alignment.teacher_dim=8"]
-    alone = runs.run(folder, "ctc", common).metrics()
-    sharded = runs.run(folder, "ctc_sharded", [*common, *CTC_LAYOUT], 4).metrics()
+    one, other = f"ctc_{layout}_alone", f"ctc_{layout}"
+    alone = runs.run(folder, one, common).metrics()
+    arguments = CTC_LAYOUT if layout == "hsdp" else [*TP, *DDP, *TRACED, *PER_OP]
+    sharded = runs.run(folder, other, [*common, *arguments], 4).metrics()
     assert_same(sharded, alone)
     for step, row in alone.items():
         for name in ("ctc", "teacher"):
             assert sharded[step][name] == pytest.approx(row[name], abs=1e-5)
-    assert_same_validation(folder / "ctc_sharded", folder / "ctc")
+    assert_same_validation(folder / other, folder / one)
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5
+
+
+@pytest.mark.matrix
+def test_tensor_parallelism_in_bfloat16_is_as_near_as_one_process_in_bfloat16(seeded):
+    """Autocast rounds at other places than one process does, so the distance is compared, not the values."""
+    folder, common, plain = seeded
+    common = [*common, "--training.mixed_precision_param=bfloat16"]
+    alone = runs.run(folder, "bf16", common).metrics()
+    for name, layout, processes in (("tp", TP, 2), ("tp_fsdp", [*TP, *FSDP], 4)):
+        found = runs.run(folder, f"bf16_{name}", [*common, *layout], processes).metrics()
+        for step, row in plain.items():
+            distance = abs(alone[step]["loss"] - row["loss"])
+            assert abs(found[step]["loss"] - row["loss"]) < 3 * max(distance, 1e-4), (name, step)
+            assert found[step]["grad_norm"] == pytest.approx(row["grad_norm"], rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ WAYS = {
     "cached": (1, ["--encoder.cache_features"]),
     "cached_fsdp": (2, ["--encoder.cache_features", *FSDP]),
 }
+TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
+MATRIX_WAYS = {
+    "frozen_sharded_tp": (4, [*TP, *FSDP, "--encoder.fsdp_min_gib=0"]),
+    "frozen_whole_tp": (2, TP),
+    "cached_tp_ddp": (4, ["--encoder.cache_features", *TP, *DDP]),
+}
 
 
 def write_talkative_shards(folder):
@@ -70,10 +76,12 @@ def prepared(tmp_path_factory):
     return folder, encoder, common, plain
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [*WAYS, *(pytest.param(way, marks=pytest.mark.matrix) for way in MATRIX_WAYS)]
+)
 def test_every_way_trains_as_the_frozen_encoder_does(prepared, way):
     folder, encoder, common, plain = prepared
-    processes, arguments = WAYS[way]
+    processes, arguments = (WAYS | MATRIX_WAYS)[way]
     run = runs.run(folder, way, [*common, f"--encoder.model={encoder}", *arguments], processes)
     assert losses(run) == pytest.approx(losses(plain), abs=1e-5)
 

@@ -215,6 +215,15 @@ def test_what_an_accelerator_cannot_do(toml, message):
         validate(toml, accelerator="cuda")
 
 
+def test_upstreams_profiler_needs_an_accelerator_and_its_steps():
+    on = "[profiling]\nenable_profiling = true\n"
+    validate(on + "profile_freq = 10\nprofiler_warmup = 3\nprofiler_active = 7", accelerator="cuda")
+    with pytest.raises(InputError, match="enable_profiling = true needs a GPU"):
+        validate(on, accelerator="cpu")
+    with pytest.raises(InputError, match="profile_freq = 3, but it must be at least .* = 4"):
+        validate(on + "profile_freq = 3", accelerator="cuda")
+
+
 @pytest.mark.parametrize(
     "replicate, shard, world_size, expected",
     [(1, -1, 1, 1), (1, -1, 8, 8), (2, -1, 8, 8), (4, 2, 8, 8), (8, 1, 8, 8), (1, 6, 6, 6)],

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import sys
@@ -210,7 +211,10 @@ def failure_state(error: BaseException) -> str:
 
 
 def quiet_known_warnings() -> None:
-    """Hides warnings of torch that do not concern this family's runs."""
+    """Hides warnings of torch and torchao that do not concern this family's runs."""
+    # Compiled kernels of torchao that nothing here uses, and the way in which it registers enumerations.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     for message in (
         "FSDP2-wrapped module .* returned a view tensor",  # nobody writes to the output in place
         "DTensor random operators may not have complete support",  # full weights are drawn

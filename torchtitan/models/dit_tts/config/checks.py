@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.config.speed_checks import (
     check_compile,
     check_float8,
     check_optimizer,
+    check_profiling,
 )
 from torchtitan.models.dit_tts.config.validation_figures import (
     HIGHER_IS_BETTER,
@@ -80,6 +81,7 @@ def validate_config(
     )
     check_sampling(config.sampling)
     check_attention(config, accelerator or device_type)
+    check_profiling(config, accelerator or device_type)
     check_benchmark(config)
     _check_checkpoint(config, world_size)
     _check_validation(config)

@@ -31,6 +31,24 @@ def check_attention(config: JobConfig, accelerator: str) -> None:
     )
 
 
+def check_profiling(config: JobConfig, accelerator: str) -> None:
+    """What upstream's profiler, which always asks for an accelerator's events, ends with."""
+    profiling = config.profiling
+    if not profiling.enable_profiling:
+        return
+    require(
+        accelerator != "cpu",
+        "[profiling] enable_profiling = true needs a GPU; leave it out, or take [benchmark] enable = true, "
+        "which says where a step's time goes on a CPU too",
+    )
+    least = profiling.profiler_warmup + profiling.profiler_active
+    require(
+        profiling.profile_freq >= least,
+        f"[profiling] profile_freq = {profiling.profile_freq}, but it must be at least profiler_warmup + "
+        f"profiler_active = {least}",
+    )
+
+
 def check_benchmark(config: JobConfig) -> None:
     benchmark, encoder = config.benchmark, config.encoder
     if not benchmark.enable:
