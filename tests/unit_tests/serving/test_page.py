@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from tests.helpers.browser_session import browse
+from tests.helpers.browser import browse
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance
 
 pytest.importorskip("gradio", reason="the extra serve is not installed")
