@@ -62,6 +62,7 @@ MATRIX_LAYOUTS = {
         4,
         [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
     ),
+    "tp_1": (1, ["--parallelism.backend=megatron"]),
     "tp_ddp": (4, [*TP, *DDP]),
     "tp_varlen": (2, [*TP, "--attention.backend=varlen"]),
     "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
