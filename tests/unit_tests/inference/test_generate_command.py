@@ -138,13 +138,13 @@ def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--text= "], "--text: the text is empty"),
+        (["--text= "], "--text is empty"),
         (["--text-file=a_file"], "give one of --text"),
-        (["--text=", "--text-file=a_file"], "a_file: the text is empty"),
-        (["--text=", "--text-file=nothing"], "nothing: cannot be read"),
-        (["--text=", "--text-list=a_file", "--out=new"], "a_file: has no line"),
-        (["--text=", "--text-list=a_file"], "give their folder by --out"),
-        (["--seconds=1e6"], "seconds = 1000000.0, but"),
+        (["--no-text", "--text-file=a_file"], "--text-file a_file is empty"),
+        (["--no-text", "--text-file=nothing"], "nothing: cannot be read"),
+        (["--no-text", "--text-list=a_file", "--out=new"], "a_file: has no line"),
+        (["--no-text", "--text-list=a_file"], "give their folder by --out"),
+        (["--seconds=1e6"], "--seconds = 1e+06, but"),
         (["--out=said.doc"], "must end with one of .wav, .flac"),
         (["--takes=0"], "--takes = 0"),
         (["--overwrite", "--resume"], "either --overwrite or --resume"),
@@ -158,7 +158,7 @@ def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
         (["--reference=nothing.wav"], "either a reference or a speaker"),
         (["--reference=nothing.wav", "--speaker"], "no such file"),
         (["--sampling-steps=0"], "--sampling-steps = 0, but"),
-        (["--seconds=nan"], "seconds = nan, but"),
+        (["--seconds=nan"], "--seconds = nan, but"),
         (["--text-scale=nan"], "--text-scale = nan, but"),
         (["--speaker-scale=-inf"], "--speaker-scale = -inf, but"),
         (["--seed=1180591620717411303424"], "--seed = 1180591620717411303424, but"),
@@ -178,8 +178,9 @@ def test_mistakes_are_refused_before_the_run_is_loaded(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_file").write_text("")
     voice = [] if "--speaker" in arguments else ["--speaker=ann"]
-    arguments = [argument for argument in arguments if argument != "--speaker"]
-    assert main(["generate", "run", "--text=one", *voice, *arguments]) == 2
+    text = [] if "--no-text" in arguments else ["--text=one"]
+    arguments = [each for each in arguments if each not in ("--speaker", "--no-text")]
+    assert main(["generate", "run", *text, *voice, *arguments]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ class Options(SamplingOptions):
     """Synthesize texts in a speaker's voice with a trained run: one text (--text, --text-file), or many (--text-list),
     which under torchrun are divided among its processes."""
 
-    text: str = ""
+    text: str | None = None
     """What to say."""
 
     text_file: str = ""
@@ -133,7 +133,7 @@ def run(options: Options) -> int:
 
 def check_options(options: Options) -> None:
     """Raises InputError for what can be seen without the run, whose checkpoint takes long to load."""
-    given = [bool(each) for each in (options.text, options.text_file, options.text_list)]
+    given = [options.text is not None, bool(options.text_file), bool(options.text_list)]
     if sum(given) != 1:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
     for name, low, high in (("takes", 1, 1000), ("batch_size", 1, 4096)):
@@ -185,8 +185,8 @@ def find_requests(options: Options) -> list[Request]:
     )
     if options.text_list:
         return read_requests(options.text_list, common)
-    where = "--text" if options.text else f"--text-file {options.text_file}"
-    text = options.text or read_text(options.text_file)
+    where = "--text" if options.text is not None else f"--text-file {options.text_file}"
+    text = read_text(options.text_file) if options.text is None else options.text
     request = replace(common, where=where, text=clean_text(text))
     request.check()
     return [request]

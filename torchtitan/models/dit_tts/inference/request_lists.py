@@ -53,10 +53,10 @@ class Request:
     def check(self) -> None:
         """Raises InputError for what can be seen without the model."""
         if not self.text:
-            raise InputError(f"{self.where}: the text is empty; give what to say")
+            raise InputError(f"{self.where} is empty; give what to say")
         if len(self.text) > MAX_CHARACTERS:
             raise InputError(
-                f"{self.where}: has {len(self.text)} characters, but at most {MAX_CHARACTERS} are said at "
+                f"{self.where} has {len(self.text)} characters, but at most {MAX_CHARACTERS} are said at "
                 f"once; make a list of its chapters"
             )
         if self.reference and self.speaker:
@@ -68,9 +68,9 @@ class Request:
         if self.reference_text and not self.reference:
             raise InputError(f"{self.where}: reference text without the reference that says it")
         if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
+            option = "--seconds" if self.where.startswith("--") else f"{self.where}: seconds"
             raise InputError(
-                f"{self.where}: seconds = {str(self.seconds)[:20]}, but it must be above 0 and at most "
-                f"{MAX_SECONDS:g}"
+                f"{option} = {self.seconds:g}, but it must be above 0 and at most {MAX_SECONDS:g}"
             )
 
 
@@ -147,7 +147,10 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
     own_voice = "reference" in given or "speaker" in given
     voice = replace(common, reference="", reference_text="", speaker="") if own_voice else common
     conditions = {k: v for k, v in common.conditions.items() if not (own_voice and k == "speaker")}
-    reference = given.get("reference", voice.reference)
+    reference, seconds = (
+        given.get("reference", voice.reference),
+        given.get("seconds", common.seconds),
+    )
     if given.get("reference"):
         reference = str(root / reference)
     return Request(
@@ -157,6 +160,6 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         reference=reference,
         reference_text=given.get("reference_text", voice.reference_text),
         speaker=given.get("speaker", voice.speaker),
-        seconds=given.get("seconds", common.seconds),
+        seconds=None if seconds is None else float(min(seconds, 10**9)),
         conditions=conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
     )

@@ -21,6 +21,8 @@ EDGE_SILENCE_SECONDS = 0.3
 # Likelihood factor per word; with the library's own 0.65 it hears short words in the breath at the
 # end (1.2 % wrong instead of 0.6 %).
 WORD_INSERTION_PENALTY = 1e-3
+# Amplitude of a sound that is none; of complete silence the grammar, which asks for a word, makes one.
+SILENT_BELOW = 1e-4
 _BETWEEN_WORDS = re.compile(r"[\s\u2010-\u2015-]+")  # blanks, hyphens and dashes
 
 
@@ -81,7 +83,10 @@ class KeywordRecognizer:
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """Words heard, with blanks between; empty where it hears none."""
         edge = int(EDGE_SILENCE_SECONDS * MODEL_SAMPLE_RATE)
-        samples = np.pad(sound.samples(MODEL_SAMPLE_RATE), edge)
+        heard = sound.samples(MODEL_SAMPLE_RATE)
+        if np.abs(heard).max(initial=0.0) < SILENT_BELOW:
+            return ""
+        samples = np.pad(heard, edge)
         self.decoder.set_cmn(self.channel_mean)
         self.decoder.start_utt()
         self.decoder.process_raw(
