@@ -34,14 +34,13 @@ EOF
     fi
 fi
 if ! "$python" -c 'import torch' 2>/dev/null; then
-    # Not compiling what is never imported halves the time.
-    "$python" -m pip install --quiet --no-compile "torch==2.13.0"
+    "$python" -m pip install --quiet "torch==2.13.0"
 fi
 # The constraint makes pip fail rather than replace the torch that is there.
 torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))')
 constraint=$(mktemp)
 trap 'rm -f "$constraint"' EXIT
 echo "torch==$torch" >"$constraint"
-"$python" -m pip install --quiet --no-compile --constraint "$constraint" --editable ".[$extra]"
+"$python" -m pip install --quiet --constraint "$constraint" --editable ".[$extra]"
 cp pyproject.toml "$stamp"
 echo "ready: torch $torch in .venv"

@@ -115,7 +115,7 @@ class Generation:
         def noted() -> Iterator[Take]:
             for take in self.narrator.stream(pieces, soon=streams):
                 first.append(time.perf_counter() - began)
-                # Of a long text only what is told about it.
+                # Of a long text only what the report needs.
                 takes.append(
                     replace(take, speech=replace(take.speech, waveform=empty, latents=empty))
                 )

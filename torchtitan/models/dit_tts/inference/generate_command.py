@@ -122,12 +122,12 @@ def run(options: Options) -> int:
     loading = time.perf_counter() - began
     if options.text_list:
         quiet = rank is not None and rank[0] > 0
-        told = generation.write_all(requests, options.out, options.format, quiet)
-        print(told)
+        summary = generation.write_all(requests, options.out, options.format, quiet)
+        print(summary)
     else:
         streams = options.out == STANDARD_OUTPUT
-        told = generation.write(requests[0], "" if streams else options.out, options.format)
-        print(f"{told}, loading {loading:.1f} s", file=sys.stderr if streams else sys.stdout)
+        summary = generation.write(requests[0], "" if streams else options.out, options.format)
+        print(f"{summary}, loading {loading:.1f} s", file=sys.stderr if streams else sys.stdout)
     return 0
 
 
