@@ -47,6 +47,8 @@ LAYOUTS = {
 }
 
 # Tested in parts by other layouts, or by tests of the layers.
+COVERED = ("ddp_accumulation", "hsdp_accumulation", "every_2nd_block", "fsdp_memory_budget")
+COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile")
 MATRIX_LAYOUTS = {
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
     "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
@@ -165,9 +167,9 @@ def assert_same_samples(run: Path, expected: Path) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        *LAYOUTS,
+        *(each for each in LAYOUTS if each not in COVERED),
         *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_LAYOUTS),
-        *(pytest.param(each, marks=pytest.mark.matrix) for each in MATRIX_LAYOUTS),
+        *(pytest.param(each, marks=pytest.mark.matrix) for each in (*COVERED, *MATRIX_LAYOUTS)),
     ],
 )
 def test_layout_trains_as_one_process_does(seeded, layout):
