@@ -34,13 +34,18 @@ EOF
     fi
 fi
 if ! "$python" -c 'import torch' 2>/dev/null; then
-    "$python" -m pip install --quiet "torch==2.13.0"
+    "$python" -m pip install --quiet --no-compile "torch==2.13.0"
 fi
 # The constraint makes pip fail rather than replace the torch that is there.
 torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))')
 constraint=$(mktemp)
 trap 'rm -f "$constraint"' EXIT
 echo "torch==$torch" >"$constraint"
-"$python" -m pip install --quiet --constraint "$constraint" --editable ".[$extra]"
+"$python" -m pip install --quiet --no-compile --constraint "$constraint" --editable ".[$extra]"
+# pip would compile 14,000 files, most of which nothing imports. Python compiles what it imports, the first time;
+# for the usual commands here, also where PYTHONDONTWRITEBYTECODE keeps later starts from doing it.
+env --unset PYTHONDONTWRITEBYTECODE "$python" - <<'EOF'
+import torchtitan.models.dit_tts.evaluation.evaluate, torchtitan.models.dit_tts.trainer
+EOF
 cp pyproject.toml "$stamp"
 echo "ready: torch $torch in .venv"
