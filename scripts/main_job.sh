@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # The main job: sets up .venv, prepares the embedded speech corpus, trains the debug flavor on it,
 # synthesizes held-out texts in every voice and prints their word error rate.
-#   scripts/main_job.sh [--section.key value ...]     (options of the training)
+#   scripts/main_job.sh
+#   NAME=mine scripts/main_job.sh --section.key value ...     (options of the training; the run is outputs/mine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 corpus=assets/spoken_digits/spoken_digits.tar
 data=outputs/data/spoken_digits
-run=outputs/debug
+name=${NAME:-debug}
+run=outputs/$name
 words=zero,one,two,three,four,five,six,seven,eight,nine
 SECONDS=0
+if [[ -e $run/state.json && $# -gt 0 ]]; then
+    echo "error: $run is there and may have been trained with other options; give another NAME=..." >&2
+    exit 2
+fi
 
 scripts/setup.sh speech
 unset PYTHONDONTWRITEBYTECODE # .venv is our own: what a start compiles, the next need not
@@ -33,8 +39,8 @@ else
     export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 fi
 PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts.sh \
-    --job.dump_folder outputs --job.experiment debug --training.mixed_precision_param "$precision" \
-    --samples.freq 1100 --samples.recognizer "words:$words" --samples.speaker_scorer own "$@"
+    --training.mixed_precision_param "$precision" --samples.freq 1100 --samples.recognizer "words:$words" \
+    --samples.speaker_scorer own "$@" --job.dump_folder outputs --job.experiment "$name"
 trained=$SECONDS
 
 .venv/bin/titan-tts evaluate "$run" --test "$data/heldout" --recordings "$corpus" \

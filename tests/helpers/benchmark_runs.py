@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 BASE: dict[str, Any] = {
-    "size": "800m",
+    "size": "800M",
     "backend": "torchtitan",
     "layout": "fsdp",
     "tensor_parallel": 1,

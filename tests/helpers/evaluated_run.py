@@ -98,6 +98,7 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     for name, replacement in (
         ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
         ("evaluation.systems.load_run_config", lambda folder: loaded.config),
+        ("evaluation.systems.check_weights", lambda *place: None),
         ("evaluation.systems.find_folder", Path),
         ("evaluation.evaluate.find_folder", Path),
         ("inference.hub.find_folder", Path),

@@ -153,9 +153,22 @@ def test_what_libsndfile_cannot_read(container, codec, tmp_path):
     np.testing.assert_allclose(steady, [0.1 / 2**0.5, 0.05 / 2**0.5], rtol=0.02)
     path = tmp_path / "a.wav"
     path.write_bytes(data)
-    np.testing.assert_array_equal(decode(str(path), 0.5, 0.25)[0], decoded[24_000:36_000])
+    part = decode(str(path), 0.5, 0.25)[0]
+    np.testing.assert_array_equal(part, decoded[24_000:36_000])
+    assert part.base is None  # nothing of the rest is kept
     with pytest.raises(InputError, match="cut short|cannot be decoded"):
         decode(data[: len(data) // 2])
+
+
+def test_parts_of_a_joined_mp3_get_one_rate_and_as_many_channels():
+    low = audio_bytes(tone(1, rate=44_100), 44_100, "MP3", None)
+    high = audio_bytes(np.stack([tone(1, rate=48_000)] * 2, 1), 48_000, "MP3", None)
+    decoded, rate = decode(low + high)
+    assert decoded.shape[1] == 2 and len(decoded) / rate == pytest.approx(2, abs=0.1)
+    # Both parts have the tone's pitch.
+    halves = (decoded[begin * rate // 4 :, 0][: rate // 2] for begin in (1, 5))
+    low_peak, high_peak = (np.abs(np.fft.rfft(half)).argmax() for half in halves)
+    assert abs(low_peak - high_peak) <= 1
 
 
 def test_channels_are_averaged():

@@ -49,6 +49,7 @@ def test_all_factors_of_the_debug_config():
         ),
         (["--compile.enable", "--compile.mode=max-autotune"], {"compile": "max-autotune"}),
         (["--model.converters=float8"], {"precision": "fp8"}),
+        (["--megatron.fp8"], {"precision": "fp8"}),
         (["--optimizer.state_dtype=8bit"], {"optimizer": "AdamW 8bit"}),
         (["--activation_checkpoint.mode=selective"], {"checkpointing": "every 2"}),
         (["--benchmark.enable", "--benchmark.lengths=longest"], {"lengths": "longest"}),

@@ -112,7 +112,7 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
 
 def test_a_lost_cell_has_the_color_of_its_own_configuration_only():
     content = {
-        "constant": {"size": "800m", "compile": "off"},
+        "constant": {"size": "800M", "compile": "off"},
         "lost": [
             BASE | {"batch": 4, "state": "oom", "attention": "flex"},
             BASE | {"batch": 4, "state": "oom", "compile": "default"},

@@ -244,8 +244,9 @@ def test_each_run_is_found_once_and_checkpoints_are_not_searched(tmp_path):
     a = write_run(tmp_path / "grids" / "one" / "a", report(BASE, 100.0))
     write_run(tmp_path / "checkpoint" / "b")
     write_run(a / "inside")
+    write_run(tmp_path / "grids" / "checkpointing_full")
     paths = [str(tmp_path), str(a), str(tmp_path / "grids")]
-    assert [run.name for run in find_runs(paths)] == ["a"]
+    assert {run.name for run in find_runs(paths)} == {"a", "checkpointing_full"}
 
 
 @pytest.mark.parametrize("name", ["nowhere", "file", "empty"])
@@ -282,7 +283,7 @@ HOSTILE = {
     "weighted": (changed(weighted={"mfu": "x"}), "mfu = 'x'"),
     "split": (changed(step_split={"data": math.nan}), "data_seconds = nan"),
     "factor": (changed(factors=BASE | {"gpus": 0}), "gpus = 0, but it must be a positive integer"),
-    "no factor": (changed(factors={"size": "800m"}), "benchmark.json: factors has no backend"),
+    "no factor": (changed(factors={"size": "800M"}), "benchmark.json: factors has no backend"),
     "column": (changed(factors=BASE | {"mfu": 1}), "a factor is named 'mfu', as a column is"),
     "list": ("[1, 2]", "benchmark.json holds no JSON object"),
     "deep": ("[" * 100_000, "benchmark.json is nested too deep"),

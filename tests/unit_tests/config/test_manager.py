@@ -202,6 +202,10 @@ def test_an_old_option_has_a_pointer(argument, message):
         load_config([argument, "8"])
 
 
+def test_a_key_of_ours_is_no_old_option_when_it_is_negated():
+    assert not load_config(["--megatron.no-use-te-attn"]).megatron.use_te_attn
+
+
 def test_a_config_of_an_earlier_version(tmp_path):
     """Of a run: its [ema] had one decay, and its [validation] was upstream's."""
     path = tmp_path / "config.toml"

@@ -1,6 +1,7 @@
 """`titan-tts evaluate` from its arguments to its files."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,12 @@ import soundfile
 
 from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
-from torchtitan.models.dit_tts.evaluation.options import scorer_specs
+from torchtitan.models.dit_tts.codec import record
+from torchtitan.models.dit_tts.codec.record import RecordedCodec
+from torchtitan.models.dit_tts.config import manager
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.options import first_config, scorer_specs
+from torchtitan.models.dit_tts.inference import hub
 
 
 @pytest.fixture
@@ -77,6 +83,27 @@ def test_what_is_refused(tree, tmp_path, capsys, arguments, sentence, monkeypatc
     given = [] if arguments == "--recognizer=" else [f"--recognizer={SPEC}"]
     assert evaluate("run", arguments, *given, "--test", tree) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_codecs_are_compared_by_what_they_are(monkeypatch):
+    """Two exports of one codec have its weights in folders of their own."""
+
+    def config(folder):
+        return SimpleNamespace(
+            data=SimpleNamespace(path=str(folder)),
+            sampling=SimpleNamespace(codec=f"{folder}/codec/weights.safetensors"),
+        )
+
+    def records(path):
+        return [RecordedCodec(path, "dac_vae", "1" if path in ("a", "b") else "2", {})]
+
+    monkeypatch.setattr(manager, "load_run_config", config)
+    monkeypatch.setattr(hub, "find_folder", Path)
+    monkeypatch.setattr(record, "recorded_codecs", records)
+    options = SimpleNamespace(codec="")
+    assert first_config(options, ["a", "b"]).data.path == "a"
+    with pytest.raises(InputError, match="different codecs"):
+        first_config(options, ["a", "c"])
 
 
 def test_the_runs_own_scorers_are_the_default():

@@ -104,6 +104,10 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(systems, "find_folder", Path)
     monkeypatch.setattr(load_run, "checkpoint_steps", lambda folder: [100, 2000])
     monkeypatch.setattr(load_run, "best_row", lambda *arguments: {"step": 100})
+    monkeypatch.setattr(
+        load_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())
+    )
+    monkeypatch.setattr(load_run, "saved_prefixes", lambda table: ["decay-0.9."])
     assert find_places(["o/a"]) == [Place("o/a", 2000, "", "a@2000")]
     assert find_places(["o/a/"], 100, "raw") == [Place("o/a", 100, "raw", "a@100")]
     # The best step has the weights that it was measured with.
@@ -119,6 +123,7 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
         (["a@3"], "has no checkpoint step-3; it has steps: 100, 2000"),
         (["a@last"], "has no checkpoint step-last"),
         (["a", "a@2000"], "a: step 2000 is given twice"),
+        (["a", "a@100:ema:0.8"], "holds no weights 'ema:0.8'"),
     ):
         with pytest.raises(InputError, match=sentence):
             find_places(texts)

@@ -1,5 +1,8 @@
 """Which plug-in is asked what, and how scores of utterances become one."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -45,6 +48,8 @@ def test_scores_of_an_utterance():
     assert (found.speaker_similarity, found.opinion, found.seconds) == (0.5, 3.0, 1.5)
     without = score(sound(0.75, 3.0), "rot", scorers, None, "de")
     assert without.speaker_similarity is None and recognizer.languages == ["en", "de"]
+    unknown = score(sound(0.75), "rot", Scorers(opinion=SimpleNamespace(score=lambda _: math.nan)))
+    assert unknown.opinion is None
     nothing = score(sound(0.0), "rot", Scorers(), sound(0.0))
     assert nothing.heard is nothing.errors is nothing.speaker_similarity is nothing.opinion is None
 

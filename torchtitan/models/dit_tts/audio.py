@@ -56,9 +56,11 @@ def decode(
             if start.startswith(b"RIFF"):
                 _check_wav_length(data)
         else:
-            samples, rate = _decode_by_ffmpeg(data)
+            end = None if seconds is None else offset_seconds + seconds
+            samples, rate = _decode_by_ffmpeg(data, end)
             first, wanted = _part(len(samples), rate, offset_seconds, seconds)
-            samples = samples[first:][:wanted]
+            # A copy, as a part would keep all that was decoded.
+            samples = samples[first:][:wanted].copy() if seconds is not None else samples[first:]
     except soundfile.LibsndfileError as error:
         raise InputError(f"the audio cannot be decoded ({error.error_string})") from error
     except (av.FFmpegError, OSError) as error:
@@ -167,28 +169,43 @@ def _libsndfile_reads_all(data: bytes | str) -> bool:
         return seconds * file.samplerate <= file.frames + 4 * 1152
 
 
-def _decode_by_ffmpeg(data: bytes | str) -> tuple[np.ndarray, int]:
+def _decode_by_ffmpeg(data: bytes | str, end: float | None) -> tuple[np.ndarray, int]:
+    """((n, channels), rate) as the stream has them: joined parts of it may have others. Of a part of the audio
+    nothing behind its end (s) is decoded."""
     import av
 
-    blocks = []
+    blocks: list[np.ndarray] = []
+    to_float: av.AudioResampler | None = None
+    kind, decoded = None, 0.0
     with av.open(io.BytesIO(data) if isinstance(data, bytes) else data, "r") as container:
         if not container.streams.audio:
             raise InputError("the file has no audio in it")
         stream = container.streams.audio[0]
-        to_float = av.AudioResampler(format="fltp")  # at the stream's own rate and channels
+        # Read here, as both follow the frames once these are decoded.
+        layout, rate = stream.layout.name, stream.rate
         for frame in container.decode(stream):
+            before, kind = kind, (frame.format.name, frame.layout.name, frame.sample_rate)
+            if to_float is None or kind != before:
+                # One that was made for another kind of frame would hand this one through.
+                if to_float is not None:
+                    blocks += [part.to_ndarray() for part in to_float.resample(None)]
+                to_float = av.AudioResampler("fltp", layout, rate)
             blocks += [part.to_ndarray() for part in to_float.resample(frame)]
-        if not blocks:
+            decoded += frame.samples / frame.sample_rate
+            if end is not None and decoded >= end:
+                break
+        if to_float is None:
             raise InputError("the audio has no sample that can be decoded")
+        blocks += [part.to_ndarray() for part in to_float.resample(None)]
         samples = np.concatenate(blocks, axis=1).T
         # Of MP3 and bare AAC the duration is an estimate.
         if container.duration and container.format.name not in ("mp3", "aac"):
             stated = container.duration / av.time_base
-            if len(samples) / stream.rate < stated - 0.5:
+            if len(samples) / rate < min(stated - 0.5, end or stated):
                 raise InputError(
-                    f"the audio is cut short: {len(samples) / stream.rate:.1f} of {stated:.1f} s"
+                    f"the audio is cut short: {len(samples) / rate:.1f} of {stated:.1f} s"
                 )
-        return samples, stream.rate
+        return samples, rate
 
 
 def to_mono(samples: np.ndarray) -> np.ndarray:

@@ -59,6 +59,8 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
     batch = training["local_batch_size"] or training["global_batch_size"] // ranks
     total = training["global_batch_size"]
     precision = training["mixed_precision_param"]
+    # The configs of older runs have no [megatron].
+    is_fp8 = "float8" in config["model"]["converters"] or config.get("megatron", {}).get("fp8")
     optimizer, state = config["optimizer"]["name"], config["optimizer"]["state_dtype"]
     return {
         "size": config["model"]["flavor"],
@@ -71,9 +73,7 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
         "accumulation": total // (batch * ranks) if total > 0 else 1,
         "checkpointing": checkpointing_name(config["activation_checkpoint"]),
         "compile": compiled["mode"] if compiled["enable"] else "off",
-        "precision": "fp8"
-        if "float8" in config["model"]["converters"]
-        else _PRECISIONS.get(precision, precision),
+        "precision": "fp8" if is_fp8 else _PRECISIONS.get(precision, precision),
         "attention": config["attention"]["backend"],
         "optimizer": optimizer if state == "float32" else f"{optimizer} {state}",
         "lengths": config["benchmark"]["lengths"] if config["benchmark"]["enable"] else "data",

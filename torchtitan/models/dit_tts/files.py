@@ -1,6 +1,7 @@
 """Files as every part of the project writes and names them: atomic writes, JSON lines, the user's
 cache folder, local paths and URLs, short fingerprints."""
 
+import glob
 import hashlib
 import json
 import os
@@ -109,11 +110,32 @@ def local_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def expand_braces(path: str) -> list[str]:
+    """What an entry of [data] path with braces stands for; the path itself where it has none."""
+    if "{" not in path or (not is_remote(path) and os.path.exists(local_path(path))):
+        return [path]
+    from braceexpand import braceexpand
+
+    try:
+        return list(braceexpand(path, escape=False))
+    except ValueError as error:
+        raise InputError(
+            f"[data] path '{path}' is no pattern ({error}); write one such as "
+            "shard-{000000..000099}.tar"
+        ) from None
+
+
+def matching_tars(path: str) -> list[str]:
+    """The files that the absolute path of a .tar stands for, or a glob of such."""
+    matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+    return [match for match in matches if match.endswith(".tar") and os.path.isfile(match)]
+
+
 def check_writable(path: str | os.PathLike, option: str) -> None:
     """Raises InputError where no file can be written at `path`, whose folders may be missing yet."""
     path = Path(path).expanduser().absolute()
     try:
-        folder = next(parent for parent in path.parents if parent.exists())
+        folder = next((parent for parent in path.parents if parent.exists()), path)
         with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell, and do not bind root
             pass
         try:

@@ -44,7 +44,8 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
     if peak_tflops > 0:
         return peak_tflops * 1e12
     for name, tflops in _PEAK_TFLOPS.items():
-        if re.search(rf"\b{name}\b", device_name):  # an RTX A1000 is no A100
+        # An RTX A1000 is no A100, and a slice of one (MIG) has a part of its peak.
+        if re.search(rf"\b{name}\b", device_name) and "MIG" not in device_name:
             return tflops * 1e12
     return None
 

@@ -32,7 +32,6 @@ _PORT = 15_000
 """where nodes meet: between it and twice as much, by the job's number"""
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.05
-_KILL_SECONDS = 30.0
 
 
 def die_with_parent() -> None:

@@ -338,6 +338,10 @@ class DiTTTSTrainer(Trainer):
                 self.metrics_processor.log_step(self.step, judgement.loss, judgement.grad_norm, lr)
         if should_log:
             self.run_folder.set_state("running", self.step)
+        if 1 < self.step == self.metrics_processor.first_step + 1:
+            # Upstream sets it after step 1, which a resumed run does not make.
+            limit = timedelta(seconds=self.job_config.comm.train_timeout_seconds)
+            dist_utils.set_pg_timeouts(limit, self.parallel_dims)
 
     def _mark(self, part: str) -> None:
         """The end of a part of the step, for a benchmark."""

@@ -29,7 +29,7 @@ NOT_COMPARED = ("batch", "gpus", "global_batch")
 """No effects of these are listed: growth with the batch and scaling over GPUs are tables of their own."""
 
 _BASES = {
-    "size": ("debug", "800m", "3b", "8b"),
+    "size": ("debug", "60M", "300M", "800M", "3B", "8B"),
     "backend": ("torchtitan",),
     "compile": ("off",),
     "checkpointing": ("none",),

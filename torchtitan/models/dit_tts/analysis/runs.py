@@ -57,8 +57,16 @@ WORKLOAD = (
         "data.num_workers",
         "benchmark.mean_seconds",
     ),
-    *("encoder.model", "encoder.frozen", "encoder.cache_features", "ema.enable"),
+    *("encoder.model", "encoder.frozen", "encoder.cache_features", "encoder.dtype"),
+    *(
+        "ema.enable",
+        "ema.decays",
+        "model.text_positions",
+        "alignment.ctc_weight",
+        "alignment.teacher",
+    ),
     *("compile.components", "training.enable_cpu_offload", "quantize.linear.float8.recipe_name"),
+    *("megatron.transformer_impl", "megatron.use_te_attn"),
 )
 """Config keys that change what a step computes. Those that differ between the runs are factors, too: runs
 of other work are no repeats."""
@@ -140,7 +148,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             raise InputError(f"RUNS = {path}, but no folder is there; give folders of runs")
         denied: list[OSError] = []
         for folder, below, files in os.walk(top, onerror=denied.append):
-            below[:] = sorted(name for name in below if not name.startswith(_NOT_SEARCHED))
+            below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
             if any(name in _MARKS or name.startswith(_EVENTS) for name in files):
                 below.clear()  # tb/ and whatever else is in it belong to the run
                 found.setdefault(os.path.realpath(folder), read_run(folder, top))
@@ -370,7 +378,7 @@ def _tensorboard(folder: Path) -> dict[str, list[Any]]:
     """Tag -> values of the event files in the folder or below it; none if there are no files."""
     holders = []
     for holder, below, files in os.walk(folder):
-        below[:] = [name for name in below if not name.startswith(_NOT_SEARCHED)]
+        below[:] = [name for name in below if name not in _NOT_SEARCHED]
         if any(name.startswith(_EVENTS) for name in files):
             holders.append(holder)
     if not holders:

@@ -121,7 +121,7 @@ class TTSConfigManager(ConfigManager):
 
     def parse_args(self, args: list[str] = sys.argv[1:]) -> JobConfig:
         names = filter(None, map(option_name, args))
-        refuse_old_options(name for name in names if _type_of(name) is None)
+        refuse_old_options(name for name in names if _type_of(name.replace(".no_", ".")) is None)
         return super().parse_args(_boolean_flags(args))  # type: ignore[return-value]
 
     def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:

@@ -71,39 +71,40 @@ class Evaluation:
         Raises:
             InputError: a run or audio that cannot be loaded, or another codec than the first run's.
         """
-        before: list[Row] = []
-        systems: list[Row] = []
-        after: list[Row] = []
-        for place in self.places:
-            chosen = replace(self.options, run=place.folder, step=place.step, weights=place.weights)
-            synthesizer = load_synthesizer(
-                chosen,
-                self.options.data,
-                refit=bool(self.options.data),
-                on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
-            )
-            loaded, codec = synthesizer.run, synthesizer.codec
-            if not systems:
-                self._begin(synthesizer)
-                before = self._rows_beside()
-            elif codec.fingerprint != self.codec.fingerprint:
-                raise InputError(
-                    f"{place.name} has another codec than {self.places[0].name}; evaluate them apart"
-                )
-            for found in untrained_tokens(loaded, self.tests.prompts):
-                print(
-                    printable(f"warning: {self.options.test} has {found}, given as unknown"),
-                    file=sys.stderr,
-                )
-            size = self.options.batch_size
-            if self.options.untrained and not systems:
-                before_training = replace(loaded, model=untrained_model(loaded))
-                system = System(UNTRAINED, replace(synthesizer, run=before_training), size)
-                after.append(self._row(system, UNTRAINED, 1))
-            system = System(place.name, synthesizer, size)
-            systems.append(self._row(system, SYSTEM, self.options.seeds))
-        self.scored = [*before, *systems, *after]
+        found = [row for place in self.places for row in self._rows_of(place)]
+        # The untrained model, which is the first run's, comes last.
+        self.scored = sorted(found, key=lambda row: row.kind == UNTRAINED)
         return self.scored
+
+    def _rows_of(self, place: Place) -> list[Row]:
+        """Those of a system, whose model is let go before the next is loaded; with the first system's also
+        those beside."""
+        synthesizer = load_synthesizer(
+            replace(self.options, run=place.folder, step=place.step, weights=place.weights),
+            self.options.data,
+            refit=bool(self.options.data),
+            on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
+        )
+        rows, is_first, loaded = [], place == self.places[0], synthesizer.run
+        if is_first:
+            self._begin(synthesizer)
+            rows += self._rows_beside()
+        elif synthesizer.codec.fingerprint != self.codec.fingerprint:
+            raise InputError(
+                f"{place.name} has another codec than {self.places[0].name}; evaluate them apart"
+            )
+        for found in untrained_tokens(loaded, self.tests.prompts):
+            print(
+                printable(f"warning: {self.options.test} has {found}, given as unknown"),
+                file=sys.stderr,
+            )
+        size = self.options.batch_size
+        if self.options.untrained and is_first:
+            before_training = replace(loaded, model=untrained_model(loaded))
+            system = System(UNTRAINED, replace(synthesizer, run=before_training), size)
+            rows.append(self._row(system, UNTRAINED, 1))
+        system = System(place.name, synthesizer, size)
+        return [*rows, self._row(system, SYSTEM, self.options.seeds)]
 
     def _begin(self, synthesizer: Synthesizer) -> None:
         """The prompts' latents and the scorer of voices: they need the first run."""
@@ -187,7 +188,7 @@ class Evaluation:
 
 
 def output_folder(options: Options, places: list[Place]) -> Path:
-    """--out, or RUN/evaluation/step-N-TEST; of several systems
+    """--out, or RUN/evaluation/step-N-TEST, with chosen weights step-N-WEIGHTS-TEST; of several systems
     evaluation-TEST-SYSTEMS beside the first run."""
     if options.out:
         return Path(options.out)

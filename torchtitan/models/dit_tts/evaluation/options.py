@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ class Options(SamplingOptions):
     """Texts that are synthesized together."""
 
     out: str = ""
-    """Folder to write to; RUN/evaluation/step-N-TEST by default, or evaluation-TEST-SYSTEMS beside the first of
-    several runs."""
+    """Folder to write to, in the place of what an earlier evaluation wrote there; RUN/evaluation/step-N-TEST by
+    default, with chosen weights step-N-WEIGHTS-TEST, or evaluation-TEST-SYSTEMS beside the first of several
+    runs."""
 
     on_page: int = 24
     """Utterances to hear on the page, the worst first."""
@@ -85,17 +86,11 @@ class Options(SamplingOptions):
 
 def check_options(options: Options) -> None:
     """Raises InputError for what can be seen without loading anything."""
-    for name, low, high in (
-        ("seeds", 1, 100),
-        ("seed", 0, 2**62),
-        ("batch_size", 1, 4096),
-        ("max_utterances", 0, 10**9),
-        ("on_page", 0, 500),
-    ):
-        value = getattr(options, name)
-        if not low <= value <= high:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} = {value}, but it must be from {low} to {high}")
+    check_range("--seeds", options.seeds, 1, 100)
+    check_range("--seed", options.seed, 0, 2**62)
+    check_range("--batch-size", options.batch_size, 1, 4096)
+    check_range("--max-utterances", options.max_utterances, 0, 10**9)
+    check_range("--on-page", options.on_page, 0, 500)
 
 
 def first_config(options: Options, folders: list[str]) -> "JobConfig":
@@ -105,17 +100,20 @@ def first_config(options: Options, folders: list[str]) -> "JobConfig":
         InputError: the runs' latents are of different codecs.
     """
     from torchtitan.models.dit_tts.codec.interface import codec_kind
+    from torchtitan.models.dit_tts.codec.record import recorded_codecs
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.inference.hub import find_folder
 
     configs = [load_run_config(find_folder(folder)) for folder in folders]
-    names = [options.codec or config.sampling.codec for config in configs]
-    # Those without weights are compared by their fingerprints, once they are loaded.
-    codecs = sorted({"mel_dct" if codec_kind(name) == "mel_dct" else name for name in names})
-    if len(codecs) > 1:
+    codecs: dict[str, str] = {}
+    for folder, config in zip(folders, configs, strict=True):
+        for record in recorded_codecs(config.data.path):
+            codecs.setdefault(record.fingerprint, f"{folder}: {record.kind}")
+    kinds = {codec_kind(options.codec or config.sampling.codec) for config in configs}
+    if len(codecs) > 1 or len(kinds) > 1:
         raise InputError(
-            f"the runs have different codecs ({', '.join(codecs)}); evaluate them apart, or name the one "
-            "codec of all by --codec"
+            f"the runs have different codecs ({', '.join([*codecs.values()] or sorted(kinds))}); evaluate "
+            "them apart"
         )
     return configs[0]
 

@@ -241,7 +241,7 @@ class Corpus:
 
     def __init__(self, source: str, kind: str = "auto", columns: dict[str, str] | None = None):
         reader = open_corpus(Options(source, "", format=kind, **(columns or {})))  # type: ignore[arg-type]
-        self.source, self.loader, plan = source, Loader(reader.root), Plan()
+        self.source, self.loader, plan = source, Loader(reader.root, reader.files()), Plan()
         self.items = list(usable_items(reader, source, "skip", plan))
         self.left_out = plan.dropped
 

@@ -13,7 +13,11 @@ from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation.prompts import Prompt
 from torchtitan.models.dit_tts.inference.hub import find_folder
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint
+from torchtitan.models.dit_tts.inference.load_run import (
+    LoadedRun,
+    check_weights,
+    find_checkpoint,
+)
 from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
 from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.scoring.interface import Sound
@@ -101,7 +105,10 @@ def _find_place(text: str, step: "int | str | None", weights: str) -> Place:
         weights = of_place if colon else weights
     folder = os.path.normpath(folder)
     found = find_folder(folder)
-    return Place(folder, *find_checkpoint(found, load_run_config(found), step, weights))
+    config = load_run_config(found)
+    place = Place(folder, *find_checkpoint(found, config, step, weights))
+    check_weights(found, config, place.step, place.weights)
+    return place
 
 
 def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:

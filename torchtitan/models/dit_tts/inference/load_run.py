@@ -123,7 +123,8 @@ def load_run(
         step: of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
         weights: "raw" for the trained ones, "ema:0.999" for the average with that decay, "ema" for the
             slowest average; empty: those that "best" was measured with, else those with the lowest
-            held-out loss at the last validation up to the step, and without one as "ema".
+            held-out loss at the last validation up to the step, and without one as "ema", or
+            "raw" where there is no average.
         encoder: where the frozen text encoder is now; by default where it was.
         dtype: of the model's weights: float32, bfloat16, or auto for bfloat16 on an accelerator and float32
             on a CPU.
@@ -135,9 +136,7 @@ def load_run(
     folder = Path(folder)
     config = load_run_config(folder)
     step, weights = find_checkpoint(folder, config, step, weights)
-    path = folder
-    if not is_exported(folder):
-        path = folder / config.checkpoint.folder / f"step-{step}"
+    path = _checkpoint_path(folder, config, step)
     if problem := verify(path):
         if path == folder:
             raise InputError(f"{problem}; copy the exported folder again")
@@ -227,6 +226,16 @@ def find_checkpoint(
     return int(step), weights
 
 
+def check_weights(folder: Path, config: JobConfig, step: int, weights: str) -> None:
+    """Raises InputError where a checkpoint does not hold these weights, or its table cannot be read."""
+    if not is_exported(folder):
+        _find_weights(folder, _checkpoint_path(folder, config, step), step, weights)
+
+
+def _checkpoint_path(folder: Path, config: JobConfig, step: int) -> Path:
+    return folder if is_exported(folder) else folder / config.checkpoint.folder / f"step-{step}"
+
+
 def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str, str]:
     """(name of the weights, what comes before a parameter's name in the checkpoint)."""
     prefixes = saved_prefixes(read_table(path).state_dict_metadata)
@@ -234,9 +243,9 @@ def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str
     slowest = next(reversed([name for name in found if name != RAW]), None)
     if not wanted:
         known = [row for row in read_rows(folder) if row["step"] <= step and "best_weights" in row]
-        wanted = known[-1]["best_weights"] if known else "ema"
+        wanted = known[-1]["best_weights"] if known else ""
         if wanted not in found:
-            wanted = "ema"
+            wanted = slowest or RAW
     if wanted == "ema" and slowest is not None:
         wanted = slowest
     if wanted not in found:

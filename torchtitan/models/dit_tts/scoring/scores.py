@@ -1,5 +1,6 @@
 """What the referees say of an utterance, and of many."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Scorers:
 
 @dataclass(frozen=True)
 class UtteranceScore:
-    """None where there was no plug-in or, for the speaker, no reference."""
+    """None where there was no plug-in, it gave no finite number or, for the speaker, no reference."""
 
     heard: str | None
     errors: Errors | None
@@ -51,10 +52,15 @@ def score(
         spelling = getattr(scorers.recognizer, "spelling", None)
         errors = count_errors(text, heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
-        similarity = scorers.speaker.similarity(sound, reference)
+        similarity = _finite(scorers.speaker.similarity(sound, reference))
     if scorers.opinion is not None:
-        opinion = scorers.opinion.score(sound)
+        opinion = _finite(scorers.opinion.score(sound))
     return UtteranceScore(heard, errors, similarity, opinion, sound.seconds)
+
+
+def _finite(value: float) -> float | None:
+    """A plug-in's score; None for the NaN of a sound that it cannot score."""
+    return value if math.isfinite(value) else None
 
 
 def summarize(scores: Sequence[UtteranceScore]) -> dict[str, float | None]:

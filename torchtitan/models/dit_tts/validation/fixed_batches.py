@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.tools.logging import logger
 
@@ -106,6 +107,11 @@ class FixedSet:
         chosen = np.unique(np.linspace(0, number - 1, min(number, count)).round().astype(np.int64))
         if data.on_error == "skip":
             chosen = chosen[[self._is_valid(sample) for sample in selection.samples[chosen]]]
+        if not len(chosen):
+            raise InputError(
+                f"all {min(number, count)} samples chosen for validation are corrupt; restore their files, or "
+                "give other held-out data"
+            )
         # Similar lengths share a batch; the sort is stable, so equal ones keep their order.
         chosen = chosen[np.argsort(selection.frames[chosen], kind="stable")]
         self.samples = selection.samples[chosen]
@@ -137,7 +143,7 @@ class FixedSet:
 
     def _is_valid(self, sample: int) -> bool:
         try:
-            self.dataset.load(sample, fetched=self.dataset.fetch([sample]).get(sample))
+            self.dataset.load(sample)
         except CorruptSampleError as error:
             logger.warning(f"{error}; validation is without it")
             return False

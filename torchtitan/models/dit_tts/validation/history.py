@@ -26,8 +26,8 @@ RAW, BEST = "raw", "best"
 
 
 def weights_name(prefix: str) -> str:
-    """Name of an average by its prefix in a checkpoint ("decay-0.999."); "ema" of an earlier version's."""
-    return f"ema:{prefix[6:-1]}" if prefix else "ema"
+    """Name of an average by its prefix in a checkpoint ("decay-0.999.")."""
+    return f"ema:{prefix[6:-1]}"
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def choose_prompts(
         if (number := len(prompts)) == count:
             break
         try:
-            loaded = dataset.load(sample, fetched=dataset.fetch([sample]).get(sample))
+            loaded = dataset.load(sample)
         except CorruptSampleError:
             if data.on_error != "skip":
                 raise
@@ -121,7 +121,6 @@ class SpeechSamples:
 
     Args:
         config: of the run; the model of [samples] speaker_scorer = "own" is the run's.
-        durations: lengths of texts.
         rank, ranks: of the data-parallel ranks, which share the prompts. All of them generate as many
             batches, as sharded weights need.
         sharded: the blocks' weights are gathered only while they run.
