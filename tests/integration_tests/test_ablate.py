@@ -139,8 +139,8 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
         for n, states in tried[edge].items():
             assert states == {"completed"} if n < too_large else "oom" in states
         assert 0 < together <= alone
-    together = sorted(work.glob("trials/all_buckets/*/run.json"))
-    assert json.loads(together[-1].read_text())["state"] == "completed"
+    together = work.glob("trials/all_buckets/*/run.json")
+    assert "completed" in {json.loads(path.read_text())["state"] for path in together}
     keys = tomllib.loads(out.read_text())
     blocks = keys["data"]["batch_multiple"]
     assert keys["data"]["bucket_frames"] == frames

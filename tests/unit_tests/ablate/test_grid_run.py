@@ -275,6 +275,18 @@ def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):
     assert tried.run("") == 0 and set(states(tried).values()) == {"completed"}
 
 
+def test_a_forecast_that_fails_does_not_end_the_grid(tmp_path, monkeypatch, caplog):
+    def fails(self, cell):
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(grid_run.Forecaster, "_planner", fails)
+    axes = '[axes]\nbatch = [1, "auto"]\n[settings]\n'
+    precision = "training.mixed_precision_param = 'bfloat16'\ndebug.seed = 4"
+    run = start(tmp_path, axes + precision, "gpu = 'H200'")
+    assert run.run("") == 0 and set(states(run).values()) == {"completed"}
+    assert f"{run.all[0].name}: no forecast (RuntimeError: no plan)" in caplog.text
+
+
 def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch):
     text = '[axes]\ngpus = [2, 4, 6]\nlayout = ["fsdp"]\nbatch = [1]'
     run = start(tmp_path, text, "gpus_per_node = 4")

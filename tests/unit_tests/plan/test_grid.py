@@ -56,6 +56,19 @@ def test_the_grid_drops_nothing():
     )
 
 
+def test_without_a_global_batch_every_choice_has_the_same(monkeypatch):
+    found = []
+
+    def choice(planner, config, *_, **__):
+        found.append((config.training.local_batch_size, config.training.global_batch_size))
+
+    monkeypatch.setattr(grid_module, "_choice", choice)
+    monkeypatch.setattr(grid_module, "_rank", lambda choice: 0)
+    batch = ["--training.global_batch_size=-1", "--training.local_batch_size=4"]
+    grid(debug_config(*batch), Cluster(H200, 2, 1), GUESS)
+    assert set(found) == {(1, 8), (2, 8), (4, 8)}
+
+
 @pytest.mark.long
 def test_what_cannot_fit_is_shown():
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]

@@ -33,6 +33,13 @@ def test_layout_comes_from_the_degrees():
     assert layout_of(config, 8) == DataParallelLayout(2, 4)
 
 
+def test_weights_that_stay_gathered_are_counted_in_the_same_planner():
+    planner = Planner(debug_config(), 2)
+    kept = debug_config("--parallelism.fsdp_reshard_after_forward=never")
+    default, never = planner.states(planner.config), planner.states(kept)
+    assert never.gathered.total > default.gathered.total and never.weights == default.weights
+
+
 @pytest.fixture
 def by_hand(monkeypatch):
     """Each sample keeps 100 MiB for its reference and one for each frame."""

@@ -1,9 +1,8 @@
 """The fastest layout and the largest micro-batch of every length bucket, by trials of a few steps."""
 
 import itertools
-import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,19 @@ from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
 from torchtitan.models.dit_tts.ablate.runner import Runner, figures
 from torchtitan.models.dit_tts.ablate.search import (
     TRIAL_SETTINGS,
-    Trials,
+    TrialError,
+    completes,
     largest_that_fits,
     smaller,
 )
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
-from torchtitan.models.dit_tts.data.buckets import choose_edges
-from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.plan.plan import estimated_buckets, longest_batches
+from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
+from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
+from torchtitan.models.dit_tts.data.storage import find_shards
+from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.files import fingerprint, is_remote
+from torchtitan.models.dit_tts.plan.plan import estimated_buckets
 from torchtitan.models.dit_tts.supervisor import read_json
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
@@ -44,6 +46,8 @@ class Choice:
     batch: int
     samples_per_second: float
     mfu: float | None
+    reason: str = ""
+    """why it has no micro-batch; empty where it has one"""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,6 @@ class Found:
     keys: dict[str, dict[str, Any]]
     """of the config"""
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def toml(self) -> str:
         """The keys, and in comments what was found."""
         lines = [
@@ -73,12 +74,22 @@ class Found:
         ]
         for choice in sorted(self.choices, key=lambda each: -each.samples_per_second):
             values = ", ".join(f"{axis} {value}" for axis, value in choice.axes.items())
-            mfu = "" if choice.mfu is None else f", {choice.mfu:.1%} MFU"
-            lines.append(
-                f"# {values or 'as configured'}: micro-batch {choice.batch}, "
-                f"{choice.samples_per_second:.2f} samples/s{mfu}"
-            )
+            words = printable(" ".join(choice.reason.split()))
+            if choice.batch:
+                words = f"micro-batch {choice.batch}, {choice.samples_per_second:.2f} samples/s"
+                words += "" if choice.mfu is None else f", {choice.mfu:.1%} MFU"
+            lines.append(f"# {values or 'as configured'}: {words}")
         return "\n".join([*lines, "", tomli_w.dumps(self.keys)])
+
+
+def _missing(path: str | list[str]) -> str:
+    """Why there is no data at all; empty where there is some, or where its absence must be a mistake."""
+    if isinstance(path, str) and not is_remote(path):
+        try:
+            find_shards(path)
+        except InputError as error:
+            return str(error)
+    return ""
 
 
 class Autotune:
@@ -91,7 +102,8 @@ class Autotune:
     gpu: for the plan's first guess; empty: this machine's.
     memory_gib: limit of the address space of each process; 0: none.
     timeout_seconds: of each trial.
-    largest: the batch of every bucket is the largest that fits, whatever frames that comes to.
+    largest: the batch of every bucket but the longest is the largest that fits, whatever frames that
+        comes to.
     """
 
     def __init__(
@@ -118,8 +130,8 @@ class Autotune:
         self.cells = Cells(GridFile(grid), folder, config)
 
     def run(self) -> Found:
-        """Raises InputError: not even a micro-batch of 1 fits, a trial fails, or another command works in the
-        same folder."""
+        """Raises InputError: no choice has a micro-batch, a trial of the best one fails, or another command
+        works in the same folder."""
         folder = self.cells.folder
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", timeout=0)
@@ -133,13 +145,13 @@ class Autotune:
 
     def _run(self) -> Found:
         frames = self._edges()
-        choices = [self._choice(axes, frames[-1]) for axes in self._axes()]
+        combined = itertools.product(*self.axes.values())
+        axes = [dict(zip(self.axes, values)) for values in combined]
+        refused = [self._refusal(each, frames) for each in axes]  # of all, before the first trial
+        choices = [self._choice(*each, frames[-1]) for each in zip(axes, refused)]
         fitting = [choice for choice in choices if choice.batch]
         if not fitting:
-            raise InputError(
-                f"not even one sample of {frames[-1]} frames fits; shard over more GPUs, or set "
-                f"[activation_checkpoint] mode = 'full'"
-            )
+            raise InputError(choices[0].reason)
         best = max(fitting, key=lambda choice: choice.samples_per_second)
         batches = {frames[-1]: best.batch}
         longer = frames[-1]
@@ -151,25 +163,31 @@ class Autotune:
         steps, keys = self._keys(best, frames, sizes)
         return Found(choices, best, frames, alone, sizes, steps, self.ranks, keys)
 
-    def _axes(self) -> Iterator[dict[str, Any]]:
-        for chosen in itertools.product(*self.axes.values()):
-            yield dict(zip(self.axes, chosen))
-
     def _edges(self) -> list[int]:
         """Upper lengths of the buckets, and a line that says where they come from."""
         data = self.config.data
         if self.buckets or data.bucket_frames:
             edges = sorted(self.buckets or data.bucket_frames)
             origin = "as given"
-        elif isinstance(data.path, list) or os.path.exists(data.path) or "://" in data.path:
-            lengths = np.minimum(open_training_data(data).frames, data.max_frames)
-            edges = choose_edges(lengths, data.num_buckets, data.max_frames)
+        elif not (missing := _missing(data.path)):
+            dataset = open_training_data(data)
+            # As the loader does, but without counting the tokens of all texts.
+            selection = select_samples(
+                dataset.frames,
+                np.zeros(len(dataset)),
+                max_frames=data.max_frames,
+                max_text_tokens=data.max_text_tokens,
+                on_too_long=data.on_too_long,
+                sample_name=dataset.sample_id,
+            )
+            draws = sample_draws(data, dataset, selection)
+            edges = choose_edges(selection.frames, data.num_buckets, data.max_frames, draws)
             origin = "of [data] path"
         else:
             mixed = self.cells.make({"batch": 1}, 0, None, {"benchmark.lengths": "mixed"})
             found = estimated_buckets(mixed.config, self.ranks)
             edges = [batches.lengths.frames for _, batches in found][:-1] + [data.max_frames]
-            origin = f"of [benchmark]'s lengths, since there is no data at {data.path!r}"
+            origin = f"of [benchmark]'s lengths, since {missing}"
         ascending = all(low < high for low, high in zip([0, *edges], edges))
         if not ascending or len(edges) > MAX_BUCKETS or edges[-1] > data.max_frames:
             raise InputError(
@@ -191,52 +209,68 @@ class Autotune:
     def _largest(self, axes: dict[str, Any], edge: int, guess: int) -> int:
         chosen = "".join(f", {axis} {value}" for axis, value in axes.items())
         print(f"bucket of {edge} frames{chosen}: the first guess is {guess}", flush=True)
-        trials = Trials(self.runner, lambda n: self._cell(axes, edge, n, TRIAL_SETTINGS))
-        return largest_that_fits(trials.fits, guess)
 
-    def _choice(self, axes: dict[str, Any], edge: int) -> Choice:
+        def fits(batch: int) -> bool:
+            cell = self._cell(axes, edge, batch, TRIAL_SETTINGS)
+            return completes(self.runner, cell, f"batch {batch}")
+
+        return largest_that_fits(fits, guess)
+
+    def _refusal(self, axes: dict[str, Any], frames: list[int]) -> str:
+        """The sentence with which training would refuse trials of a choice; empty where it starts."""
+        cells = [self._cell(axes, edge, 1, TRIAL_SETTINGS) for edge in frames]
+        cells.append(self._together(axes, frames, [1] * len(frames)))
+        return next((cell.refused for cell in cells if cell.refused), "")
+
+    def _choice(self, axes: dict[str, Any], refused: str, edge: int) -> Choice:
+        """With its figures, or else with the reason why it has none."""
+        reason = refused or (
+            f"not even one sample of {edge} frames fits; shard over more GPUs, or set "
+            f"[activation_checkpoint] mode = 'full'"
+        )
+        try:
+            found = None if refused else self._measured(axes, edge)
+            if found:
+                return found
+        except TrialError as error:
+            reason = str(error)
+        print(f"{', '.join(map(str, axes.values())) or 'as configured'}: {reason}", flush=True)
+        return Choice(axes, 0, 0.0, None, reason)
+
+    def _measured(self, axes: dict[str, Any], edge: int) -> Choice | None:
         one = self._cell(axes, edge, 1, TRIAL_SETTINGS)
-        guess = self.forecaster.largest(one, longest_batches(one.config, self.ranks)) or 8
-        batch = self._largest(axes, edge, guess)
+        batch = self._largest(axes, edge, self.forecaster.largest(one) or 8)
         while batch:
             cell = self._cell(axes, edge, batch, _MEASURED)
-            record = self.runner.record(cell)
-            if record.get("state") not in ("completed", "oom"):
-                record = self.runner.run(cell, None)
-            if record["state"] == "completed":
+            if completes(self.runner, cell, f"micro-batch {batch} for some steps"):
                 report = read_json(cell.folder / "benchmark.json")
-                print(f"  micro-batch {batch}: {figures(cell.folder)}", flush=True)
+                print(f"  {figures(cell.folder)}", flush=True)
                 return Choice(axes, batch, report["samples_per_second"], report["mfu"])
-            if record["state"] != "oom":
-                raise InputError(f"micro-batch {batch}: {record['state']}: {record['reason']}")
-            print(f"  micro-batch {batch} runs out of memory after some steps", flush=True)
             batch = smaller(batch)
-        return Choice(axes, 0, 0.0, None)
+        return None
+
+    def _together(self, axes: dict[str, Any], frames: list[int], sizes: list[int]) -> Cell:
+        settings = {
+            "benchmark.lengths": "mixed",
+            "benchmark.steps": len(frames),
+            "benchmark.warmup_steps": 3,
+            "benchmark.profile": False,
+            "data.bucket_frames": frames,
+            "data.bucket_batch_sizes": [size * self.ranks for size in sizes],
+            "data.max_frames": frames[-1],
+            "data.num_buckets": len(frames),
+        }
+        tried = fingerprint(json.dumps([axes, frames, sizes]))
+        folder = self.cells.folder / "all_buckets" / tried
+        return self.cells.make(axes | {"batch": sizes[-1]}, 0, None, settings, folder)
 
     def _checked(self, axes: dict[str, Any], frames: list[int], sizes: list[int]) -> list[int]:
         """The micro-batches with which all buckets fit one after another in one run: what the allocator
         has kept of one shape is missing in the next."""
-        for attempt in range(_CHECKS):
-            together = {
-                "benchmark.lengths": "mixed",
-                "benchmark.steps": len(frames),
-                "benchmark.warmup_steps": 3,
-                "benchmark.profile": False,
-                "data.bucket_frames": frames,
-                "data.bucket_batch_sizes": [size * self.ranks for size in sizes],
-                "data.max_frames": frames[-1],
-            }
-            folder = self.cells.folder / "all_buckets" / str(attempt)
-            axes_and_batch = axes | {"batch": sizes[-1]}
-            cell = self.cells.make(axes_and_batch, 0, None, together, folder)
-            if cell.refused:
-                raise InputError(cell.refused)
-            record = self.runner.run(cell, None)
-            print(f"all buckets, micro-batches {sizes}: {record['state']}", flush=True)
-            if record["state"] == "completed":
+        for _ in range(_CHECKS):
+            cell = self._together(axes, frames, sizes)
+            if completes(self.runner, cell, f"all buckets with micro-batches {sizes}"):
                 return sizes
-            if record["state"] != "oom":
-                raise InputError(f"all buckets in one run: {record['state']}: {record['reason']}")
             sizes = [max(1, smaller(size)) for size in sizes]
         raise InputError(
             f"each bucket fits alone, but not all in one run, not even with micro-batches of {sizes}; give "

@@ -1,7 +1,7 @@
 """`titan-tts autotune`: the fastest layout and the largest micro-batch of every bucket, by real steps."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import tyro
@@ -50,8 +50,8 @@ class Options:
     """Folder of the trials; those that are there are not made again. Default: outputs/autotune/CONFIG."""
 
     largest: bool = False
-    """Take the largest batch of every bucket. By default no bucket has more frames in a global batch than
-    the config's."""
+    """Give every bucket but the longest its largest batch. By default none has more frames in a global
+    batch than the longest, which has the config's."""
 
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ def run(options: Options) -> int:
     """Searches, prints what it finds, and writes it to `--out`. Returns the exit status.
 
     Raises:
-        InputError: a config that training refuses, or not even one sample fits.
+        InputError: training refuses every choice, or not even one sample fits.
     """
     if options.nproc < 1:
         raise InputError(f"--nproc {options.nproc}, but it must be at least 1")
@@ -88,7 +88,7 @@ def run(options: Options) -> int:
         largest=options.largest,
     ).run()
     write_atomic(options.out, found.toml())
-    write_atomic(work / "autotune.json", json.dumps(found.as_json(), indent=1) + "\n")
+    write_atomic(work / "autotune.json", json.dumps(asdict(found), indent=1) + "\n")
     print(found.toml(), end="")
     print(f"written to {options.out}; put these keys into your config")
     return 0

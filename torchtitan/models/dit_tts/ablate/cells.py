@@ -285,7 +285,7 @@ def _checkpointing(value: Any) -> dict[str, Any]:
     kind, _, number = str(value).partition(" ")
     if kind in ("none", "full") and not number:
         return {"activation_checkpoint.mode": kind}
-    if kind == "op" and not number or kind == "every" and number.isdigit():
+    if kind == "op" and not number or kind == "every" and number.isdecimal():
         return {
             "activation_checkpoint.mode": "selective",
             "activation_checkpoint.selective_ac_option": number or "op",

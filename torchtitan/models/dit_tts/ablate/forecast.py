@@ -1,6 +1,7 @@
 """What `titan-tts plan` predicts of a grid's runs."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,8 +18,9 @@ from torchtitan.models.dit_tts.plan.devices import (
     find_device,
     with_peak,
 )
-from torchtitan.models.dit_tts.plan.plan import Batches, Planner, estimated_buckets, longest_batches
+from torchtitan.models.dit_tts.plan.plan import Planner, estimated_buckets, longest_batches
 from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
 
 _GIB = 2**30
 _VARIED = ("parallelism", "activation_checkpoint", "compile", "job")
@@ -36,16 +38,31 @@ class Forecaster:
         self._planners: dict[str, Planner] = {}
 
     def forecast(self, cell: Cell) -> dict[str, Any] | None:
-        """Memory, time and MFU of a run; None where the plan knows nothing of it."""
-        if self.device is None or cell.refused or not cell.batch:
+        """Memory, time and MFU of a run; None where the plan knows nothing of it, or fails."""
+        return self._unless_it_fails(self._forecast, cell) if cell.batch else None
+
+    def largest(self, cell: Cell) -> int:
+        """The largest micro-batch of the longest bucket that fits by the plan; 0 where it knows nothing of
+        the run, or fails."""
+        return self._unless_it_fails(self._largest, cell) or 0
+
+    def _unless_it_fails(self, predict: Callable[[Cell, Device], Any], cell: Cell) -> Any:
+        if self.device is None or cell.refused:
             return None
-        ranks = data_parallel_degree(cell.config, cell.gpus)
-        config = upstream_view(cell.config, run_folder_path(cell.config), ranks)
-        device = with_peak(self.device, config)
+        device = with_peak(self.device, cell.config)
         try:
-            check_device(config, device)
+            check_device(cell.config, device)
         except InputError:
             return None
+        try:
+            return predict(cell, device)
+        except Exception as error:
+            logger.warning(f"{cell.name}: no forecast ({type(error).__name__}: {error})")
+            return None
+
+    def _forecast(self, cell: Cell, device: Device) -> dict[str, Any]:
+        ranks = data_parallel_degree(cell.config, cell.gpus)
+        config = upstream_view(cell.config, run_folder_path(cell.config), ranks)
         cluster = Cluster(device, cell.gpus // cell.nodes, cell.nodes)
         planner = self._planner(cell)
         batches = longest_batches(config, ranks)
@@ -63,15 +80,8 @@ class Forecaster:
             "mfu": step.mfu.middle,
         }
 
-    def largest(self, cell: Cell, batches: Batches) -> int:
-        """The largest micro-batch of a shape that fits by the plan; 0 where it knows nothing."""
-        if self.device is None or cell.refused:
-            return 0
-        device = with_peak(self.device, cell.config)
-        try:
-            check_device(cell.config, device)
-        except InputError:
-            return 0
+    def _largest(self, cell: Cell, device: Device) -> int:
+        batches = longest_batches(cell.config, data_parallel_degree(cell.config, cell.gpus))
         return self._planner(cell).largest(cell.config, device, batches)
 
     def _planner(self, cell: Cell) -> Planner:

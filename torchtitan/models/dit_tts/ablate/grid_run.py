@@ -16,14 +16,12 @@ from torchtitan.models.dit_tts.ablate.runner import FINAL, Runner, figures
 from torchtitan.models.dit_tts.ablate.search import (
     TRIAL_SETTINGS,
     TrialError,
-    Trials,
+    completes,
     largest_that_fits,
     smaller,
 )
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
-from torchtitan.models.dit_tts.plan.plan import longest_batches
 from torchtitan.models.dit_tts.supervisor import Outcome, slurm_nodes
 
 _FIRST_BATCH = 8
@@ -120,10 +118,6 @@ class GridRun:
         except Timeout:
             yield False
             return
-        except NotImplementedError:
-            raise InputError(
-                f"[grid] dump_folder: {self.folder} is on a file system without locks; give another"
-            ) from None
         try:
             yield True
         finally:
@@ -166,10 +160,9 @@ class GridRun:
     def _largest_batch(self, cell: Cell) -> int:
         """By trials of a few steps in runs of their own, which the repeats of a cell share."""
         folder = self.folder / "trials" / fingerprint(cell.group)
-        batches = longest_batches(cell.config, cell.gpus)
-        guess = self.forecaster.largest(cell, batches) or _FIRST_BATCH
-        trials = Trials(
-            self.runner,
-            lambda n: self.cells.make(cell.axes, 0, n, TRIAL_SETTINGS, folder / f"bs{n}"),
-        )
-        return largest_that_fits(trials.fits, guess)
+
+        def fits(batch: int) -> bool:
+            trial = self.cells.make(cell.axes, 0, batch, TRIAL_SETTINGS, folder / f"bs{batch}")
+            return completes(self.runner, trial, f"batch {batch}")
+
+        return largest_that_fits(fits, self.forecaster.largest(cell) or _FIRST_BATCH)

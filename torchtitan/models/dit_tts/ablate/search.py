@@ -58,32 +58,25 @@ class TrialError(InputError):
         self.state = state
 
 
-class Trials:
-    """Args:
-    make: the run with which a batch is tried.
+def completes(runner: Runner, cell: Cell, tried: str) -> bool:
+    """Whether a trial completes, and does not run out of memory; one that was made before is not made again.
+
+    Args:
+        tried: what it tries, for the log.
+
+    Raises:
+        TrialError: the trial ended for another reason than memory.
+        InputError: training refuses the config.
     """
-
-    def __init__(self, runner: Runner, make: Callable[[int], Cell]):
-        self.runner = runner
-        self.make = make
-
-    def fits(self, batch: int) -> bool:
-        """Whether steps with this batch fit; a trial that was made before is not made again.
-
-        Raises:
-            TrialError: the trial ended for another reason than memory.
-            InputError: training refuses the config.
-        """
-        cell = self.make(batch)
-        if cell.refused:
-            raise InputError(cell.refused)
-        record = self.runner.record(cell)
-        if record.get("state") not in ("completed", "oom"):
-            record = self.runner.run(cell, None)
-        print(f"  batch {batch}: {record['state']} ({record['seconds']:.0f} s)", flush=True)
-        if record["state"] not in ("completed", "oom"):
-            raise TrialError(
-                record["state"],
-                f"the trial of batch {batch} ended with {record['state']}: {record['reason']}; see {cell.folder}",
-            )
-        return record["state"] == "completed"
+    if cell.refused:
+        raise InputError(cell.refused)
+    record = runner.record(cell)
+    if record.get("state") not in ("completed", "oom"):
+        record = runner.run(cell, None)
+    state = record["state"]
+    print(f"  {tried}: {state} ({record['seconds']:.0f} s)", flush=True)
+    if state not in ("completed", "oom"):
+        raise TrialError(
+            state, f"the trial of {tried} ended with {state}: {record['reason']}; see {cell.folder}"
+        )
+    return state == "completed"

@@ -11,17 +11,16 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.benchmark.exchange import profiled_steps
 from torchtitan.models.dit_tts.benchmark.synthetic import (
-    BYTES_PER_SECOND,
-    SUBWORDS_PER_SECOND,
     RandomFeatures,
     RandomTokens,
     SyntheticDataset,
+    synthetic_data,
 )
-from torchtitan.models.dit_tts.config.batch_split import batch_split
+from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
-from torchtitan.models.dit_tts.data.build import batch_policy, describe
+from torchtitan.models.dit_tts.data.build import describe
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
@@ -32,7 +31,6 @@ from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 from torchtitan.tools.logging import logger
 
-_BEGIN_AND_END = 2
 _WEIGHT_STD = 0.05
 OPEN_END = 10**6
 """Maximum number of timed steps of a run that ends by duration_seconds"""
@@ -98,18 +96,7 @@ def build_synthetic_dataloader(
     """The loader of synthetic samples, with the buckets and the order that real data of these lengths
     would have. Sets [training] steps, as [data] epochs does."""
     benchmark, data, training = job_config.benchmark, job_config.data, job_config.training
-    global_batch_size, accumulation_steps = batch_split(training, dp_world_size)
-    pretrained = is_pretrained(job_config.encoder.model)
-    dataset = SyntheticDataset(
-        benchmark,
-        data,
-        data.seed,
-        SUBWORDS_PER_SECOND if pretrained else BYTES_PER_SECOND,
-        _BEGIN_AND_END + tokenizer.n_conditions,
-    )
-    policy = batch_policy(
-        data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
-    )
+    dataset, policy = synthetic_data(job_config, dp_world_size)
     bucket = policy.bucket_of(dataset.frames)
     order = WarmUpFirst(
         [np.flatnonzero(bucket == number) for number in range(len(policy.edges))],
@@ -127,7 +114,7 @@ def build_synthetic_dataloader(
         CorruptSampleCounter(data.on_error, data.max_corrupt_fraction),
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
-        accumulation_steps=accumulation_steps,
+        accumulation_steps=accumulation_steps(job_config, dp_world_size),
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,
         pin_memory=torch.cuda.is_available(),

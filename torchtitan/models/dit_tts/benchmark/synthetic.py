@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import Benchmark, Data
+from torchtitan.models.dit_tts.config.batch_split import batch_split
+from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy
+from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -29,6 +32,7 @@ BYTES_PER_SECOND = 14.0
 SUBWORDS_PER_SECOND = 3.3
 """Text tokens per second of speech of a learned and of a pretrained encoder"""
 
+_BEGIN_AND_END = 2
 _RATE_SPREAD = 0.15
 _SHORTEST_SECONDS = 1.0
 # With a smaller fraction of the distribution within the limits, a bucket would have hardly any sample.
@@ -140,6 +144,21 @@ class SyntheticDataset(Dataset):
         text = self._letters[start : start + letters]
         metadata = {"text": text, "tokens": int(self.tokens[sample]), "sample": sample}
         return LoadedSample(arrays, metadata)
+
+
+def synthetic_data(config: JobConfig, ranks: int) -> tuple[SyntheticDataset, BatchPolicy]:
+    """The samples of [benchmark], and the buckets that real data of these lengths would have.
+
+    Raises:
+        InputError: lengths that hardly any utterance can have within the config's limits.
+    """
+    data = config.data
+    rate = SUBWORDS_PER_SECOND if is_pretrained(config.encoder.model) else BYTES_PER_SECOND
+    extra_tokens = _BEGIN_AND_END + len(data.conditioning)
+    dataset = SyntheticDataset(config.benchmark, data, data.seed, rate, extra_tokens)
+    global_batch_size, _ = batch_split(config.training, ranks)
+    lengths = dataset.frames, dataset.reference_frames, dataset.tokens
+    return dataset, batch_policy(data, global_batch_size, *lengths)
 
 
 class RandomTokens(ConditionedTokenizer):

@@ -67,7 +67,7 @@ def build_dataloader(
             f"[data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
             f"{data.max_dropped_fraction:g})"
         )
-    draws = _draws(data, dataset, selection)
+    draws = sample_draws(data, dataset, selection)
     policy = batch_policy(
         data,
         global_batch_size,
@@ -158,7 +158,7 @@ def batch_policy(
     )
 
 
-def _draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
+def sample_draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     """Draws per epoch of each selected sample; see `draws_per_epoch`."""
     samples = selection.samples
     codes = None

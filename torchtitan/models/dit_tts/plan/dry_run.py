@@ -32,7 +32,7 @@ def take_options(args: list[str]) -> DryRunOptions | None:
         flag, equals, value = word.replace("_", "-").partition("=")
         if flag == _GPUS:
             value = value if equals else next(words, "")
-            if not value.isdigit() or int(value) < 1:
+            if not value.isdecimal() or int(value) < 1:
                 raise InputError(f"{_GPUS} {value!r} must be an integer of at least 1")
             asked, gpus = True, int(value)
         elif flag == _FLAG and not equals:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
@@ -93,7 +94,11 @@ def grid(config: JobConfig, cluster: Cluster, factor: Factor) -> list[Choice]:
             with_blocks(config, compiled),
             parallelism=parallelism,
             activation_checkpoint=options,
-            training=replace(config.training, local_batch_size=samples),
+            training=replace(
+                config.training,
+                local_batch_size=samples,
+                global_batch_size=samples * accumulation * ranks,
+            ),
         )
         is_own = (layout, options, compiled, samples) == own
         choices.append(_choice(planner, each, cluster, factor, accumulation, own=is_own))
@@ -150,11 +155,8 @@ def _rank(choice: Choice) -> tuple[bool, bool, bool, float]:
 def _micro_batches(config: JobConfig, ranks: int) -> Iterator[tuple[int, int]]:
     """(samples, accumulation steps) with the config's global batch: powers of two, all of it and the
     config's own."""
-    training = config.training
-    samples = training.global_batch_size // ranks
-    if training.global_batch_size < 0:
-        samples = training.local_batch_size
+    samples = batch_split(config.training, ranks)[0] // ranks
     powers = {2**power for power in range(samples.bit_length())}
-    for each in sorted(powers | {samples, training.local_batch_size}):
-        if each and samples % each == 0:
+    for each in sorted(powers | {samples, config.training.local_batch_size}):
+        if samples % each == 0:
             yield each, samples // each

@@ -9,18 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.benchmark.synthetic import (
-    BYTES_PER_SECOND,
-    SUBWORDS_PER_SECOND,
-    SyntheticDataset,
-)
+from torchtitan.models.dit_tts.benchmark.synthetic import synthetic_data
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps, data_parallel_degree
 from torchtitan.models.dit_tts.config.checks import validate_config
-from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
-from torchtitan.models.dit_tts.data.build import batch_policy
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
 from torchtitan.models.dit_tts.infra.parallelize_megatron import split_parameters
@@ -79,8 +74,6 @@ from torchtitan.models.dit_tts.plan.step_time import (
     with_error,
 )
 
-_BEGIN_AND_END = 2
-
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
     """Raises InputError at degrees that do not multiply to the number of GPUs."""
@@ -100,36 +93,21 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     )
 
 
-def _estimated_policy(config: JobConfig, ranks: int) -> BatchPolicy:
-    """Of lengths as [benchmark] has them.
-
-    Raises:
-        InputError: lengths that hardly any utterance can have within the config's limits.
-    """
-    data, accumulation = config.data, accumulation_steps(config, ranks)
-    rate = SUBWORDS_PER_SECOND if is_pretrained(config.encoder.model) else BYTES_PER_SECOND
-    extra_tokens = _BEGIN_AND_END + len(data.conditioning)
-    dataset = SyntheticDataset(config.benchmark, data, data.seed, rate, extra_tokens)
-    global_batch_size = ranks * accumulation * config.training.local_batch_size
-    return batch_policy(
-        data, global_batch_size, dataset.frames, dataset.reference_frames, dataset.tokens
-    )
-
-
-def estimated_hours_per_step(config: JobConfig, ranks: int) -> float:
-    """Of audio without padding, in the mean over the steps. Raises as `_estimated_policy`."""
-    policy = _estimated_policy(config, ranks)
+def _hours_per_step(policy: BatchPolicy, frames_per_second: float) -> float:
+    """Of audio without padding, in the mean over the steps."""
     counts, sizes = np.array(policy.sample_counts), np.array(policy.batch_sizes)
     frames = policy.useful_fraction * (counts * [shape[0] for shape in policy.shapes]).sum()
-    return float(frames / (counts / sizes).sum() / config.data.frames_per_second / 3600)
+    return float(frames / (counts / sizes).sum() / frames_per_second / 3600)
 
 
 def estimated_buckets(config: JobConfig, ranks: int) -> list[tuple[float, Batches]]:
     """(fraction of the steps, batches) of each length bucket, shortest first. Raises as
-    `_estimated_policy`."""
-    accumulation = accumulation_steps(config, ranks)
+    `synthetic_data`."""
+    return _buckets(synthetic_data(config, ranks)[1], ranks, accumulation_steps(config, ranks))
+
+
+def _buckets(policy: BatchPolicy, ranks: int, accumulation: int) -> list[tuple[float, Batches]]:
     per_step = ranks * accumulation
-    policy = _estimated_policy(config, ranks)
     steps = [n / size for n, size in zip(policy.sample_counts, policy.batch_sizes)]
     return [
         (number / sum(steps), Batches(Lengths(*shape), size // per_step, accumulation))
@@ -162,11 +140,12 @@ class Planner:
         self.activations = Activations(
             self.sizes.args, self.longest.lengths, self.longest.micro_batch
         )
-        self._states: dict[tuple[DataParallelLayout, bool], StateMemory] = {}
+        self._states: dict[tuple[DataParallelLayout, bool, str], StateMemory] = {}
 
     def states(self, config: JobConfig) -> StateMemory:
         layout = layout_of(config, self.gpus)
-        key = layout, config.training.enable_cpu_offload
+        reshard = config.parallelism.fsdp_reshard_after_forward
+        key = layout, config.training.enable_cpu_offload, reshard
         if key not in self._states:
             self._states[key] = state_memory(config, self.sizes.args, self.sizes.source, layout)
         return self._states[key]
@@ -289,7 +268,8 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
     step = planner.step(config, cluster, factor, longest)
     largest = planner.largest(config, device, longest)
     buckets = []
-    for fraction, batches in estimated_buckets(config, planner.ranks):
+    _, policy = synthetic_data(config, planner.ranks)
+    for fraction, batches in _buckets(policy, planner.ranks, longest.accumulation):
         fits = planner.largest(config, device, batches)
         each = planner.step(config, cluster, factor, batches)
         buckets.append(BucketPlan(fraction, each, fits))
@@ -317,7 +297,7 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
             warmup,
             complete,
             ramp.global_batches(warmup),
-            estimated_hours_per_step(config, planner.ranks),
+            _hours_per_step(policy, config.data.frames_per_second),
             gpu_hours,
             scaled(gpu_hours, price) if price else None,
         ),
