@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
@@ -52,6 +52,17 @@ def test_what_is_saved_is_loaded_and_verified(saved):
     assert set(manifest["files"]) == {p.name for p in saved.iterdir()} - {storage.MANIFEST}
     assert storage.verify(saved) is None
     assert os.listdir(saved.parent) == ["step-4"]
+
+
+def test_a_table_of_any_python_is_read(saved):
+    """3.13 alone pickles paths as pathlib._local's; tables have none by now."""
+    table = saved / ".metadata"
+    assert b"pathlib" not in table.read_bytes()
+    old = Metadata({}, storage_meta=StorageMeta(saved))
+    for name in (b"pathlib", b"pathlib._local"):
+        content = pickle.dumps(old, 2).replace(b"cpathlib._local\n", b"cpathlib\n")
+        table.write_bytes(content.replace(b"cpathlib\n", b"c" + name + b"\n"))
+        assert storage.read_table(saved) == old
 
 
 def flip(path, offset=-1) -> None:
@@ -173,11 +184,3 @@ def test_the_writer_reaches_a_process_that_saves(tmp_path):
     again = pickle.loads(pickle.dumps(writer))
     assert (again.final_path, again.trained_with) == (tmp_path / "step-4", TRAINED_WITH)
     assert json.loads(json.dumps(TRAINED_WITH)) == TRAINED_WITH
-
-
-def test_weights_in_an_earlier_order_are_refused(tmp_path):
-    """The name tells the order: loaded by shape they would be another model."""
-    content = {"layers.0.mlp.gate_up.weight": torch.ones(4, 2)}
-    save(tmp_path / "step-4", content)
-    with pytest.raises(InputError, match="step-4 was written by an earlier version"):
-        storage.load_checkpoint(content, tmp_path / "step-4", no_dist=True)

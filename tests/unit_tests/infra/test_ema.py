@@ -127,22 +127,18 @@ def test_each_horizon_is_an_average_of_its_own():
 
 
 def test_one_saved_average_begins_every_other(tmp_path):
-    """Of another decay, and of an earlier version, which had one without a name."""
     _, old = averaged([0.1, 0.4])
     slow = {name: value.clone() for name, value in old.averages[0.4].items()}
-    dcp.save({"ema": old}, checkpoint_id=tmp_path / "new", no_dist=True)
-    nameless = {"num_updates": 6, **slow}
-    dcp.save({"ema": nameless}, checkpoint_id=tmp_path / "old", no_dist=True)
-    for folder, prefixes in (("new", ["decay-0.1.", "decay-0.4."]), ("old", [""])):
-        table = dcp.FileSystemReader(tmp_path / folder).read_metadata().state_dict_metadata
-        assert saved_prefixes(table) == prefixes
-        resumed = EMA(small_net(seed=1), [0.4, 0.999])
-        resumed.read_from(table)
-        dcp.load({"ema": resumed}, checkpoint_id=tmp_path / folder, no_dist=True)
-        for decay in (0.4, 0.999):
-            for name, value in slow.items():
-                assert torch.equal(resumed.averages[decay][name], value)
-        assert "decay-0.999.0.weight" in resumed.state_dict()  # under its own name from then on
+    dcp.save({"ema": old}, checkpoint_id=tmp_path, no_dist=True)
+    table = dcp.FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+    assert saved_prefixes(table) == ["decay-0.1.", "decay-0.4."]
+    resumed = EMA(small_net(seed=1), [0.4, 0.999])
+    resumed.read_from(table)
+    dcp.load({"ema": resumed}, checkpoint_id=tmp_path, no_dist=True)
+    for decay in (0.4, 0.999):
+        for name, value in slow.items():
+            assert torch.equal(resumed.averages[decay][name], value)
+    assert "decay-0.999.0.weight" in resumed.state_dict()  # under its own name from then on
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

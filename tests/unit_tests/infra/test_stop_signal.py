@@ -2,62 +2,57 @@
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from tools.harness import forked
 from tools.harness.forked import run_ranks
+from torchtitan.models.dit_tts.infra import stop_signal
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal, state_after
 
-STANDS_STILL = """
-import os, signal, sys, threading
-from types import SimpleNamespace
-from unittest import mock
-from torchtitan.models.dit_tts.infra import stop_signal
-with mock.patch.object(stop_signal.dist, "get_world_size", lambda: 1):
-    stop = stop_signal.StopSignal(lambda number: print("at once", number, flush=True))
-    if "early" not in sys.argv:
-        stop.arm(None)
-print("ready", flush=True)
-lock = threading.Lock()
-lock.acquire()
-lock.acquire() if "early" not in sys.argv else signal.pause()
-"""
+
+def test_only_a_second_signal_ends_a_process_at_once(monkeypatch):
+    """A terminal and a launcher send a signal while the main thread runs no Python; a person then one more."""
+    ended = []
+    monkeypatch.setattr(stop_signal, "_SAME_SECONDS", 0.1)
+    monkeypatch.setattr(stop_signal.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    stop = StopSignal(ended.append)
+    own, (reader, writer) = os.getpid(), os.pipe()
+
+    def end() -> None:
+        os.kill(own, signal.SIGTERM)
+        time.sleep(0.02)
+        os.kill(own, signal.SIGHUP)
+        time.sleep(0.2)
+        os.write(writer, b"x")
+
+    try:
+        stop.arm(timedelta())
+        for number in stop_signal.SIGNALS:
+            signal.siginterrupt(number, False)  # the call goes on
+        threading.Thread(target=end).start()
+        os.read(reader, 1)
+        assert stop.agreed() in (signal.SIGTERM, signal.SIGHUP) and not ended
+        for _ in range(500):
+            if len(ended) < 2:
+                os.kill(own, signal.SIGUSR1)
+                time.sleep(0.02)
+    finally:
+        stop.close()
+    assert ended[:2] == [signal.SIGUSR1, 128 + signal.SIGUSR1]
 
 
-@pytest.mark.long
-def test_a_second_signal_ends_a_process_that_stands_still():
-    process = subprocess.Popen(
-        [sys.executable, "-c", STANDS_STILL], stdout=subprocess.PIPE, text=True, cwd=forked.ROOT
-    )
-    assert process.stdout.readline() == "ready\n"
-    for _ in range(3):  # as of a terminal and a launcher: one request
-        process.send_signal(signal.SIGTERM)
-    time.sleep(1.5)
-    assert process.poll() is None
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(20) == 128 + signal.SIGUSR1
-    assert process.stdout.read() == f"at once {signal.SIGUSR1.value}\n"
-
-
-@pytest.mark.long
 def test_a_signal_before_the_first_step_interrupts():
-    process = subprocess.Popen(
-        [sys.executable, "-c", STANDS_STILL, "early"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=forked.ROOT,
-    )
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=20)
-    assert "KeyboardInterrupt: terminated by SIGTERM" in error
+    stop = StopSignal(lambda number: None)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="terminated by SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        stop.close()
 
 
 def test_states():

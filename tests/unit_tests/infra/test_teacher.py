@@ -1,5 +1,7 @@
 """A teacher's features: made from the latents' sound, stored beside the shards, and learned from."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra import feature_cache
 from torchtitan.models.dit_tts.infra.teacher import (
     SpeechTeacher,
     principal_components,
@@ -78,7 +81,24 @@ def test_components_of_the_hidden_states_of_every_frame(data, teacher, monkeypat
     again = ready_teacher_features(dataset, config)
     assert files[1].read_bytes() == before and again.encoder_fingerprint
     monkeypatch.setattr(SpeechTeacher, "frames", lambda *_: pytest.fail("made again"))
+    released = []
+    monkeypatch.setattr(feature_cache.device_module, "empty_cache", lambda: released.append(True))
     ready_teacher_features(dataset, config)
+    assert released  # also where the teacher was loaded for its fingerprint alone
+
+
+def test_every_weight_and_buffer_is_in_the_fingerprint():
+    encoder = SpeechTeacher.__new__(SpeechTeacher)
+    encoder.layer, encoder.extractor = 2, SimpleNamespace(to_json_string=lambda: "{}")
+    encoder.model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(encoder.model.weight)
+    assert encoder.fingerprint() == "ccbfa5ea182256a1"
+    encoder.model.register_buffer(
+        "calls", torch.tensor(3)
+    )  # of no dimension, as a batch norm has it
+    found = encoder.fingerprint()
+    encoder.model.calls += 1
+    assert len({"ccbfa5ea182256a1", found, encoder.fingerprint()}) == 3
 
 
 def test_hidden_states_are_averaged_in_their_order(teacher):

@@ -63,4 +63,3 @@ def test_rows_in_order_of_their_steps(tmp_path):
 def test_names_of_weights():
     assert weights_name("decay-0.999.") == "ema:0.999"
     assert weights_name("decay-1e-05.") == "ema:1e-05"
-    assert weights_name("") == "ema"

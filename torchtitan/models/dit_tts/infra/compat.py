@@ -11,7 +11,6 @@ from torch._functorch import config as functorch_config
 from torch._higher_order_ops import flex_attention as flex_attention_op
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.distributed_c10d import _get_default_store as get_default_store
@@ -20,7 +19,6 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 __all__ = [
     "FakeTensorMode",
-    "OpOverload",
     "TorchDispatchMode",
     "dynamo_config",
     "dynamo_counters",

@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ HIGHEST_FACTOR = 1.25
 """Least multiple of the highest accepted value of the window that is a spike: what was seen before is none"""
 
 LOWEST_FACTOR = 5.0
-"""A loss above this multiple of the run's lowest level is a spike, however slowly it came there"""
+"""A loss above this multiple of the run's lowest level is a spike, however slowly it came there, unless
+the spread allows more"""
 
 ABSURD_FACTOR = 100.0
 """A loss above this multiple of the level is a spike whatever the spread: that of single utterances
@@ -167,15 +168,7 @@ class DivergenceGuard:
         if event is not None:
             event.synchronize()
         loss, norm, bad = found.tolist()
-        judgement = Judgement(
-            known.step,
-            known.global_batch,
-            loss,
-            norm,
-            known.loss_limit,
-            known.norm_limit,
-            bool(bad),
-        )
+        judgement = replace(known, loss=loss, grad_norm=norm, bad=bool(bad))
         self.recent.append(bad)
         if not bad:
             # The logarithm of 0 would be no number; nothing is a spike against it.

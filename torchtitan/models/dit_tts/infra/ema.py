@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.initialization import plain_name
 
-_ENTRY = re.compile(r"ema\.(decay-\d+(?:\.\d+)?(?:e-\d+)?\.)?")
+_ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
 
 
 def prefix(decay: float) -> str:
@@ -22,10 +22,9 @@ def prefix(decay: float) -> str:
 
 
 def saved_prefixes(names: Collection[str]) -> list[str]:
-    """Prefixes of the averages among a checkpoint's entries, the fastest average first; [""] of an
-    earlier version's only average, [] where there is none."""
-    found = {m[1] or "" for m in map(_ENTRY.match, names) if m and m.string != "ema.num_updates"}
-    return sorted(found, key=lambda each: float(each[6:-1] or 0))
+    """Prefixes of the averages among a checkpoint's entries, the fastest average first; [] without."""
+    found = {m[1]: float(m[2]) for m in map(_ENTRY.match, names) if m}
+    return sorted(found, key=lambda each: found[each])
 
 
 class EMA(Stateful):

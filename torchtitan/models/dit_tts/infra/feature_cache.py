@@ -72,8 +72,7 @@ def ready_text_features(
                 raise InputError(f"{lacking}, and cannot be made here: {error}") from error
             maker.kind = replace(kind, encoder_fingerprint=fingerprint)
             missing = maker.look_on_all_ranks(group)
-        if any(missing):
-            make_all(maker, missing, group)
+        make_all(maker, missing, group)
     features = open_text_features(dataset, maker.kind)
     max_tokens = job_config.data.max_text_tokens
     _check_all_encoded(dataset, features.tokens, longest_text(source), max_tokens)
@@ -160,7 +159,7 @@ class _Maker(FeatureMaker):
 def make_all(
     maker: FeatureMaker, missing: list[list[int]], group: dist.ProcessGroup | None
 ) -> None:
-    """Makes all that is missing on any rank."""
+    """Makes all that is missing on any rank, and gives up what only that needs, with its memory."""
     while any(missing):
         parts = split_missing(missing)
         logger.info(

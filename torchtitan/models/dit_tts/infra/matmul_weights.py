@@ -1,5 +1,6 @@
 """The large matmuls of the decoder, whose weights Muon updates and which fp8 computes."""
 
+from collections.abc import Iterator
 from typing import cast
 
 from torch import nn
@@ -13,20 +14,26 @@ def weight_of(linear: nn.Module) -> nn.Parameter:
     return dict(linear.named_parameters(recurse=False))["weight"]
 
 
-def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
+def projections(model: nn.Module) -> Iterator[tuple[nn.Module, str, int, int]]:
     """The projections of attention and MLP in every block, without the low-rank AdaLN.
 
-    Returns:
-        For each the complete layout of the fused matrices in its rows: (parts, rows), `rows` of each part in turn.
+    Yields:
+        (module, its name there, parts, rows): the matrices that are fused in its rows, `rows` of each in
+        turn. One part is the way out of the module, several are the way in.
     """
-    products: dict[nn.Linear, tuple[int, int]] = {}
     for module in cast(nn.ModuleList, model.layers).modules():
         if isinstance(module, JointAttention):
-            head = module.head_dim
-            products[module.qkv_gate] = (4, head)
-            products[module.text_kv] = products[module.speaker_kv] = (2, head)
-            products[module.out] = (1, weight_of(module.out).shape[0])
+            yield module, "qkv_gate", 4, module.head_dim
+            yield module, "text_kv", 2, module.head_dim
+            yield module, "speaker_kv", 2, module.head_dim
+            yield module, "out", 1, 1
         elif isinstance(module, GatedMLP):
-            products[module.gate_and_up] = (2, module.block)
-            products[module.down] = (1, weight_of(module.down).shape[0])
-    return products
+            yield module, "gate_and_up", 2, module.block
+            yield module, "down", 1, 1
+
+
+def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
+    """(parts, rows) of each of the `projections`."""
+    return {
+        getattr(module, name): (parts, rows) for module, name, parts, rows in projections(model)
+    }

@@ -48,16 +48,25 @@ def in_matmul_dtype(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
-def _config(linear: nn.Linear) -> ModelParallelConfig:
-    return ModelParallelConfig(
+def leave_weight(weight: torch.Tensor) -> None:
+    """The model's own `init_weights` fills it."""
+
+
+def _arguments(linear: nn.Linear, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Of both kinds of layers."""
+    config = ModelParallelConfig(
         params_dtype=linear.weight.dtype,
         use_cpu_initialization=True,  # on the device of the context
         perform_initialization=False,
     )
-
-
-def leave_weight(weight: torch.Tensor) -> None:
-    """The model's own `init_weights` fills it."""
+    return {
+        "input_size": linear.in_features,
+        "output_size": linear.out_features,
+        "config": config,
+        "init_method": leave_weight,
+        "bias": False,
+        "tp_group": group,
+    }
 
 
 class MegatronColumn(ColumnParallelLinear):
@@ -72,16 +81,8 @@ class MegatronColumn(ColumnParallelLinear):
     get_extra_state = nn.Module.get_extra_state
 
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup, enters: bool):
-        super().__init__(
-            linear.in_features,
-            linear.out_features,
-            config=_config(linear),
-            init_method=leave_weight,
-            bias=False,
-            gather_output=False,
-            disable_grad_reduce=True,
-            tp_group=group,
-        )
+        arguments = _arguments(linear, group)
+        super().__init__(**arguments, gather_output=False, disable_grad_reduce=True)
         self.entered = group if enters else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -95,16 +96,8 @@ class MegatronRow(RowParallelLinear):
     get_extra_state = nn.Module.get_extra_state
 
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup):
-        super().__init__(
-            linear.in_features,
-            linear.out_features,
-            config=_config(linear),
-            init_method=leave_weight,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=False,
-            tp_group=group,
-        )
+        arguments = _arguments(linear, group)
+        super().__init__(**arguments, input_is_parallel=True, skip_bias_add=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(in_matmul_dtype(x))[0]

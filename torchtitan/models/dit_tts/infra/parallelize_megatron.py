@@ -33,11 +33,10 @@ from torchtitan.models.dit_tts.infra.local_parameters import (
     hand_in_parts,
     own_parameters,
 )
-from torchtitan.models.dit_tts.infra.matmul_weights import weight_of
+from torchtitan.models.dit_tts.infra.matmul_weights import projections, weight_of
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.model.attention import JointAttention
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
-from torchtitan.models.dit_tts.model.layers import GatedMLP
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.tools.logging import logger
 
@@ -104,15 +103,11 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
 
 def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
     """How each of the plain model's parameters is split that is not the same on all ranks."""
-    rows, columns = Shard(0), Shard(1)
     found: dict[nn.Parameter, Placement] = {}
-    for module in cast(nn.ModuleList, model.layers).modules():
+    for module, name, parts, _ in projections(model):
+        found[weight_of(getattr(module, name))] = Shard(0 if parts > 1 else 1)
         if isinstance(module, JointAttention):
-            entering = (module.qkv_gate, module.text_kv, module.speaker_kv)
-            found |= {weight_of(part): rows for part in (*entering, module.q_norm, module.k_norm)}
-            found[weight_of(module.out)] = columns
-        elif isinstance(module, GatedMLP):
-            found |= {weight_of(module.gate_and_up): rows, weight_of(module.down): columns}
+            found |= {weight_of(norm): Shard(0) for norm in (module.q_norm, module.k_norm)}
     return found
 
 
@@ -135,23 +130,13 @@ def _swap_layers(
     that it replaces."""
     swapped: dict[nn.Module, nn.Linear] = {}
     column, row = _layer_makers(group, options)
-
-    def swap(parent: nn.Module, name: str, make: Callable[[nn.Linear], nn.Module]) -> None:
-        plain = cast(nn.Linear, parent.get_submodule(name))
+    for module, name, parts, _ in list(projections(model)):
+        plain = getattr(module, name)
         with torch.device("meta"):
-            layer = make(plain)
-        setattr(parent, name, layer)
+            # The gradients of text and speaker are summed where all blocks' come together.
+            layer = column(plain, enters=not name.endswith("_kv")) if parts > 1 else row(plain)
+        setattr(module, name, layer)
         swapped[layer] = plain
-
-    for module in list(cast(nn.ModuleList, model.layers).modules()):
-        if isinstance(module, JointAttention):
-            swap(module, "qkv_gate", partial(column, enters=True))
-            swap(module, "text_kv", partial(column, enters=False))
-            swap(module, "speaker_kv", partial(column, enters=False))
-            swap(module, "out", row)
-        elif isinstance(module, GatedMLP):
-            swap(module, "gate_and_up", partial(column, enters=True))
-            swap(module, "down", row)
     return swapped
 
 

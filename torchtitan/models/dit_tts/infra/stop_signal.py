@@ -1,7 +1,8 @@
 """Signals that end a run between two steps, alike on all ranks, and which rank the others wait for.
 
 A handler of Python runs only between two instructions of the main thread, which may stand in a collective
-for minutes. So the numbers of the signals come through a pipe to a thread.
+for minutes. So the numbers of the signals come through a pipe to a thread, which alone counts them: the
+handler runs for each of them, too, however much later.
 """
 
 import os
@@ -10,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
 
@@ -46,9 +48,8 @@ class StopSignal:
 
     def __init__(self, at_once: Callable[[int], None]):
         self._at_once = at_once
-        self._number, self._since = 0, 0.0
+        self._number = 0
         self._armed = False
-        self._once = threading.Lock()
         self._group: dist.ProcessGroup | None = None
         self._reader, writer = socket.socketpair()
         writer.setblocking(False)
@@ -86,25 +87,28 @@ class StopSignal:
         if not self._armed:
             name = signal.Signals(number).name
             raise KeyboardInterrupt("" if number == signal.SIGINT else f"terminated by {name}")
-        self._request(number)
+        self._number = self._number or number
 
     def _watch(self) -> None:
+        requested = False
         while data := self._reader.recv(1):
-            if self._armed and data[0] in SIGNALS:
-                self._request(data[0])
-        self._reader.close()
-
-    def _request(self, number: int) -> None:
-        """From the handler and from the thread, whichever comes first."""
-        if not self._number:
-            self._number, self._since = number, time.monotonic()
+            number = data[0]
+            if not self._armed or number not in SIGNALS:
+                continue
+            if requested:
+                self._at_once(number)
+                os._exit(128 + number)
+            requested = True
+            self._number = self._number or number
             logger.warning(
                 f"{signal.Signals(number).name}: this step ends, a checkpoint is saved, and the run ends; "
                 f"another signal ends it at once"
             )
-        elif time.monotonic() - self._since > _SAME_SECONDS and self._once.acquire(blocking=False):
-            self._at_once(number)
-            os._exit(128 + number)
+            # What has come by then is the same signal, even where a call that holds the GIL kept it here.
+            time.sleep(_SAME_SECONDS)
+            with suppress(BlockingIOError):
+                self._reader.recv(1 << 16, socket.MSG_DONTWAIT)
+        self._reader.close()
 
 
 class Progress:

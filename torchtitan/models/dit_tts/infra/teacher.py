@@ -77,7 +77,8 @@ class SpeechTeacher:
         """16 hex digits of the weights and what is taken of them."""
         digest = hashlib.sha256(f"{self.layer} {self.extractor.to_json_string()}".encode())
         for key, value in sorted(self.model.state_dict().items()):
-            digest.update(key.encode() + value.cpu().contiguous().view(torch.uint8).numpy().data)
+            flat = value.cpu().contiguous().flatten()  # one of no dimension has no view of bytes
+            digest.update(key.encode() + flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     @torch.inference_mode()
@@ -216,8 +217,5 @@ def ready_teacher_features(dataset: Dataset, job_config: JobConfig) -> TextFeatu
         kind = run_on_all_ranks(find_kind, "find the teacher", group)[0]
         assert kind is not None
         maker.kind = kind
-        missing = maker.look_on_all_ranks(group)
-        if any(missing):
-            make_all(maker, missing, group)
-    maker.release()
+        make_all(maker, maker.look_on_all_ranks(group), group)
     return open_text_features(dataset, maker.kind)

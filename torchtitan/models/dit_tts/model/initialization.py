@@ -33,7 +33,7 @@ def initial_value(
     device = generator.device
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
-    if name.endswith(".bias") or name in ("output.weight",) or name.endswith("adaln.up.weight"):
+    if name.endswith(".bias") or name == "output.weight" or name.endswith("adaln.up.weight"):
         return torch.zeros(shape, device=device)
     std = 1.0 / math.sqrt(shape[1])
     if name.startswith("layers.") and name.endswith(("attention.out.weight", "mlp.down.weight")):
