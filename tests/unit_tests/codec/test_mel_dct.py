@@ -51,6 +51,15 @@ def test_shapes(codec, samples):
     assert wave.shape == (len(latents) * 640,) and wave.dtype == torch.float32
 
 
+def test_statistics_that_cannot_be_read_are_one_sentence(tmp_path):
+    file = tmp_path / "mel_dct_stats.json"
+    with pytest.raises(InputError, match="cannot be read as .* statistics .No such file"):
+        build_codec(str(file))
+    file.write_text("{")
+    with pytest.raises(InputError, match="cannot be read as .* statistics .Expecting"):
+        build_codec(str(file))
+
+
 def test_latents_of_this_fingerprint(codec):
     """Values of a float64 reference written from the module's docstring. Whoever changes what the
     latents are changes the fingerprint with them: data and runs are matched by it alone."""

@@ -60,6 +60,24 @@ def test_the_record_is_found_from_any_way_to_name_the_data(prepared, folder, ent
     assert record.path == str(prepared / "prepare.json")
 
 
+@pytest.mark.parametrize(
+    "entry", ["{out,other}/train", "*/train/*.tar", "**/*.tar", "{out,*}/train/0000{00,01}.tar"]
+)
+def test_braces_and_globs_name_folders_too(prepared, entry):
+    root = prepared.parent
+    (root / "other" / "train").mkdir(parents=True)
+    record = json.loads((prepared / "prepare.json").read_text())
+    record["settings"]["codec_fingerprint"] = "0" * 16
+    (root / "other" / "prepare.json").write_text(json.dumps(record))
+    for folder in ("out", "other"):
+        for number in range(2):
+            (root / folder / "train" / f"{number:06d}.tar").touch()
+    found = {record.path for record in recorded_codecs(str(root / entry))}
+    assert found == {str(root / folder / "prepare.json") for folder in ("out", "other")}
+    with pytest.raises(InputError, match="other/prepare.json names"):
+        check_codec(build_codec("mel_dct"), str(root / entry))
+
+
 def test_the_record_of_other_data_further_up_is_not_taken(prepared):
     (prepared / "other" / "train").mkdir(parents=True)
     for entry in ("other/train", "other/train/000000.tar"):

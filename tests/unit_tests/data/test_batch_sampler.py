@@ -63,7 +63,7 @@ def test_epochs_are_contiguous_and_counted():
     epochs = [made.epoch_of(k) for k in range(500)]
     assert epochs == sorted(epochs) and epochs == [made.batch(k).epoch for k in range(500)]
     for epoch in range(epochs[-1]):
-        assert epochs.count(epoch) == made.batches_in_epoch(epoch)
+        assert epochs.index(epoch) == made.batches_before_epoch(epoch)
     assert made.batches_per_epoch == pytest.approx(50 / 24 + 123 / 16 + 7 / 8)
 
 
@@ -97,7 +97,7 @@ def test_replacements_are_other_samples_of_the_bucket():
 
 def test_tiny_data_with_epochs_without_a_batch():
     made = GlobalBatchSampler([np.array([4, 9, 11]), np.array([2])], [32, 8], seed=3)
-    assert made.batches_in_epoch(0) == 0
+    assert made.batches_before_epoch(1) == 0
     batches = [made.batch(k) for k in range(9)]
     assert [b.epoch for b in batches] == sorted(b.epoch for b in batches)
     counts = Counter(s for b in batches if b.bucket == 0 for s in b.samples.tolist())

@@ -315,6 +315,16 @@ def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
     assert len(built) == 7
 
 
+def test_an_index_without_samples_is_used_too(tmp_path, monkeypatch):
+    tar = tmp_path / "000000.tar"
+    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
+    tar.write_bytes(bytes(len(tar.read_bytes())))
+    first = index.load_index(str(tar))
+    assert not len(first) and first.problems
+    monkeypatch.setattr(index, "build_index", None)
+    assert index.load_index(str(tar)).problems == first.problems
+
+
 def test_several_starting_at_once_write_the_same_index(tmp_path):
     make_shards(tmp_path, 30, channels=CHANNELS, shards=1)
     tar = str(tmp_path / "000000.tar")

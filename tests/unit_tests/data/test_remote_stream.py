@@ -2,12 +2,14 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 from tests.helpers.loaders import CHANNELS, SKIP, assert_same, build, joined, take
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.range_cache import RangeReader
 
 
 @pytest.fixture
@@ -54,6 +56,28 @@ def test_corruption_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
     for left, right in zip(take(loader, 40), local, strict=True):
         assert_same(joined([left]), joined([right]))
     assert sum(inputs["replaced"] for inputs, _ in local) >= 3
+
+
+def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypatch):
+    url, cache = f"{server.url}/000000.tar", str(tmp_path / "cache")
+    dataset = open_dataset(url, CHANNELS, cache_folder=cache)
+    origin = open_dataset(str(server.folder / "000000.tar"), CHANNELS)
+    fetch, broken = RangeReader.fetch, []
+
+    def every_second_time(reader, extents):
+        broken.append(not (broken and broken[-1]))
+        return [bytes(len(one)) if broken[-1] else one for one in fetch(reader, extents)]
+
+    monkeypatch.setattr(RangeReader, "fetch", every_second_time)
+    latents = np.empty((3, CHANNELS), np.float32)
+    for read in (
+        lambda data: data.read(0)[0].tolist(),
+        lambda data: data.load(1, fetched=data.fetch([1]).get(1)).metadata,
+        lambda data: data.metadata(2),
+        lambda data: data.load_latents(4, latents, 1) or latents.tolist(),
+    ):
+        assert read(dataset) == read(origin)
+    assert broken == 4 * [True, False]
 
 
 def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path):

@@ -9,6 +9,7 @@ import boto3
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 
 from tests.helpers.sentences import sentence_of
@@ -140,7 +141,10 @@ def test_http_source_reads_ahead_in_few_requests(folder, server):
     assert source.version == open_source(url).version > 0
     (folder / "shard-000001.tar").write_bytes(content_of(7))
     assert open_source(url).version != source.version
+    threads = source._cache._thread_executor._threads
+    assert threads
     source.close()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_http_shards(folder, server):
@@ -198,9 +202,30 @@ def test_filesystem_without_an_asynchronous_interface():
         store.pipe_file(f"/sources/{number}.tar", content_of(number))
     shards = find_shards("memory://sources")
     assert shards == find_shards("memory://sources/*.tar")
-    assert shards == ["memory:///sources/0.tar", "memory:///sources/1.tar"]
+    assert shards == ["memory://sources/0.tar", "memory://sources/1.tar"]
     check_source(RemoteSource(shards[1], read_ahead_bytes=30_000), content_of(1))
     store.rm("/sources", recursive=True)
+
+
+class HostStore(MemoryFileSystem):
+    """Leaves a URL's host out of its names, as fsspec's ftp and hdfs do."""
+
+    protocol = "hosts"
+    store: dict = {}
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.split("://")[-1].partition("/")[2] if "://" in path else path.rstrip("/")
+
+
+def test_shards_keep_the_host_that_a_store_leaves_out():
+    fsspec.register_implementation("hosts", HostStore, clobber=True)
+    store = HostStore()
+    for number in range(2):
+        store.pipe_file(f"/corpus/{number}.tar", b"x")
+    shards = [f"hosts://user@server:21/corpus/{number}.tar" for number in range(2)]
+    assert find_shards("hosts://user@server:21/corpus") == shards
+    assert find_shards("hosts://user@server:21/corp*/?.tar") == shards
 
 
 @pytest.mark.long

@@ -41,6 +41,7 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     mel_filters,
     stft,
 )
+from torchtitan.models.dit_tts.errors import InputError
 
 STATISTICS_FILE = Path(__file__).with_name(STATISTICS_NAME)
 SAMPLE_RATE = 16_000
@@ -105,8 +106,15 @@ class MelDctCodec:
     latent_channels = sum(KEPT_COLUMNS)
 
     def __init__(self, statistics_file: Path = STATISTICS_FILE) -> None:
-        text = statistics_file.read_text()
-        statistics = json.loads(text)
+        try:
+            text = statistics_file.read_text()
+            statistics = json.loads(text)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(
+                f"codec = {statistics_file}, but it cannot be read as mel_dct's statistics ({reason}); copy it "
+                "again, or give mel_dct for the built-in one"
+            ) from None
         self.transform = MelDctTransform()
         self.mean = torch.tensor(statistics["mean"], dtype=torch.float32)
         deviation = torch.tensor(statistics["standard_deviation"], dtype=torch.float32)

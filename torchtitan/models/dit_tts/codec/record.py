@@ -10,7 +10,12 @@ from typing import Any
 from torchtitan.models.dit_tts.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote, local_path
+from torchtitan.models.dit_tts.files import (
+    expand_braces,
+    is_remote,
+    local_path,
+    matching_tars,
+)
 
 RECORD_NAME = "prepare.json"
 
@@ -36,22 +41,33 @@ def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
     folder, which stands for the data of its model."""
     found = {}
     for entry in [data_path] if isinstance(data_path, str) else data_path:
-        if not entry or is_remote(entry):
-            continue
-        # An entry is OUTPUT/train, or a tar or pattern in it: the record is in the folder above.
-        path = local_path(entry)
-        if exported.is_exported(path):
-            content = exported.read_exported(Path(path))
-            name, codec = os.path.join(path, exported.CONFIG), content["codec"]
-            found[name] = RecordedCodec(name, codec["kind"], codec["fingerprint"], content["audio"])
-            continue
-        folder = path if os.path.isdir(path) else os.path.dirname(path)
-        for place in (folder, os.path.dirname(folder)):
-            record = _read_record(os.path.join(place, RECORD_NAME))
-            if record is not None:
-                found[record.path] = record
-                break
+        for folder in _folders(entry):
+            if exported.is_exported(folder):
+                content = exported.read_exported(Path(folder))
+                name, codec = os.path.join(folder, exported.CONFIG), content["codec"]
+                found[name] = RecordedCodec(
+                    name, codec["kind"], codec["fingerprint"], content["audio"]
+                )
+                continue
+            # It is OUTPUT/train as a rule: the record is in the folder above.
+            for place in (folder, os.path.dirname(folder)):
+                record = _read_record(os.path.join(place, RECORD_NAME))
+                if record is not None:
+                    found[record.path] = record
+                    break
     return list(found.values())
+
+
+def _folders(entry: str) -> list[str]:
+    """The folders of this machine with what an entry of [data] path stands for."""
+    found = []
+    for piece in [] if not entry or is_remote(entry) else expand_braces(entry):
+        path = local_path(piece)
+        if os.path.isdir(path):
+            found.append(path)
+        else:
+            found += sorted(map(os.path.dirname, matching_tars(path) or [path]))
+    return list(dict.fromkeys(found))
 
 
 def _read_record(path: str) -> RecordedCodec | None:

@@ -200,9 +200,6 @@ class GlobalBatchSampler:
             for stream, size in zip(self._streams, self.batch_sizes, strict=True)
         ]
 
-    def batches_in_epoch(self, epoch: int) -> int:
-        return self.batches_before_epoch(epoch + 1) - self.batches_before_epoch(epoch)
-
     @property
     def batches_per_epoch(self) -> float:
         """On average over epochs; below 1 where a batch is larger than the data."""

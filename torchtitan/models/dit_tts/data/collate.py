@@ -216,6 +216,10 @@ class Collator:
                 raise error
             corrupt_samples.count(self.row_loader.dataset, sample, error)
             sample = self.order.replacement(batch, row, attempt)
+            # What the corrupt one may have left: loading writes no padding to these.
+            into.text_ids.fill(self.row_loader.tokenizer.pad_id)
+            if into.teacher is not None:
+                into.teacher.fill(0)
             try:
                 return sample, self.row_loader.load(sample, self.row_loader.fetch([sample]), into)
             except CorruptSampleError as next_error:

@@ -70,10 +70,7 @@ def read_metadata(dataset: Dataset, samples: Sequence[int]) -> list[dict[str, An
 
 
 def _read_one(dataset: Dataset, sample: int) -> dict[str, Any] | None:
-    for _ in range(2):
-        try:
-            return dataset.metadata(sample)
-        except CorruptSampleError:
-            if dataset.is_remote(sample):  # it may be corrupt in the cache or on its way only
-                dataset.forget(sample)
-    return None
+    try:
+        return dataset.metadata(sample)
+    except CorruptSampleError:
+        return None

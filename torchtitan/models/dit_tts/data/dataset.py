@@ -260,8 +260,7 @@ class Dataset:
             InputError: the shard is gone or has changed.
         """
         extents = self._extents[sample]
-        data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
-        stored = self._checked(sample, extents, data)
+        stored = self._stored(sample, extents, fetched)
         if out is None:
             widths = [member.width or self.latent_channels for member in members.ARRAYS]
             out = [
@@ -277,9 +276,8 @@ class Dataset:
     ) -> None:
         """Fill `out` (n, C), as in `load`, with the sample's latents from frame `start` on, of which there
         are at least n. `fetched`: the latents' bytes, from `fetch_with_latents`."""
-        extents = self._extents[sample].latents_only()
-        data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
-        (stored,) = self._checked(sample, extents, data)
+        extents = self._extents[sample].only(0)
+        (stored,) = self._stored(sample, extents, fetched)
         fill(stored, extents.item_bytes[0], out, start)
 
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -293,14 +291,12 @@ class Dataset:
 
     def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
         """The JSON objects of many samples; remote ones are requested all at once."""
-        wanted = [(sample, self._extents[sample].metadata_only()) for sample in samples]
+        wanted = [(sample, self._extents[sample].only(-1)) for sample in samples]
         remote = [each for each in wanted if self.is_remote(each[0])]
         fetched = dict(zip((sample for sample, _ in remote), self._fetch(remote)))
         objects = []
         for sample, extents in wanted:
-            is_here = sample in fetched
-            data = memoryview(fetched[sample]) if is_here else self._read(sample, extents)
-            (stored,) = self._checked(sample, extents, data)
+            (stored,) = self._stored(sample, extents, fetched.get(sample))
             objects.append(json.loads(str(stored, "utf-8")))
         return objects
 
@@ -321,18 +317,9 @@ class Dataset:
         remote = [int(sample) for sample in samples if self.is_remote(sample)]
         others = [sample for sample in latents_of if self.is_remote(sample)]
         wanted = [(sample, self._extents[sample]) for sample in remote]
-        wanted += [(sample, self._extents[sample].latents_only()) for sample in others]
+        wanted += [(sample, self._extents[sample].only(0)) for sample in others]
         fetched = self._fetch(wanted)
         return dict(zip(remote, fetched)), dict(zip(others, fetched[len(remote) :]))
-
-    def forget(self, sample: int, latents_only: bool = False) -> None:
-        """What the cache holds of a remote sample failed its check: the next fetch asks again."""
-        assert self._reader is not None
-        extents = self._extents[sample]
-        if latents_only:
-            extents = extents.latents_only()
-        for extent in self._remote_extents(sample, extents):
-            self._reader.forget(extent)
 
     def is_remote(self, sample: int) -> bool:
         return self._remote[int(self.shard[sample])]
@@ -362,6 +349,22 @@ class Dataset:
                 f"sample '{self.sample_id(sample)}': its shard {self.tar_paths[shard]} "
                 f"cannot be read there ({error.strerror}); restore the shard"
             ) from None
+
+    def _stored(
+        self, sample: int, extents: SampleExtents, fetched: bytearray | None
+    ) -> list[memoryview]:
+        """The bytes of each member, from `fetched` or where they lie."""
+        data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
+        try:
+            return self._checked(sample, extents, data)
+        except CorruptSampleError:
+            if not self.is_remote(sample):
+                raise
+        # Perhaps the cache or the way here corrupted them: once more, from their origin.
+        assert self._reader is not None
+        for extent in self._remote_extents(sample, extents):
+            self._reader.forget(extent)
+        return self._checked(sample, extents, self._read(sample, extents))
 
     def _checked(self, sample: int, extents: SampleExtents, data: memoryview) -> list[memoryview]:
         """The bytes of each member."""

@@ -107,10 +107,11 @@ def load_index(tar_path: str) -> ShardIndex:
     """
     source = open_source(tar_path)
     try:
-        places = _sidecar_places(tar_path)
+        places, tar = _sidecar_places(tar_path), (source.size, source.version)
         for place in places:
             index = _read_local(place)
-            if index and (index.tar_bytes, index.tar_version) == (source.size, source.version):
+            # Not its truth: one without samples is false, and as fresh.
+            if index is not None and (index.tar_bytes, index.tar_version) == tar:
                 return index
         index = _remote_sidecar(source) if isinstance(source, RemoteSource) else None
         if index is None:
@@ -262,7 +263,7 @@ def _remote_sidecar(source: RemoteSource) -> ShardIndex | None:
     finally:
         sidecar.close()
     if not index or index.tar_bytes != source.size:
-        return None
+        return None  # one without samples has nothing to verify it by
     last = index.columns[-1]
     start = int(last["metadata_offset"])
     data = source.fetch(start, start + int(last["metadata_bytes"]))

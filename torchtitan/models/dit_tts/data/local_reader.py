@@ -38,17 +38,13 @@ class SampleExtents(NamedTuple):
     hashes: tuple[int, ...]
     item_bytes: tuple[int, ...]
 
-    def metadata_only(self) -> "SampleExtents":
-        start, stop = self.parts[-1]
-        offset = self.spans[-1][0] + (start if len(self.spans) == 1 else 0)
-        size = stop - start
-        return SampleExtents([(offset, offset + size)], [(0, size)], self.hashes[-1:], ())
-
-    def latents_only(self) -> "SampleExtents":
-        start, stop = self.parts[0]
-        offset = self.spans[0][0] + (start if len(self.spans) == 1 else 0)
+    def only(self, part: int) -> "SampleExtents":
+        """Of one member: 0 for the latents, -1 for the JSON."""
+        start, stop = self.parts[part]
+        offset = self.spans[part][0] if len(self.spans) > 1 else self.spans[0][0] + start
         span = offset, offset + stop - start
-        return SampleExtents([span], [(0, stop - start)], self.hashes[:1], self.item_bytes[:1])
+        item_bytes = self.item_bytes[part : part + 1]  # empty for the JSON
+        return SampleExtents([span], [(0, stop - start)], (self.hashes[part],), item_bytes)
 
 
 class ExtentTable:

@@ -97,8 +97,7 @@ class Fetched(NamedTuple):
 
 
 class RowLoader:
-    """Fills rows, from several threads at once. It reads what is corrupt once more from its origin, in
-    case that a cache or the way here was at fault.
+    """Fills rows, from several threads at once.
 
     Args:
         frames_per_second: of the latents.
@@ -172,16 +171,7 @@ class RowLoader:
         arrays = list(into.arrays)
         if not stored_reference:
             arrays[_REFERENCE] = arrays[_REFERENCE][:0]
-        data = fetched.samples.get(sample)
-        try:
-            loaded = self.dataset.load(sample, arrays, data, into.crop)
-        except CorruptSampleError:
-            if data is None:
-                raise
-            # Perhaps the cache or the way here corrupted it: once more, from its origin.
-            self.dataset.forget(sample)
-            again = self.dataset.fetch([sample])[sample]
-            loaded = self.dataset.load(sample, arrays, again, into.crop)
+        loaded = self.dataset.load(sample, arrays, fetched.samples.get(sample), into.crop)
         for array, target in zip(loaded.arrays, arrays):
             target[len(array) :].fill(0)
         return loaded
@@ -194,7 +184,12 @@ class RowLoader:
         target, end = into.arrays[_REFERENCE], 0
         for piece in pieces:
             try:
-                self._load_piece(piece, fetched, target[end:])
+                self.dataset.load_latents(
+                    piece.sample,
+                    target[end : end + piece.frames],
+                    piece.start,
+                    fetched.latents.get(piece.sample),
+                )
             except CorruptSampleError as error:
                 if self.corrupt_samples.on_error == "raise":
                     raise
@@ -203,19 +198,6 @@ class RowLoader:
             end += piece.frames
         target[end:].fill(0)
         return end
-
-    def _load_piece(self, piece: Piece, fetched: Fetched, target: np.ndarray) -> None:
-        """A part of a drawn reference at the start of target (n, C)."""
-        sample, data = piece.sample, fetched.latents.get(piece.sample)
-        out = target[: piece.frames]
-        try:
-            self.dataset.load_latents(sample, out, piece.start, data)
-        except CorruptSampleError:
-            if data is None:
-                raise
-            self.dataset.forget(sample, latents_only=True)
-            again = self.dataset.fetch_with_latents((), [sample])[1][sample]
-            self.dataset.load_latents(sample, out, piece.start, again)
 
     def _load_features(self, sample: int, features: np.ndarray) -> int:
         """Fill features (L, h) and return their number of tokens, with those of conditioning."""

@@ -18,7 +18,12 @@ from urllib.parse import urlsplit
 
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError
-from torchtitan.models.dit_tts.files import is_remote, local_path
+from torchtitan.models.dit_tts.files import (
+    expand_braces,
+    is_remote,
+    local_path,
+    matching_tars,
+)
 
 READ_AHEAD_BYTES = 4 << 20
 
@@ -128,6 +133,8 @@ class RemoteSource:
 
     def close(self) -> None:
         self._client.close()
+        if hasattr(self._cache, "close"):  # older versions of fsspec have none
+            self._cache.close()
 
     def fetch(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop) by a request of their own, as far as the tar has them."""
@@ -163,7 +170,7 @@ def find_shards(path: str) -> list[str]:
         except ValueError as error:
             raise InputError(f"[data] path '{path}' is no URL ({error}); correct it") from None
     found = []
-    for piece in _expand_braces(path):
+    for piece in expand_braces(path):
         shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)
         if not shards:
             origin = "" if piece == path else f" (of '{path}')"
@@ -174,27 +181,11 @@ def find_shards(path: str) -> list[str]:
     return sorted(found, key=lambda shard: (os.path.basename(shard), shard))
 
 
-def _expand_braces(path: str) -> list[str]:
-    """What a pattern with braces stands for; the path itself where it has none."""
-    if "{" not in path or (not is_remote(path) and os.path.exists(local_path(path))):
-        return [path]
-    from braceexpand import braceexpand
-
-    try:
-        return list(braceexpand(path, escape=False))
-    except ValueError as error:
-        raise InputError(
-            f"[data] path '{path}' is no pattern ({error}); write one such as "
-            "shard-{000000..000099}.tar"
-        ) from None
-
-
 def _find_local(piece: str) -> list[str]:
     path = local_path(piece)
     if os.path.isdir(path):
         return [os.path.join(path, name) for name in os.listdir(path) if _is_shard_name(name)]
-    matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-    return [match for match in matches if match.endswith(".tar") and os.path.isfile(match)]
+    return matching_tars(path)
 
 
 def _find_remote(piece: str) -> list[str]:
@@ -214,7 +205,14 @@ def _find_remote(piece: str) -> list[str]:
         # Web pages also link to what lies elsewhere.
         names = [name for name in names if name.rpartition("/")[0].strip("/") == path.strip("/")]
     shards = [name for name in names if _is_shard_name(name.rpartition("/")[2])]
-    return [store.unstrip_protocol(name) for name in shards]
+    if is_http:
+        return shards  # URLs already
+    # The piece's own scheme and host: not every store has its host in its names, as ftp and hdfs.
+    scheme, _, rest = piece.partition("://")
+    host, _, below = rest.partition("/")
+    in_names = path.strip("/").removesuffix(below.strip("/"))
+    names = [name.lstrip("/").removeprefix(in_names).lstrip("/") for name in shards]
+    return [f"{scheme}://{host}/{name}" for name in names]
 
 
 def _is_shard_name(name: str) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT
 
 
@@ -17,12 +18,10 @@ def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     )
     # At least one position: an empty stream is masked, not missing.
     T, L, R = (max(1, -(-int(length) // ALIGNMENT)) * ALIGNMENT for length in longest)
-    for end, names in (
-        (T, ("latents",)),
-        (L, ("text_ids", "text_mask", "text_features", "text_places")),
-        (R, ("speaker", "speaker_mask")),
-    ):
-        for name in names:
-            if name in batch:
-                batch[name] = batch[name][:, :end]
+    padded = {"frames": T, "reference_frames": R}
+    ends = {member.entry: padded[member.length] for member in members.ARRAYS}
+    ends |= dict.fromkeys(("text_ids", "text_mask", "text_features", "text_places"), L)
+    for name, end in (ends | {"speaker_mask": R}).items():
+        if name in batch:
+            batch[name] = batch[name][:, :end]
     return labels[:, :T]
