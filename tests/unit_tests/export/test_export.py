@@ -12,9 +12,12 @@ from tests.helpers.exported_run import export
 from tests.helpers.sentences import refused
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.export.exporter import _write_codec
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.inference.lengths import TimedText, open_lengths
 from torchtitan.models.dit_tts.inference.load_run import load_run
@@ -87,7 +90,7 @@ def test_a_predictor_of_lengths_travels_too(trained, train, tmp_path):
     assert frames(load_run(folder.rename(tmp_path / "moved"))) == wanted
 
 
-def test_other_weights_and_half_the_size(trained, tmp_path):
+def test_other_weights_and_half_the_size(trained, tmp_path, monkeypatch):
     folder = export(trained, tmp_path / "raw", "--weights=raw", "--dtype=bfloat16")
     stored, run = load_file(folder / exported.WEIGHTS), load_run(trained, weights="raw")
     assert load_run(folder).weights == "raw"
@@ -98,6 +101,23 @@ def test_other_weights_and_half_the_size(trained, tmp_path):
         refused(
             lambda given=arguments: load_run(folder, **given), "from step 2 with the weights raw"
         )
+    # To where one is.
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    export(trained, ".")
+    assert load_run(here).step == 2
+
+
+def test_the_codecs_own_constants_are_copied(tmp_path):
+    """Not those that are shipped, where the run had others."""
+    path = tmp_path / STATISTICS_FILE.name
+    path.write_text(STATISTICS_FILE.read_text() + " ")
+    (tmp_path / "codec").mkdir()
+    codec = build_codec(str(path))
+    assert _write_codec(tmp_path, codec, str(path)) == [exported.MEL_DCT]
+    again = build_codec(str(tmp_path / exported.MEL_DCT))
+    assert again.fingerprint == codec.fingerprint != build_codec("mel_dct").fingerprint
 
 
 def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path):

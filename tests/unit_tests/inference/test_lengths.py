@@ -75,7 +75,7 @@ def test_a_predictor_hears_as_much_of_the_reference_as_it_was_trained_on(alone, 
     )
     counting = Counting()
     monkeypatch.setattr(lengths, "predict_frames", counting)
-    monkeypatch.setattr(lengths, "load_predictor", lambda folder, config: predictor)
+    monkeypatch.setattr(lengths, "load_predictor", lambda folder, config, encoder: predictor)
     monkeypatch.setattr(lengths, "_BATCH", 2)
     found = asked(alone, "outputs/duration")
     assert found.name == "outputs/duration step 5"
@@ -133,6 +133,23 @@ def test_what_predicts_no_length_of_this_run_is_refused(
 ):
     monkeypatch.setattr(lengths, "load_run_config", lambda _: config_of(alone, flavor, **data))
     refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", *words)
+
+
+@pytest.mark.parametrize("model, given", [("google-t5/t5-base", "/new/t5"), ("bytes", "")])
+def test_a_predictor_finds_the_runs_encoder_where_it_is_now(
+    alone, tmp_path, monkeypatch, model, given
+):
+    """Not where it has an encoder of its own."""
+    alone.config.encoder.model = "google-t5/t5-base"
+    own = config_of(alone, "duration")
+    own.encoder = replace(own.encoder, model=model)
+    asked = []
+    monkeypatch.setattr(lengths, "load_run_config", lambda _: own)
+    monkeypatch.setattr(
+        lengths, "load_run", lambda *a, encoder: asked.append(encoder) or replace(alone, step=5)
+    )
+    open_lengths(str(tmp_path), 1.0, alone, lambda: FIT, "/new/t5")
+    assert asked == [given]
 
 
 def test_a_number_is_no_predictor(alone):

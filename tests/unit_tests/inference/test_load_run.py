@@ -62,10 +62,9 @@ def write_checkpoint(folder, step, initial, weights, averaged):
     named = dict(initial.named_parameters())
     state = {name: p.detach() + weights for name, p in named.items()}
     if averaged is not None:
-        ema = {name: p.detach() + averaged for name, p in named.items()}
         slow = {f"decay-0.99.{name}": p.detach() + averaged + 1 for name, p in named.items()}
-        fast = {f"decay-0.9.{name}": value for name, value in ema.items()}
-        state["ema"] = {"num_updates": step, **(slow | fast if step == 10 else ema)}
+        fast = {f"decay-0.9.{name}": p.detach() + averaged for name, p in named.items()}
+        state["ema"] = {"num_updates": step, **fast, **(slow if step == 10 else {})}
     prediction = {2: "velocity", 6: "noise", 10: "noise"}[step]
     writer = CheckpointWriter(
         folder / "checkpoint" / f"step-{step}", {"objective.prediction": prediction}
@@ -79,7 +78,7 @@ def run(tmp_path_factory, initial):
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.toml").write_text(CONFIG)
     write_checkpoint(folder, 2, initial, 2.0, None)
-    write_checkpoint(folder, 6, initial, 6.0, 7.0)  # of an earlier version, which had one average
+    write_checkpoint(folder, 6, initial, 6.0, 7.0)  # with one average
     write_checkpoint(folder, 10, initial, 10.0, 11.0)
     (folder / "checkpoint/step-11.saving").mkdir()
     return folder
@@ -111,8 +110,9 @@ def test_which_weights_are_loaded(run, initial):
     earlier = load_run(run, step=2, weights="raw")
     assert earlier.step == 2 and above(earlier.model, initial) == 2
     assert earlier.objective.prediction == "velocity"  # as that checkpoint was trained
+    assert load_run(run, step=2).weights == "raw"  # which has no averages
     with pytest.raises(InputError, match="step-2 holds no weights 'ema'.* --weights: raw"):
-        load_run(run, step=2)
+        load_run(run, step=2, weights="ema")
     with pytest.raises(InputError, match="no weights 'ema:0.5'.*: ema:0.9, ema:0.99, raw"):
         load_run(run, weights="ema:0.5")
     with pytest.raises(InputError, match="has no checkpoint step-11; it has steps: 2, 6, 10"):

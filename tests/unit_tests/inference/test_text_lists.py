@@ -14,6 +14,7 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.inference import generate_command
 from torchtitan.models.dit_tts.inference.request_lists import Request, read_requests
 
@@ -24,6 +25,8 @@ def generate(tmp_path, shards, monkeypatch):
     synthesizer = served.make_synthesizer(tmp_path, shards)
     monkeypatch.setattr(generate_command, "load_synthesizer", lambda *args, **more: synthesizer)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/checkpoint/step-7").mkdir(parents=True)
+    monkeypatch.setattr(manager, "load_run_config", lambda *args: synthesizer.run.config)
 
     def command(*arguments):
         return main(["generate", "run", *map(str, arguments)])
@@ -64,7 +67,12 @@ def test_a_list_becomes_a_file_each(generate, lines, tmp_path, capsys):
     assert (new / "000001.flac").stat().st_mtime_ns == before
     assert generate(*said, "--resume") == 0 and "all texts are there" in capsys.readouterr().out
     assert generate(*said, "--resume", "--seed=5") == 2
-    assert "of another text, voice or command" in capsys.readouterr().err
+    assert "of another text, voice, step or command" in capsys.readouterr().err
+    # Training went on: what was begun is not ended by another checkpoint unless it is said.
+    (tmp_path / "run/checkpoint/step-8").mkdir()
+    assert generate(*said, "--resume") == 2 and "give its --step" in capsys.readouterr().err
+    said.append("--step=7")
+    assert generate(*said, "--resume") == 0 and "all texts are there" in capsys.readouterr().out
     (new / "a_b.flac").unlink()  # a kill between the two files
     assert generate(*said, "--resume") == 0 and "1 texts" in capsys.readouterr().out
     assert generate(*said, "--overwrite") == 0
@@ -89,14 +97,12 @@ def test_processes_divide_a_list(generate, lines, tmp_path, monkeypatch, capsys)
 
 def test_a_voice_is_of_one_reference_or_nobodys(generate, lines, monkeypatch):
     voices = []
-    original = generate.synthesizer.synthesize
 
     def requests(utterances):
         voices.extend(utterances)
         return type(generate.synthesizer).requests(generate.synthesizer, utterances)
 
     monkeypatch.setattr(generate.synthesizer, "requests", requests)
-    assert original
     assert generate("--text-list", lines, "--out=new", "--speaker=bob") == 0
     assert [u.voice.speaker for u in voices] == ["ann", "", "bob"]
     assert [u.conditions for u in voices] == [{"speaker": "ann"}, {}, {"speaker": "bob"}]
@@ -154,9 +160,11 @@ def test_wrong_lines(tmp_path, line, words):
 
 
 def test_all_lines_are_checked_before_one_is_said(generate, tmp_path, capsys):
+    np.save(tmp_path / "v.npy", np.ones((3, CHANNELS), np.float16))
     for row, words in (
         ({"text": "b", "speaker": "eve"}, "line 2: --speaker = eve"),
         ({"text": "a\ud800"}, "line 2: "),
+        ({"text": "a", "reference": "v.npy", "reference_text": "\ud800"}, "line 2: the text has"),
     ):
         path = tmp_path / "texts.jsonl"
         path.write_text('{"text": "a\u2028b"}\n' + json.dumps(row))

@@ -1,11 +1,14 @@
 """The web server through a socket: speech, its formats, what is refused."""
 
+import asyncio
 import io
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from http.client import IncompleteRead
 
 import pytest
 import soundfile
@@ -89,27 +92,86 @@ def test_it_says_what_generate_says(server, synthesizer):
         assert speech(url, voice=voice)[0] == 200
 
 
-def test_long_texts_are_streamed_in_pieces(server, synthesizer):
+@pytest.fixture
+def batches(synthesizer, monkeypatch):
+    """Sizes of what was said together."""
+    found, synthesize = [], synthesizer.synthesize
+
+    def noted(utterances, **more):
+        found.append(len(utterances))
+        return synthesize(utterances, **more)
+
+    monkeypatch.setattr(synthesizer, "synthesize", noted)
+    return found
+
+
+def test_long_texts_are_streamed_in_pieces(server, synthesizer, batches):
     synthesizer.run.config.data.max_frames = 8
-    url, batcher = server()
+    url, _ = server()
     text = "One two one two. Two one. One two."
     status, headers, content = speech(url, input=text)
     assert status == 200 and headers["Transfer-Encoding"] == "chunked"
-    assert batcher.batches == 2  # the first alone, the others together
+    assert len(batches) == 2 and batches[0] == 1  # the first alone, the others together
     samples, _ = soundfile.read(io.BytesIO(content), dtype="float32")
     wanted = said(synthesizer, text).clamp(-1, 1)
     assert len(samples) == len(wanted) > 2 * HOP
     assert abs(torch.from_numpy(samples) - wanted).max() < 1e-4
 
 
-def test_requests_are_said_together(server):
-    url, batcher = server()
-    speech(url)
-    before = batcher.batches
+def test_who_hears_half_hears_of_it(server, synthesizer, monkeypatch):
+    """A stream that fails is not ended as a complete one is; and /health tells, until something is said."""
+    synthesize, broken = synthesizer.synthesize, []
+
+    def breaks(utterances, **more):
+        if broken:
+            raise RuntimeError("no GPU any more")
+        broken.append(True)
+        return synthesize(utterances, **more)
+
+    monkeypatch.setattr(synthesizer, "synthesize", breaks)
+    synthesizer.run.config.data.max_frames = 8
+    url, batcher = server(api_key="secret")
+    body = {"model": "tiny", "input": "One two one two. Two one.", "response_format": "pcm"}
+    with pytest.raises(IncompleteRead):
+        ask(f"{url}/v1/audio/speech", body, "secret")
+    until = time.monotonic() + 20
+    while ask(f"{url}/health")[0] != 503:
+        assert time.monotonic() < until
+    broken.clear()
+    assert ask(f"{url}/v1/audio/speech", body | {"input": "one"}, "secret")[0] == 200
+    while ask(f"{url}/health")[0] != 200:
+        assert time.monotonic() < until
+
+
+def test_nothing_is_said_to_who_has_gone(synthesizer):
+    from fastapi import Request
+
+    from torchtitan.models.dit_tts.serving.app import Refusal, Settings, SpeechBody, SpeechService
+
+    class Silent:
+        futures: list[Future] = []
+
+        def submit(self, pieces, begun=False):
+            self.futures.append(Future())
+            return self.futures[-1:]
+
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    service = SpeechService(synthesizer, Silent(), Settings("tiny"))
+    for kind in ("mp3", "wav"):
+        body = SpeechBody(model="tiny", input="one two", voice="ann", response_format=kind)
+        with pytest.raises(Refusal, match="has gone"):
+            asyncio.run(service.answer(body, Request({"type": "http"}, gone)))
+    assert [future.cancelled() for future in Silent.futures] == [True, True]
+
+
+def test_requests_are_said_together(server, batches):
+    url, _ = server()
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda number: speech(url, speed=1 + number / 10), range(6)))
     assert [status for status, *_ in answers] == [200] * 6
-    assert batcher.batches - before < 6
+    assert sum(batches) == 6 and len(batches) < 6
 
 
 @pytest.mark.parametrize(

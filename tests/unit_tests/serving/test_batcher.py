@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance
 from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
 
@@ -20,6 +21,8 @@ class Gate:
     def synthesize(self, utterances, seed):
         self.batches.append([each.text for each in utterances])
         assert self.open.wait(20)
+        if any(each.text == "not allowed" for each in utterances):
+            raise InputError("not allowed")
         if any(each.text == "bad" for each in utterances):
             raise ValueError("bad")
         return [f"{each.text}{seed}" for each in utterances]
@@ -74,12 +77,30 @@ def test_what_waits_is_said_together_in_order_and_not_too_much(gate, batcher):
     assert gate.batches == [["a"], ["b", "bad"], ["b"], ["bad"], ["d", "e"]]
 
 
-def test_the_first_waits_for_others(synthesizer):
+def test_it_is_alive_unless_all_that_is_asked_for_fails(gate, batcher):
+    """And that not for a mistake of who asked."""
+    gate.open.set()
+    for texts, alive in (
+        (["not allowed"], True),
+        (["bad", "bad"], False),
+        (["not allowed"], False),
+        (["bad", "a"], True),
+    ):
+        for future in batcher.submit(say(*texts)):
+            future.exception(20)
+        wait_for(lambda: batcher.alive == alive)
+
+
+def test_the_first_waits_for_others(synthesizer, monkeypatch):
+    batches, synthesize = [], synthesizer.synthesize
+    monkeypatch.setattr(
+        synthesizer, "synthesize", lambda *a, **k: batches.append(a) or synthesize(*a, **k)
+    )
     batcher = Batcher(synthesizer, window_seconds=5.0, max_batch=2)
     try:
         futures = [*batcher.submit(say("one")), *batcher.submit(say("two"))]
         lengths = [len(future.result(20).waveform) for future in futures]
-        assert batcher.batches == 1 and all(lengths)
+        assert len(batches) == 1 and all(lengths)
         assert isinstance(futures[0].result().waveform, torch.Tensor)
     finally:
         batcher.close()

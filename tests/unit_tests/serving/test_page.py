@@ -28,7 +28,7 @@ def seconds_of(synthesizer, text, voice):
     return synthesizer.frames([Utterance(text, synthesizer.speaker(voice))])[0] / 25
 
 
-def test_what_the_page_answers(address, synthesizer, tmp_path):
+def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     from gradio_client import Client
 
     client = Client(address, verbose=False, download_files=str(tmp_path / "files"))
@@ -40,6 +40,18 @@ def test_what_the_page_answers(address, synthesizer, tmp_path):
     assert picture["plot"].startswith("data:image") and about.endswith("1 pieces")
     slow, _, _ = client.predict("one two", "ann", None, 0.5, 2, 0.0, 0.0, 0, api_name="/say")
     assert len(soundfile.read(slow)[0]) == pytest.approx(2 * len(samples), abs=4)
+    # Pieces of a long text are said together, but not more than a batch.
+    from torchtitan.models.dit_tts.serving import page
+
+    synthesizer.run.config.data.max_frames = 4
+    speak, batches = synthesizer.speak, []
+    monkeypatch.setattr(page, "_BATCH", 2)
+    monkeypatch.setattr(
+        synthesizer, "speak", lambda some, *a: batches.append(len(some)) or speak(some, *a)
+    )
+    text = "One two one. Two one two. One one. Two two."
+    *_, about = client.predict(text, "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say")
+    assert max(batches) == 2 and about.endswith(f"{sum(batches)} pieces")
     for text, words in ((" ", "empty"), ("one " * 40, "at most 100")):
         with pytest.raises(Exception, match=words):
             client.predict(text, "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say")

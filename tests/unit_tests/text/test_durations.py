@@ -51,6 +51,9 @@ def test_the_weights_are_those_of_ridge_regression(fit):
     """A text's constant is the fitted one, and letters that were never seen take no time."""
     assert fit.weights[-1] * 0.5 == pytest.approx(6, abs=2)
     assert fit.weights[ord("z")] == 0 and fit.unseen("abzzé") == ["z", "é"]
+    assert (
+        fit.estimate("a\ud800", None) > 0
+    )  # of a reference it is asked before anything is checked
     assert fit.frames("", "fast") >= 1 and fit.frames("zzz", "fast") == fit.frames("", "fast")
 
 

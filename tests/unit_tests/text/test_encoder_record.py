@@ -10,10 +10,10 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.encoder_record import (
     check_fingerprint,
     check_mode,
-    read_record,
+    load_run_encoder,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.hf_encoder import find_source, read_record
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,25 @@ def test_an_encoder_is_not_trained_on_from_weights_that_knew_another(runs, tmp_p
         check_mode(folder / "frozen", other, replace(encoder, frozen=False), False, True)
 
 
-def test_a_corrupt_record_is_refused(runs):
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '"model"', "[" * 99999])
+def test_a_corrupt_record_is_refused(runs, source, content):
     folder, _ = runs
-    (folder / "frozen" / "text_encoder.json").write_text("{")
-    with pytest.raises(InputError, match="restore the file that the run wrote"):
-        read_record(folder / "frozen")
+    (folder / "frozen" / "text_encoder.json").write_text(content)
+    for read in (read_record, lambda there: find_source(source.model, folder=there)):
+        with pytest.raises(InputError, match="restore the file that the run wrote"):
+            read(folder / "frozen")
+
+
+def test_an_encoders_folder_that_has_gone(runs, tmp_path):
+    """What it was is known from the run; its weights are not, and nobody asks the hub for them."""
+    folder, encoder = runs
+    place = write_tiny_t5(tmp_path / "t5")
+    known = find_source(str(place))
+    write_record(folder, known, encoder, known.fingerprint("float32"))
+    place.rename(tmp_path / "moved")
+    source = find_source(str(place), folder=folder)
+    assert source.width == known.width and source.files() == []
+    gone = replace(encoder, model=str(place))
+    with pytest.raises(InputError, match="t5' is not there any more.*by --encoder"):
+        load_run_encoder(folder, gone, "cpu")
+    load_run_encoder(folder, replace(encoder, model=str(tmp_path / "moved")), "cpu")

@@ -99,6 +99,12 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
+def check_range(option: str, value: float | None, low: float, high: float) -> None:
+    """Raises InputError where a command's option is given and out of range."""
+    if value is not None and not low <= value <= high:
+        raise InputError(f"{option} = {value}, but it must be from {low} to {high}")
+
+
 def require_modules(*names: str) -> None:
     """Checks that optional packages are installed, before hours of work that end in an import.
 

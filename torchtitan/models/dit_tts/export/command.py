@@ -8,7 +8,7 @@ from torchtitan.models.dit_tts.files import check_writable
 
 
 def run(options: Options) -> int:
-    out = Path(options.out)
+    out = Path(options.out).resolve()
     _check_out(out)
     from torchtitan.models.dit_tts.export.exporter import export
     from torchtitan.models.dit_tts.inference.hub import is_hub_name, push_folder

@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.infra.checkpoint_storage import (
 )
 from torchtitan.models.dit_tts.text.build_tokenizer import FILE_NAME, TEXT_FILE_NAME
 from torchtitan.models.dit_tts.text.durations import FILE_NAME as DURATIONS_FILE
-from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE
+from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, read_record
 from torchtitan.models.dit_tts.text.hf_files import weight_files
 from torchtitan.models.dit_tts.text.vocabulary import to_json
 
@@ -76,7 +76,8 @@ def _write(
 ) -> None:
     config = loaded.config
     write_atomic(out / DURATIONS_FILE, shards.durations.to_json())
-    written = [DURATIONS_FILE, *_write_codec(out, codec)]
+    built_by = options.codec or config.sampling.codec
+    written = [DURATIONS_FILE, *_write_codec(out, codec, built_by)]
     if options.voices:
         limit = config.data.max_speaker_frames
         references = {name: shards.reference(name)[:limit] for name in options.voices}
@@ -94,13 +95,14 @@ def _write(
         },
         "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
     }
-    kept = _write_model(out, loaded, about, written, options.dtype, options.encoder)
+    kept = _write_model(out, loaded, about, written, options.dtype)
     of_training = {name: values for name, values in kept.items() if name != "sampling"}
     write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(of_training)))
     predictor = find_predictor(loaded.folder, config)
     if predictor is not None:
         (out / exported.DURATIONS).mkdir()
-        _write_model(out / exported.DURATIONS, load_predictor(predictor, config), about, [])
+        timing = load_predictor(predictor, config, options.encoder)
+        _write_model(out / exported.DURATIONS, timing, about, [])
     write_atomic(out / exported.CARD, model_card(options, loaded, codec, shards))
 
 
@@ -110,7 +112,6 @@ def _write_model(
     about: dict[str, Any],
     written: list[str],
     dtype: str = "float32",
-    encoder: str = "",
 ) -> dict[str, dict[str, Any]]:
     """Weights, tokenizer, text encoder, config.json and the manifest of one model, which speaks or predicts
     lengths.
@@ -118,7 +119,6 @@ def _write_model(
     Args:
         about: entries of config.json beside those of the model.
         written: files for the manifest that lie there already.
-        encoder: where a frozen text encoder is now; empty: where the run had it.
 
     Returns:
         What config.json has of the run's config.
@@ -134,7 +134,7 @@ def _write_model(
     kept, vocabulary = exported.kept(config), loaded.tokenizer.vocabulary
     written = [*written, exported.WEIGHTS, FILE_NAME]
     if is_pretrained(config.encoder.model):
-        written += _write_text_encoder(out, loaded, kept["encoder"], encoder)
+        written += _write_text_encoder(out, loaded, kept["encoder"])
         assert vocabulary.subwords is not None
         named = replace(vocabulary.subwords, model=kept["encoder"]["model"])
         vocabulary = replace(vocabulary, subwords=named)
@@ -154,12 +154,13 @@ def _write_model(
     return kept
 
 
-def _write_codec(out: Path, codec: Codec) -> list[str]:
+def _write_codec(out: Path, codec: Codec, built_by: str) -> list[str]:
     """What the codec needs beside its name: mel_dct's constants, or weights that are a file here."""
     if codec_kind(codec.name) == "mel_dct":
         from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
 
-        write_atomic(out / exported.MEL_DCT, STATISTICS_FILE.read_bytes())
+        source = STATISTICS_FILE if built_by == codec.name else Path(built_by)
+        write_atomic(out / exported.MEL_DCT, source.read_bytes())
         return [exported.MEL_DCT]
     if not Path(codec.name).is_absolute():
         return []
@@ -171,28 +172,24 @@ def _write_codec(out: Path, codec: Codec) -> list[str]:
     return [exported.DAC_VAE]
 
 
-def _write_text_encoder(
-    out: Path, loaded: LoadedRun, kept: dict[str, Any], moved_to: str
-) -> list[str]:
+def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> list[str]:
     """The tokenizer and the record of a pretrained encoder, and its weights where a frozen one is a folder;
     a path in `kept`, its section of the config, and in the record is replaced by the folder's name.
 
     Raises:
-        InputError: the weights are pickles.
+        InputError: the weights are pickles, or the run's record of it is gone.
     """
-    folder, encoder = loaded.folder, loaded.config.encoder
+    folder, frozen = loaded.folder, loaded.text_encoder
     shutil.copyfile(folder / TEXT_FILE_NAME, out / TEXT_FILE_NAME)
-    record = json.loads(
-        (folder / CONFIG_FILE).read_text(encoding="utf-8"),
-        object_hook=lambda each: {k: v for k, v in each.items() if k != "_name_or_path"},
-    )
+    record = read_record(folder)
+    if record is None:
+        raise InputError(f"{folder / CONFIG_FILE} is gone; restore the file that the run wrote")
     written = [TEXT_FILE_NAME, CONFIG_FILE]
-    place = moved_to or encoder.model
-    if os.path.isdir(place):
-        kept["model"] = record["model"] = Path(encoder.model).name
-        if encoder.frozen:
-            kept["model"] = record["model"] = exported.TEXT_ENCODER
-            written += _copy(safe_files(Path(place)), out / exported.TEXT_ENCODER)
+    name = loaded.config.encoder.model if frozen is None else frozen.source.model
+    if frozen is not None and os.path.isdir(name):
+        written += _copy(safe_files(Path(name)), out / exported.TEXT_ENCODER)
+        name = exported.TEXT_ENCODER
+    kept["model"] = record["model"] = Path(name).name if os.path.isabs(name) else name
     write_atomic(out / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
     return written
 

@@ -31,7 +31,7 @@ from torchtitan.models.dit_tts.sampling.sound_files import (
     wav_header,
     write_sound,
 )
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _BATCHES = 16
@@ -70,6 +70,7 @@ class Generation:
         try:
             utterance = self._utterance(request)
             tokenizer.encode(request.text)
+            unicode_bytes(request.reference_text)
         except InputError as error:
             sentence = str(error)
             listed = sentence.startswith(request.where)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.long_text import clean_text
 from torchtitan.models.dit_tts.inference.request_lists import (
@@ -108,6 +108,7 @@ def run(options: Options) -> int:
         requests = requests[rank[0] :: rank[1]]
     options = replace(options, out=os.path.expanduser(options.out), format=options.format or "wav")
     if options.text_list:
+        options = _with_checkpoint(options)
         requests = _without_existing(options, requests)
         if not requests:
             print(f"{options.out}: all texts are there")
@@ -136,11 +137,8 @@ def check_options(options: Options) -> None:
     given = [options.text is not None, bool(options.text_file), bool(options.text_list)]
     if sum(given) != 1:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
-    for name, low, high in (("takes", 1, 1000), ("batch_size", 1, 4096)):
-        value = getattr(options, name)
-        if not low <= value <= high:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} = {value}, but it must be from {low} to {high}")
+    check_range("--takes", options.takes, 1, 1000)
+    check_range("--batch-size", options.batch_size, 1, 4096)
     if options.duration == "rate" and options.seconds is None and not options.text_list:
         if not options.reference_text:
             raise InputError("--duration = rate needs --reference with --reference-text")
@@ -221,6 +219,18 @@ def _choose_rank(options: Options) -> tuple[int, int] | None:
     return int(os.environ["RANK"]), processes
 
 
+def _with_checkpoint(options: Options) -> Options:
+    """With the step that is the last or best one now, so that a list is said by one checkpoint."""
+    from torchtitan.models.dit_tts.config.manager import load_run_config
+    from torchtitan.models.dit_tts.inference.hub import find_folder
+    from torchtitan.models.dit_tts.inference.load_run import find_checkpoint
+
+    folder = find_folder(options.run)
+    config = load_run_config(folder, options.config_args)
+    step, weights = find_checkpoint(folder, config, options.step, options.weights)
+    return replace(options, step=step, weights=weights)
+
+
 def _settings(options: Options) -> str:
     """All options that what is said depends on, beside those of a request."""
     unsaid = ("text_list", "out", "overwrite", "resume", "batch_size")
@@ -249,8 +259,8 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
             missing.append(request)
         elif read_json(about).get("request") != request.fingerprint(settings):
             raise InputError(
-                f"{sound} is of another text, voice or command than {request.where}; give another --out, or "
-                f"--overwrite"
+                f"{sound} is of another text, voice, step or command than {request.where}; give its --step "
+                f"({about.name} has it), another --out, or --overwrite"
             )
     return missing
 

@@ -103,7 +103,11 @@ class Lengths:
 
 
 def open_lengths(
-    choice: str, scale: float, run: LoadedRun, fit: Callable[[], LinearDurationModel]
+    choice: str,
+    scale: float,
+    run: LoadedRun,
+    fit: Callable[[], LinearDurationModel],
+    encoder: str = "",
 ) -> Lengths:
     """The way of --duration.
 
@@ -113,6 +117,7 @@ def open_lengths(
         scale: factor of every length.
         run: that is to speak.
         fit: the run's.
+        encoder: where the run's frozen text encoder is now; empty: where it was.
 
     Raises:
         InputError: no such predictor, or one of other latents.
@@ -124,7 +129,7 @@ def open_lengths(
         durations = fit()
         name, known = "the fit on the training data", durations.speaker_scale
         return Lengths(name, partial(_fitted, durations), scale, known_speakers=known)
-    predictor = load_predictor(folder, run.config)
+    predictor = load_predictor(folder, run.config, encoder)
     return Lengths(f"{folder} step {predictor.step}", partial(_predicted, predictor), scale)
 
 
@@ -146,11 +151,12 @@ def find_predictor(folder: Path, config: JobConfig) -> Path | None:
     return None
 
 
-def load_predictor(folder: Path, config: JobConfig) -> LoadedRun:
+def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> LoadedRun:
     """A duration predictor.
 
     Args:
         config: of the run that is to speak, whose latents must be the predictor's.
+        encoder: where that run's frozen text encoder is now, which may be the predictor's, too.
 
     Raises:
         InputError: there is none, or its latents are others.
@@ -173,7 +179,8 @@ def load_predictor(folder: Path, config: JobConfig) -> LoadedRun:
                 f"--duration = {folder}, but that was trained with [data] {key} = {had} and the run with "
                 f"{wanted}; train a predictor on the run's data"
             )
-    return load_run(folder)
+    same = own.encoder.model == config.encoder.model
+    return load_run(folder, encoder=encoder if same else "")
 
 
 def _bytes(texts: Sequence[TimedText]) -> list[float]:

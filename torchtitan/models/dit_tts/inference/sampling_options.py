@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from torchtitan.models.dit_tts.config.old_keys import option_name
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, check_range
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.codec import Codec
@@ -38,7 +38,7 @@ class SamplingOptions:
 
     weights: str = ""
     """raw, ema or ema:DECAY; by default those with the lowest held-out loss (of the best step: those that
-    it was measured with), else the slowest average."""
+    it was measured with), else the slowest average, or raw where there is none."""
 
     sampling_steps: Integer = None
     """Evaluations of the network; as every key of [sampling] also by --sampling.steps."""
@@ -104,7 +104,8 @@ def load_synthesizer(
         return speech_data.durations
 
     def lengths() -> Lengths:
-        return open_lengths(options.duration, options.duration_scale, loaded, fit)
+        choice, scale = options.duration, options.duration_scale
+        return open_lengths(choice, scale, loaded, fit, options.encoder)
 
     path = data_path or loaded.config.data.path
     return Synthesizer(loaded, codec, speech_data, sampling, lengths, path)
@@ -116,15 +117,11 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     Raises:
         InputError: an option is out of range, does not go with another one, or is of another section.
     """
-    for name, value, low, high in (
-        ("--sampling-steps", options.sampling_steps, 1, 10_000),
-        ("--text-scale", options.text_scale, -100, 100),
-        ("--speaker-scale", options.speaker_scale, -100, 100),
-        ("--seed", options.seed, 0, 2**63 - 1),
-        ("--duration-scale", options.duration_scale, 0.1, 10),
-    ):
-        if value is not None and not low <= value <= high:
-            raise InputError(f"{name} = {value}, but it must be from {low} to {high}")
+    check_range("--sampling-steps", options.sampling_steps, 1, 10_000)
+    check_range("--text-scale", options.text_scale, -100, 100)
+    check_range("--speaker-scale", options.speaker_scale, -100, 100)
+    check_range("--seed", options.seed, 0, 2**63 - 1)
+    check_range("--duration-scale", options.duration_scale, 0.1, 10)
     for arg in options.config_args:
         if arg.startswith("--") and not option_name(arg).startswith("sampling."):
             raise InputError(

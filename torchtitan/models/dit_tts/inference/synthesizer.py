@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,14 +79,6 @@ class Speech:
     text: str = ""
     lead: Tensor = field(default_factory=lambda: torch.zeros(0))
     """of speech that continues other speech: the end of that, as it sounds before this"""
-
-    @property
-    def seconds(self) -> float:
-        return len(self.waveform) / self.sample_rate
-
-    def numpy(self) -> np.ndarray:
-        """The waveform, (samples,) float32."""
-        return self.waveform.numpy()
 
 
 @dataclass

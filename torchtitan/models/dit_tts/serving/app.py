@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -129,25 +129,31 @@ class SpeechService:
             for future in pending:  # of one who went away
                 future.cancel()
 
-    async def answer(self, body: SpeechBody) -> Response:
+    async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
         rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces)
+
+        async def begun() -> torch.Tensor:
+            """The first piece, or all where it is sent at once: what goes wrong is told by a status."""
+            if kind in STREAMED:
+                return await anext(sounds)
+            return torch.cat([each async for each in sounds])
+
         try:
-            first = await anext(sounds)  # what goes wrong is told by a status
-            if kind not in STREAMED:
-                whole = torch.cat([first, *[each async for each in sounds]])
-                content = await asyncio.to_thread(encoded, whole, rate, kind)
-                return Response(content, media_type=MEDIA_TYPES[kind])
+            sound = await _unless_gone(request, begun())
         except QueueFull as error:
             raise Refusal(429, str(error), "queue_full", retry=True) from None
         except InputError as error:
             raise Refusal(400, str(error), "cannot_be_said") from None
+        if kind not in STREAMED:
+            content = await asyncio.to_thread(encoded, sound, rate, kind)
+            return Response(content, media_type=MEDIA_TYPES[kind])
 
         async def stream() -> AsyncIterator[bytes]:
             if kind == "wav":
                 yield wav_header(self.synthesizer.samples(pieces), rate)
-            yield pcm(first)
+            yield pcm(sound)
             async for each in sounds:
                 yield pcm(each)
 
@@ -155,10 +161,47 @@ class SpeechService:
         return StreamingResponse(stream(), media_type=MEDIA_TYPES[kind], headers=headers)
 
 
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
+    """What the work returns; it is given up where the client goes meanwhile."""
+
+    async def goes() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, going = asyncio.create_task(work), asyncio.create_task(goes())
+    try:
+        await asyncio.wait((working, going), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refusal(499, "the client has gone", "client_gone")  # nobody reads it
+        return working.result()
+    finally:
+        working.cancel()
+        going.cancel()
+
+
+class KeyCheck:
+    """Refuses requests below /v1/ without the key. `@app.middleware("http")` would end an answer that fails
+    midway as if it were complete."""
+
+    def __init__(self, app: Any, key: str):
+        self.app, self.key = app, key
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = self.app
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            given = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self.key.encode()):
+                refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")
+                answer = refusal.response()
+        await answer(scope, receive, send)
+
+
 def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) -> FastAPI:
     """The application; the batcher is the caller's to close."""
     service = SpeechService(synthesizer, batcher, settings)
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
+    if settings.api_key:
+        app.add_middleware(KeyCheck, key=settings.api_key)
 
     @app.exception_handler(Refusal)
     async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
@@ -170,18 +213,9 @@ def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) ->
         place = ".".join(str(part) for part in found["loc"][1:]) or "the body"
         return Refusal(400, f"{place}: {found['msg']}", "invalid_request").response()
 
-    @app.middleware("http")
-    async def check_key(request: Request, call_next: Any) -> Response:
-        key = settings.api_key
-        if key and request.url.path.startswith("/v1/"):
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), key.encode()):
-                return Refusal(401, "the API key is missing or wrong", "invalid_api_key").response()
-        return await call_next(request)
-
     @app.post("/v1/audio/speech")
-    async def speech(body: SpeechBody) -> Response:
-        return await service.answer(body)
+    async def speech(body: SpeechBody, request: Request) -> Response:
+        return await service.answer(body, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -190,7 +224,8 @@ def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) ->
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        state = {"status": "ok" if batcher.alive else "failed", "waiting": batcher.waiting}
-        return JSONResponse(state, 200 if batcher.alive else 503)
+        alive = batcher.alive
+        state = {"status": "ok" if alive else "failed", "waiting": batcher.waiting}
+        return JSONResponse(state, 200 if alive else 503)
 
     return app

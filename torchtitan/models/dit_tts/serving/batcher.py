@@ -35,11 +35,9 @@ class Batcher:
         self.synthesizer = synthesizer
         self.max_batch, self.window_seconds = max_batch, window_seconds
         self.max_waiting, self.seed = max_waiting, seed
-        self.batches = 0
-        """said so far"""
         self._waiting: deque[tuple[Utterance, Future[Speech]]] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._failing = False
         self._thread = threading.Thread(target=self._work, name="synthesizer", daemon=True)
         self._thread.start()
 
@@ -50,7 +48,9 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether the thread is there, and the last batch did not fail altogether for another reason than what
+        was asked for."""
+        return self._thread.is_alive() and not self._failing
 
     def submit(self, utterances: Sequence[Utterance], begun: bool = False) -> list[Future[Speech]]:
         """All of them or none; a future that is cancelled before its turn is not said.
@@ -82,8 +82,10 @@ class Batcher:
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            self.batches += 1
             self._say(batch)
+            errors = [future.exception() for _, future in batch]
+            if not all(isinstance(error, InputError) for error in errors):
+                self._failing = None not in errors
 
     def _next_batch(self) -> list[tuple[Utterance, Future[Speech]]]:
         """What is to be said together; empty once the batcher is closed."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules
 from torchtitan.models.dit_tts.serving.options import (
     ServerOptions,
     check_server_options,
@@ -21,10 +21,7 @@ class Options(ServerOptions):
 
 def run(options: Options) -> int:
     check_server_options(options)
-    if not 1 <= options.max_characters <= 10**6:
-        raise InputError(
-            f"--max-characters = {options.max_characters}, but it must be from 1 to {10**6}"
-        )
+    check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("gradio", "soundfile", "matplotlib")
     from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
     from torchtitan.models.dit_tts.serving.page import build_page

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class ServerOptions(SamplingOptions):
 
 def check_server_options(options: ServerOptions) -> None:
     """Raises InputError for what can be seen without the model."""
-    if not 0 <= options.port < 2**16:
-        raise InputError(f"--port = {options.port}, but it must be from 0 to {2**16 - 1}")
+    check_range("--port", options.port, 0, 2**16 - 1)
     for given in options.voice:
         name, equals, path = given.partition("=")
         if not (name and equals):

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it would tell its makers
@@ -21,12 +20,14 @@ from torchtitan.models.dit_tts.sampling.plots import draw_spectrograms
 
 ANY = "(any)"
 
+_BATCH = 16
+"""pieces of a text that are said together"""
+
 
 def build_page(
     synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str
 ) -> gr.Blocks:
     """The page; its one function is also to be called as the API `/say`."""
-    lock = Lock()
     names = [ANY, *sorted({*synthesizer.speakers, *voices})]
     sampling = synthesizer.sampling
 
@@ -44,27 +45,29 @@ def build_page(
             _check(text, max_characters)
             text = clean_text(text)
             check_text(text, synthesizer.run.tokenizer, "the text")
-            with lock:
-                if recording:
-                    chosen = synthesizer.recording(recording)
-                elif voice == ANY:
-                    chosen = Voice()
-                else:
-                    chosen = voices.get(voice) or synthesizer.speaker(voice)
-                conditions = synthesizer.conditions(chosen)
-                pieces = synthesizer.pieces(Utterance(text, chosen, conditions, speed=speed))
-                chosen_sampling = replace(
-                    sampling,
-                    steps=int(steps),
-                    text_scale=text_scale,
-                    speaker_scale=speaker_scale,
-                )
-                check_sampling(chosen_sampling)
-                spoken = synthesizer.synthesize(pieces, (), int(seed), chosen_sampling)
+            if recording:
+                chosen = synthesizer.recording(recording)
+            elif voice == ANY:
+                chosen = Voice()
+            else:
+                chosen = voices.get(voice) or synthesizer.speaker(voice)
+            conditions = synthesizer.conditions(chosen)
+            pieces = synthesizer.pieces(Utterance(text, chosen, conditions, speed=speed))
+            chosen_sampling = replace(
+                sampling,
+                steps=int(steps),
+                text_scale=text_scale,
+                speaker_scale=speaker_scale,
+            )
+            check_sampling(chosen_sampling)
+            said = synthesizer.speak_sorted(
+                synthesizer.requests(pieces), int(seed), _BATCH, chosen_sampling
+            )
+            sounds = {place: speech.waveform for place, speech in said}
         except InputError as error:
             raise gr.Error(str(error)) from None
         rate = synthesizer.sample_rate
-        waveform = join([each.waveform for each in spoken], rate)
+        waveform = join([sounds[place] for place in range(len(pieces))], rate)
         samples = (waveform.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
         about = f"{len(waveform) / rate:.2f} s in {len(pieces)} pieces"
         return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about

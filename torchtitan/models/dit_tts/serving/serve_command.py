@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules
 from torchtitan.models.dit_tts.serving.options import (
     ServerOptions,
     check_server_options,
@@ -40,16 +40,10 @@ class Options(ServerOptions):
 
 def run(options: Options) -> int:
     check_server_options(options)
-    for name, low, high in (
-        ("max_batch", 1, 4096),
-        ("window_ms", 0, 60_000),
-        ("max_waiting", 1, 10**6),
-        ("max_characters", 1, 10**6),
-    ):
-        value = getattr(options, name)
-        if not low <= value <= high:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} = {value:g}, but it must be from {low} to {high}")
+    check_range("--max-batch", options.max_batch, 1, 4096)
+    check_range("--window-ms", options.window_ms, 0, 60_000)
+    check_range("--max-waiting", options.max_waiting, 1, 10**6)
+    check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
     import uvicorn

@@ -34,7 +34,7 @@ _MIN_ROOM = 0.1
 
 def _features(text: str) -> np.ndarray:
     """(257,) counts of each byte, and a one."""
-    counts = np.bincount(np.frombuffer(text.encode("utf-8"), np.uint8), minlength=256)
+    counts = np.bincount(np.frombuffer(text.encode("utf-8", "replace"), np.uint8), minlength=256)
     return np.append(counts, 1.0)
 
 

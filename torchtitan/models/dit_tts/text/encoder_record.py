@@ -2,36 +2,23 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, HFEncoderSpec, find_source
+from torchtitan.models.dit_tts.text.hf_encoder import (
+    CONFIG_FILE,
+    HFEncoderSpec,
+    find_source,
+    read_record,
+)
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
 )
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """What `write_record` wrote into a run folder; None without it.
-
-    Raises:
-        InputError: a file that cannot be read.
-    """
-    path = folder / CONFIG_FILE
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); restore the file that the run wrote"
-        ) from error
 
 
 def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerprint: str) -> None:

@@ -231,6 +231,30 @@ class HFEncoderSpec:
         return digest.hexdigest()[:16]
 
 
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What `encoder_record.write_record` wrote into a run folder, without paths; None without it.
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_path)
+        _ = record["model"], record["frozen"], record["dtype"], record["fingerprint"]
+        _ = record["config"]["model_type"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); restore the file that the run wrote"
+        ) from error
+    return record
+
+
+def _without_path(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "_name_or_path"}
+
+
 def find_source(model: str, *, download: bool = True, folder: Path | None = None) -> HFEncoderSpec:
     """The encoder that [encoder] model names.
 
@@ -251,10 +275,9 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
         ) from error
     if os.path.isdir(model):
         model = os.path.abspath(model)
-    if folder is not None and (folder / CONFIG_FILE).is_file():
-        record = json.loads((folder / CONFIG_FILE).read_text())
-        if record["model"] == model:
-            return HFEncoderSpec(model, make_hf_config(record["config"]))
+    record = None if folder is None else read_record(folder)
+    if record is not None and record["model"] == model:
+        return HFEncoderSpec(model, make_hf_config(record["config"]))
     if not os.path.isdir(model) and model.count("/") != 1:
         raise InputError(
             f"[encoder] model = {model!r} is neither a folder nor a hub name; allowed are 'bytes' and "

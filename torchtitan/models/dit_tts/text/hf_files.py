@@ -107,7 +107,7 @@ def weight_files(model: str) -> list[Path]:
 
 
 def _file(model: str, name: str) -> Path | None:
-    if os.path.isdir(model):
+    if os.path.isabs(model) or os.path.isdir(model):
         path = Path(model, name)
         return path if path.is_file() else None
     from huggingface_hub import try_to_load_from_cache
@@ -128,6 +128,11 @@ def fetch_weights(model: str) -> None:
         raise InputError(
             f"[encoder] model = {model!r}: the folder lacks weights ({' or '.join(WEIGHTS)}, in one file "
             f"or in the parts of its index.json); restore them"
+        )
+    if os.path.isabs(model):
+        raise InputError(
+            f"[encoder] model = {model!r} is not there any more; restore the folder, or say where it is "
+            f"now by --encoder (of train by --encoder.model)"
         )
     from huggingface_hub import snapshot_download
 
