@@ -35,7 +35,10 @@ def test_peak_of_known_devices(device, tflops):
     assert peak_flops(device, 0.0) == tflops * 1e12
 
 
-@pytest.mark.parametrize("device", ["", "NVIDIA H20", "NVIDIA RTX A1000", "NVIDIA L40", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"])
+@pytest.mark.parametrize(
+    "device",
+    ["", "NVIDIA H20", "NVIDIA RTX A1000", "NVIDIA L40", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"],
+)
 def test_an_unknown_device_has_no_peak_unless_it_is_given(device):
     assert peak_flops(device, 0.0) is None
     assert peak_flops(device, 500.0) == peak_flops("NVIDIA H200", 500.0) == 500e12

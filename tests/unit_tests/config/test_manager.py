@@ -206,18 +206,6 @@ def test_a_key_of_ours_is_no_old_option_when_it_is_negated():
     assert not load_config(["--megatron.no-use-te-attn"]).megatron.use_te_attn
 
 
-def test_a_config_of_an_earlier_version(tmp_path):
-    """Of a run: its [ema] had one decay, and its [validation] was upstream's."""
-    path = tmp_path / "config.toml"
-    path.write_text(
-        "[ema]\nenable = true\ndecay = 0.99\n[validation]\nenable = false\n"
-        'dataset = "c4_validation"\nlocal_batch_size = 8\nseq_len = 2048\nfreq = 10\nsteps = -1\n'
-        "[validation.dataloader]\nnum_workers = 0\n"
-    )
-    config = load_config([f"--job.config_file={path}"])
-    assert config.ema.decays == [0.99] and config.validation.freq == 500
-
-
 def test_keys_that_exist_have_no_pointer():
     arguments = [
         "--compile.enable",

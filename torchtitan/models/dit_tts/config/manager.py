@@ -137,7 +137,7 @@ class TTSConfigManager(ConfigManager):
             if os.path.exists(self._file) and not os.path.isfile(self._file):  # without an end
                 raise OSError(0, "is no regular file")
             with open(self._file, "rb") as toml:
-                return _as_written_now(tomllib.load(toml))
+                return tomllib.load(toml)
         except OSError as error:
             raise InputError(
                 f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
@@ -152,19 +152,6 @@ class TTSConfigManager(ConfigManager):
 
     def _validate_config(self) -> None:
         """Upstream looks for a language model's tokenizer here; this family has none."""
-
-
-def _as_written_now(content: dict[str, Any]) -> dict[str, Any]:
-    """The config of an earlier version's run: its `[ema]` had one decay, and its `[validation]` was
-    upstream's, which did nothing."""
-    sections = dict(content)
-    ema, validation = content.get("ema"), content.get("validation")
-    if isinstance(ema, dict) and "decay" in ema and "decays" not in ema:
-        rest = {name: value for name, value in ema.items() if name != "decay"}
-        sections["ema"] = {**rest, "decays": [ema["decay"]]}
-    if isinstance(validation, dict) and "seq_len" in validation:
-        del sections["validation"]
-    return sections
 
 
 def _boolean_flags(args: list[str]) -> list[str]:
@@ -209,7 +196,7 @@ def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfi
     Raises:
         InputError: an unknown key, a value of the wrong type.
     """
-    return dataclass_from_dict(JobConfig, _as_written_now(without_none(content)), where)
+    return dataclass_from_dict(JobConfig, without_none(content), where)
 
 
 def load_config(args: list[str]) -> JobConfig:
