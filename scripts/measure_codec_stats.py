@@ -24,7 +24,7 @@ def main() -> None:
         MelDctCodec,
         MelDctTransform,
     )
-    from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
+    from torchtitan.models.dit_tts.evaluation.prompts import Corpus
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
@@ -33,9 +33,10 @@ def main() -> None:
     arguments = parser.parse_args()
     transform = MelDctTransform()
     rows = []
-    for utterance in read_audio_corpus(arguments.corpus):
-        if utterance.split == "train":
-            waveform = utterance.waveform
+    corpus = Corpus(str(arguments.corpus), "webdataset")
+    for item in corpus.items:
+        if item.split == "train":
+            waveform = corpus.load(item).waveform
             rows.append(
                 transform.analyse(pad(waveform, (0, -len(waveform) % MelDctCodec.hop_length)))
             )

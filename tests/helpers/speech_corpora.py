@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import numpy as np
 import soundfile
 import soxr
 
-from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
+from torchtitan.models.dit_tts.audio import to_mono
+from torchtitan.models.dit_tts.prepare.audio_reader import Loader, Recording
+from torchtitan.models.dit_tts.prepare.formats import open_corpus
+from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
 from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
+from torchtitan.models.dit_tts.prepare.recordings import Item
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
@@ -33,24 +38,41 @@ def tone(seconds: float, level: float = 0.1, rate: int = RATE, hertz: float = 99
 
 @dataclass(frozen=True)
 class Speech:
-    """One utterance of the embedded corpus."""
+    """One utterance of a corpus."""
 
     key: str
     text: str
     speaker: str
     split: str
-    samples: np.ndarray  # (n,) float32 at 16 kHz
+    samples: np.ndarray  # (n,) float32 at 16 kHz, as all corpora of the tests
+
+
+def read_corpus(
+    path: Path = CORPUS, wanted: Callable[[Item], bool] = lambda item: True
+) -> Iterator[Speech]:
+    """The wanted recordings of a tar in their order."""
+    reader = open_corpus(Options(str(path), "", format="webdataset"))
+    loader = Loader(reader.root, reader.files())
+    for item in filter(wanted, usable_items(reader, str(path), "raise", Plan())):
+        found = loader.load(item.audio, 0)
+        assert isinstance(found, Recording) and found.rate == RATE
+        yield Speech(item.key, item.text, item.speaker, item.split, to_mono(found.samples))
 
 
 def speech(each: int = 3, voices: tuple[str, ...] = ("slt", "rms", "awb", "kal16")) -> list[Speech]:
     """For each voice, the last `each` training utterances (five words long) and a held-out one."""
-    found: list[Speech] = []
-    for one in read_audio_corpus(CORPUS):
-        number = int(one.key.rsplit("-", 1)[1])
-        wanted = number == 0 if one.split == "heldout" else number >= 600 - each
-        if one.speaker in voices and wanted:
-            found.append(Speech(one.key, one.text, one.speaker, one.split, one.waveform.numpy()))
-    return found
+
+    def wanted(item: Item) -> bool:
+        number = int(item.key.rsplit("-", 1)[1])
+        is_of_them = number == 0 if item.split == "heldout" else number >= 600 - each
+        return item.speaker in voices and is_of_them
+
+    return list(read_corpus(CORPUS, wanted))
+
+
+def heldout() -> Iterator[Speech]:
+    """The held-out recordings of the embedded corpus."""
+    return read_corpus(CORPUS, lambda item: item.split == "heldout")
 
 
 def audio_bytes(samples: np.ndarray, rate: int, format: str, subtype: str | None = None) -> bytes:

@@ -69,7 +69,7 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     soundfile.write(tmp_path / "a.wav", tone(1), RATE)
     row = {"audio": "a.wav", "text": "x", "speaker": "ann"}
     (tmp_path / "list.jsonl").write_text(json.dumps(row))
-    options = Options(str(tmp_path / "list.jsonl"), str(tmp_path / "out"), workers=1, device="cpu")
+    options = Options(str(tmp_path / "list.jsonl"), str(tmp_path / "o ut"), workers=1, device="cpu")
     with monkeypatch.context() as patched, pytest.raises(InputError, match=r"titan-tts\[speech\]"):
         patched.setattr(errors, "find_spec", lambda name: None if name == "av" else name)
         command.run(options)
@@ -77,22 +77,37 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert command.run(options) == 0
     first = capsys.readouterr().out
     assert "codec mel_dct: 16000 Hz" in first and "train: samples 1, " in first
-    assert f"titan-tts data inspect {tmp_path}/out/train" in first
+    assert f"titan-tts data inspect '{tmp_path}/o ut/train'" in first
+    assert f"titan-tts train one_gpu --data.path '{tmp_path}/o ut/train'" in first
     assert command.run(options) == 0
     assert "was complete already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "codec, encoder, config, keys",
+    "codec, text, config",
     [
-        ("facebook/dacvae-watermarked", "", "800m", ""),
-        ("mel_dct", "", "one_gpu", ""),
-        ("mel_dct", "some/encoder", "800m", " --sampling.codec mel_dct"),
-        ("/weights.pth", "", "800m", " --sampling.codec /weights.pth"),
+        ("facebook/dacvae-watermarked", {}, "800m"),
+        ("mel_dct", {}, "one_gpu"),
+        ("mel_dct", {"encode_text": "some/encoder"}, "800m"),
+        ("/my weights.pth", {}, "800m"),
+        (
+            "mel_dct",
+            {"encode_text": "e", "text_dtype": "float32", "text_feature_dtype": "float16"},
+            "800m",
+        ),
     ],
 )
-def test_the_suggested_command_has_the_codec_of_the_data(codec, encoder, config, keys):
-    options = Options("in", "out", codec=codec, encode_text=encoder)
-    assert command._config_for(options) == (config, keys)
-    suggested = load_config([f"--job.config_file={find_config(config)}", *keys.split()])
+def test_the_suggested_command_has_codec_and_features_of_the_data(codec, text, config):
+    options = Options("in", "out", codec=codec, **text)
+    name, *keys = command._config_for(options)
+    assert name == config
+    suggested = load_config([f"--job.config_file={find_config(name)}", *keys])
     assert suggested.sampling.codec == codec
+    encoder = suggested.encoder
+    assert encoder.cache_features == bool(text)
+    if text:
+        assert encoder.model == options.encode_text
+        assert (encoder.dtype, encoder.cache_dtype) == (
+            options.text_dtype,
+            options.text_feature_dtype,
+        )

@@ -14,11 +14,17 @@ from pyarrow import parquet
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.tars import write_tar
+from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data.splits import split_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents
-from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus
-from torchtitan.models.dit_tts.prepare.listing import Plan, list_items, usable_items
+from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus, webdataset
+from torchtitan.models.dit_tts.prepare.listing import (
+    Plan,
+    list_items,
+    source_digest,
+    usable_items,
+)
 from torchtitan.models.dit_tts.prepare.recordings import (
     Item,
     Unusable,
@@ -87,6 +93,13 @@ def test_libritts_r(recordings, tmp_path):
     subset = items_of(root / "train-clean-100")
     wanted = [item for item in items if item.metadata["subset"] == "train-clean-100"]
     assert [item.metadata for item in subset] == [item.metadata for item in wanted]
+    # Subsets that are links are read, and a circle of them ends.
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for subset in ("train-clean-100", "dev-clean"):
+        (linked / subset).symlink_to(root / subset)
+    (linked / "circle").symlink_to(linked)
+    assert items_of(linked) == items
     tone(root / "train-clean-100/slt/7/mute.wav")
     (problem,) = problems_of(root)
     assert "no mute.normalized.txt beside it" in problem.sentence
@@ -94,6 +107,35 @@ def test_libritts_r(recordings, tmp_path):
     (tmp_path / "Libri/dev-clean/sp/a.normalized.txt").write_text("hello")
     (problem,) = problems_of(tmp_path / "Libri")
     assert "SUBSET/SPEAKER/CHAPTER" in problem.sentence
+
+
+def test_text_that_is_not_utf8_is_unusable(tmp_path):
+    """A sheet saved as cp1252: the other rows remain, and no escape becomes a text."""
+    lj = corpora.write_ljspeech(tmp_path / "lj", [])
+    tree = tmp_path / "libri/train-clean/s/1"
+    for folder in (tmp_path, lj / "wavs", tree):
+        for name in "ab":
+            tone(folder / f"{name}.wav")
+    (tree / "a.normalized.txt").write_text("Café")
+    (tree / "b.normalized.txt").write_bytes("Café".encode("cp1252"))
+    members = good_members() | {"x.json": b'{"speaker": "s"}', "x.txt": "Café".encode()}
+    bad = {name.replace("x", "y"): data for name, data in members.items()}
+    write_tar(tmp_path / "c.tar", (members | bad | {"y.txt": "Café".encode("cp1252")}).items())
+    row = '{{"audio": "{}.wav", "text": "Café", "speaker": "s"}}\n'
+    for path, head, one in (
+        (tmp_path / "m.csv", "audio,text,speaker\n", "{}.wav,Café,s\n"),
+        (tmp_path / "m.tsv", "audio\ttext\tspeaker\n", "{}.wav\tCafé\ts\n"),
+        (tmp_path / "m.jsonl", "", row),
+        (lj / "metadata.csv", "", "{}|Café|\n"),
+    ):
+        path.write_bytes((head + one.format("a")).encode() + one.format("b").encode("cp1252"))
+    names = ("m.csv", "m.tsv", "m.jsonl", "lj", "libri", "c.tar")
+    for source in names:
+        item, problem = listed(tmp_path / source)
+        assert item.text == "Café" and "is not UTF-8; save it as UTF-8" in problem.sentence
+    (tmp_path / "m.csv").write_bytes("audio,text,größe\na.wav,x,1\n".encode("cp1252"))
+    with pytest.raises(InputError, match="m.csv: is not UTF-8"):
+        listed(tmp_path / "m.csv")
 
 
 def test_manifest_as_nemo_writes_it(tmp_path):
@@ -181,6 +223,42 @@ def test_webdataset(recordings, tmp_path):
         members = good_members() | {"x.json": row, "x.txt": b"hello\n"}
         write_tar(tmp_path / "c.tar", members.items())
         assert items_of(tmp_path / "c.tar", text_column=column)[0].text == "hello"
+
+
+def test_a_signature_is_no_part_of_a_key(tmp_path):
+    """Behind URLs, keys and digest are those of the tars' names, as they are locally."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        write_tar(tmp_path / f"in/{name}.tar", good_members().items())
+    keys = [item.key for item in items_of(tmp_path / "in")]
+    assert keys == ["a/x", "b/x"]
+    with FolderServer(tmp_path) as server:
+        host = server.url.removeprefix("http://")
+        readers = [
+            open_corpus(Options(f"http://me:{secret}@{host}/in/{{a,b}}.tar?sig={secret}/z", ""))
+            for secret in ("hunter2", "other")
+        ]
+        assert [[item.key for item in reader.items()] for reader in readers] == [keys] * 2
+        assert source_digest(readers[0]) == source_digest(readers[1])
+        twins = f"{server.url}/in/a.tar?part={{1,2}}"  # no tar is lost
+        assert len(items_of(twins)) == 2
+
+
+def test_a_tar_is_listed_from_front_to_back(tmp_path, monkeypatch):
+    """A store would send it twice otherwise."""
+    members = good_members() | {"y.json": b"{}", "y.flac": bytes(2000), "z.txt": b"z"}
+    write_tar(tmp_path / "c.tar", members.items())
+    real, offsets = webdataset.open_source, []
+
+    def opened(path):
+        source = real(path)
+        pread = source.pread
+        source.pread = lambda size, offset: (offsets.append(offset), pread(size, offset))[1]
+        return source
+
+    monkeypatch.setattr(webdataset, "open_source", opened)
+    assert len(listed(tmp_path / "c.tar")) == 3
+    assert offsets and offsets == sorted(offsets)
 
 
 def good_members() -> dict[str, bytes]:
@@ -342,6 +420,7 @@ def test_layouts_are_recognized_or_named(tmp_path):
         ("", "ljspeech", "no metadata.csv"),
         ("", "table", "holds no .parquet"),
         ("{c,d}.tar", "auto", "d.tar does not exist"),
+        ("{c,d}*.tar", "auto", r"d\*.tar does not exist"),
     ):
         with pytest.raises(InputError, match=message):
             items_of(tmp_path / source, format=format)

@@ -6,14 +6,26 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import soundfile
+from pyarrow import parquet
 
 from tests.helpers.speech_corpora import AS_IS, RATE, prepare, tone
+from tests.helpers.tars import write_tar
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import encode, pack_shards, pipeline, report, work_folder
+from torchtitan.models.dit_tts.prepare import (
+    audio_reader,
+    encode,
+    listing,
+    pack_shards,
+    pipeline,
+    report,
+    work_folder,
+)
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader
+from torchtitan.models.dit_tts.prepare.formats import table
 
 SMALL = {"samples_per_shard": 2, "chunk_items": 2, "audio": AS_IS}
 OTHER = SMALL | {"seed": 1}
@@ -133,7 +145,7 @@ def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
 
     def load(self, place, channels):
         if place["file"] == "0.wav":
-            raise InputError("input/output error")
+            raise InputError("not audio")
         return real(self, place, channels)
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
@@ -151,6 +163,67 @@ def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
     dataset = open_dataset(str(out / "train"))
     assert [dataset.key(sample) for sample in range(6)] == list("012345")
     assert summary["train"]["samples"] == len(dataset) == 6 and not summary["dropped"]
+
+
+def test_overwrite_starts_over_where_skipped_recordings_are_missed(corpus, out, monkeypatch):
+    audio = corpus.parent / "0.wav"
+    content = audio.read_bytes()
+    audio.write_bytes(bytes(len(content)))
+    os.utime(audio, ns=(0, 0))
+    killed(monkeypatch, pipeline, "_shard_stage", corpus, out, **SMALL, **SKIP)
+    audio.write_bytes(content)
+    os.utime(audio, ns=(0, 0))
+    with pytest.raises(InputError, match="skip left it out.*start over with --overwrite"):
+        prepare(corpus, out, **SMALL)
+    record = prepare(corpus, out, **SMALL, overwrite=True)
+    assert record["summary"]["train"]["samples"] == 6 and not record["summary"]["dropped"]
+
+
+@pytest.mark.parametrize("step", ["list", "read", "part", "tar", "table"])
+def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatch):
+    """Or a store that is away for an hour would cost all of its recordings."""
+
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, "Input/output error")
+
+    if step == "part":
+        text = corpus.read_text().replace('"text": "text 0"', '"text": "x", "offset": 0')
+        corpus.write_text(text)
+        monkeypatch.setattr(audio_reader, "open", fail, raising=False)
+        monkeypatch.setattr(audio_reader, "decode", lambda *args: refuse("the audio cannot be"))
+    elif step == "tar":
+        corpus = corpus.parent / "c.tar"
+        data = (corpus.parent / "0.wav").read_bytes()
+        write_tar(corpus, [("a.wav", data), ("a.json", b'{"text": "x", "speaker": "s"}')])
+        monkeypatch.setattr(audio_reader, "open_source", lambda path: refuse("status 503"))
+    elif step == "table":
+        corpus = corpus.parent / "t.parquet"
+        parquet.write_table(
+            pyarrow.Table.from_pylist([{"audio": b"x", "text": "x", "speaker": "s"}]), corpus
+        )
+        monkeypatch.setattr(table.TableCursor, "row", lambda *args: next(cells()))
+        real = table.Table.batches
+
+        def cells():
+            with monkeypatch.context() as patched:
+                patched.setattr(pyarrow.parquet.ParquetFile, "iter_batches", fail)
+                yield from real(table.Table(str(corpus)), 0, ["audio"], 1)
+
+    elif step == "read":
+        monkeypatch.setattr(Path, "read_bytes", fail)
+    else:
+        real_stat = os.stat
+        bad = str(corpus.parent / "3.wav")
+        monkeypatch.setattr(
+            listing.os, "stat", lambda path, **k: fail() if path == bad else real_stat(path, **k)
+        )
+    with pytest.raises(InputError, match="Input/output error|status 503") as caught:
+        prepare(corpus, out, **SMALL, **SKIP)
+    assert "--on-error" not in str(caught.value)
+
+
+def refuse(sentence):
+    raise InputError(sentence)
 
 
 def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
@@ -231,9 +304,9 @@ def test_what_appears_in_the_output_meanwhile_stays(overwrite, corpus, out, monk
         (out / "thesis.tex").write_text("ten years of work")
         return real(*args)
 
-    real = pipeline._total
+    real = pipeline._shard_stage
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_total", appear)
+        patched.setattr(pipeline, "_shard_stage", appear)
         with pytest.raises(InputError, match="changed by others.*kept in"):
             prepare(corpus, out, **SMALL, overwrite=overwrite)
     assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
@@ -282,7 +355,7 @@ def test_a_failing_file_system_is_one_sentence(place, name, corpus, out, monkeyp
 
 
 def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
-    killed(monkeypatch, pipeline, "_total", corpus, out, **SMALL)
+    killed(monkeypatch, pipeline, "_shard_stage", corpus, out, **SMALL)
     for place, name, value, message in (
         (work_folder, "RECORD_VERSION", 99, "prepare was [0-9]*, is 99"),
         (pipeline, "library_versions", lambda: {"torch": "99"}, "torch was '[^']*', is '99'"),

@@ -1,26 +1,28 @@
 """The recognizer understands recordings and the codec's sound, and does not flatter."""
 
-from pathlib import Path
-
 import pytest
 import soundfile
 import torch
 
+from tests.helpers.speech_corpora import CORPUS, heldout
 from torchtitan.models.dit_tts.audio import resample
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
 from torchtitan.models.dit_tts.scoring.word_errors import count_errors
 
+RATE = 16_000
 DIGITS = "zero one two three four five six seven eight nine".split()
-CORPUS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
 
 
 @pytest.fixture(scope="module")
 def recordings():
-    return [one for one in read_audio_corpus(CORPUS) if one.split == "heldout"]
+    return list(heldout())
+
+
+def sound(one):
+    return Sound(torch.from_numpy(one.samples), RATE)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def word_error_rate(texts, heard):
 
 @pytest.fixture(scope="module")
 def heard(recordings, recognizer):
-    return [recognizer.transcribe(Sound(one.waveform, one.sample_rate)) for one in recordings]
+    return [recognizer.transcribe(sound(one)) for one in recordings]
 
 
 @pytest.mark.long
@@ -60,7 +62,7 @@ def test_reads_the_codec_with_noise_on_the_latents(recordings, recognizer):
     some = recordings[::3]
     hypotheses = []
     for one in some:
-        latents = codec.encode(one.waveform)
+        latents = codec.encode(torch.from_numpy(one.samples))
         latents = latents + 0.3 * torch.randn(latents.shape, generator=generator)
         hypotheses.append(recognizer.transcribe(Sound(codec.decode(latents), codec.sample_rate)))
     assert word_error_rate([one.text for one in some], hypotheses) < 0.1
@@ -68,16 +70,14 @@ def test_reads_the_codec_with_noise_on_the_latents(recordings, recognizer):
 
 def test_noise_and_silence_are_not_read(recordings, recognizer):
     generator = torch.Generator().manual_seed(0)
-    noise = [0.1 * torch.randn(one.waveform.shape, generator=generator) for one in recordings[:8]]
+    noise = [0.1 * torch.randn(one.samples.shape, generator=generator) for one in recordings[:8]]
     hypotheses = [recognizer.transcribe(Sound(wave, 16_000)) for wave in noise]
     assert word_error_rate([one.text for one in recordings[:8]], hypotheses) > 0.7
     assert recognizer.transcribe(Sound(torch.zeros(0), 16_000)) == ""
 
 
 def test_calls_are_independent(recordings, recognizer, heard):
-    again = [
-        recognizer.transcribe(Sound(one.waveform, one.sample_rate)) for one in recordings[7::-1]
-    ]
+    again = [recognizer.transcribe(sound(one)) for one in recordings[7::-1]]
     assert again == heard[7::-1]
 
 
@@ -85,7 +85,7 @@ def test_calls_are_independent(recordings, recognizer, heard):
 def test_reads_other_rates(recordings, recognizer):
     some = recordings[::6]
     references = [one.text for one in some]
-    waves = [torch.from_numpy(resample(one.waveform.numpy(), 16_000, 22_050)) for one in some]
+    waves = [torch.from_numpy(resample(one.samples, RATE, 22_050)) for one in some]
     at_their_rate = [recognizer.transcribe(Sound(wave, 22_050)) for wave in waves]
     assert word_error_rate(references, at_their_rate) < 0.05
     taken_for_16_khz = [recognizer.transcribe(Sound(wave[:48_000], 16_000)) for wave in waves]

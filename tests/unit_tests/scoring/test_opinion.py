@@ -1,26 +1,24 @@
 """DNSMOS gives the scores of its own package, falls with noise, and needs no other library."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from torchtitan.models.dit_tts.prepare.audio_reader import read_audio_corpus
+from tests.helpers.speech_corpora import heldout
 from torchtitan.models.dit_tts.scoring.interface import Sound
 from torchtitan.models.dit_tts.scoring.plugins import open_opinion_predictor
 
 pytestmark = pytest.mark.long
-CORPUS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
 RATE = 16_000
 WINDOW = int(9.01 * RATE)  # that the network hears at once
 
 
 @pytest.fixture(scope="module")
 def recording():
-    return next(one.waveform for one in read_audio_corpus(CORPUS) if one.split == "heldout")
+    return torch.from_numpy(next(heldout()).samples)
 
 
 @pytest.fixture(scope="module")

@@ -203,6 +203,7 @@ def test_faster_whisper(tmp_path):
         return iter([SimpleNamespace(text=" One"), SimpleNamespace(text=" two.")]), None
 
     recognizer.model = SimpleNamespace(supported_languages=["en", "de"], transcribe=transcribe)
+    recognizer.of_english = False
     for language in ("German", "", "xx"):
         assert recognizer.transcribe(Sound(noise(1), RATE), language) == "One two."
     assert given == [("de", 1, False), (None, 1, False), (None, 1, False)]

@@ -4,27 +4,22 @@ A place is a small dict of plain values, paths relative to the source's folder:
 
     {"file": path}                                a file
     {"file": path, "offset": s, "seconds": s}     a part of it, in seconds
-    {"tar": path, "start": n, "bytes": n}         bytes of a member
+    {"tar": name, "start": n, "bytes": n}         bytes of a member, by the name that `files` has
     {"table": path, "group": g, "row": r, "column": name}                    one cell
     {"table": path, "group": g, "row": r, "latents": name, "reference": name}
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from torchtitan.models.dit_tts.audio import decode, to_mono
-from torchtitan.models.dit_tts.data.storage import ShardFile, open_source
+from torchtitan.models.dit_tts.audio import decode
+from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.formats import open_corpus
-from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
-from torchtitan.models.dit_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.prepare.recordings import SourceError, unreadable
 
 if TYPE_CHECKING:  # pyarrow takes long to import
     from torchtitan.models.dit_tts.prepare.formats.table import TableCursor
@@ -50,8 +45,12 @@ class ReadyLatents:
 class Loader:
     """Opens a source's containers as items ask for them; the last one of each kind stays open."""
 
-    def __init__(self, root: str):
-        self.root = root
+    def __init__(self, root: str, files: dict[str, str] | None = None):
+        """
+        Args:
+            root, files: of the source's reader.
+        """
+        self.root, self.files = root, files or {}
         self._tar: ShardFile | None = None
         self._table: TableCursor | None = None
 
@@ -62,19 +61,19 @@ class Loader:
             channels: width of ready latents.
 
         Raises:
+            SourceError: the disk or store fails.
             InputError: not there, corrupt, or not audio; without the name of the item.
         """
         if "latents" in place:
             return self._ready_latents(place, channels)
         if "offset" in place:
             path = os.path.join(self.root, place["file"])
-            return Recording(*decode(path, place["offset"], place["seconds"]))
+            try:
+                return Recording(*decode(path, place["offset"], place["seconds"]))
+            except InputError:
+                _check_readable(path)
+                raise
         return Recording(*decode(self._bytes(place)))
-
-    def close(self) -> None:
-        if self._tar is not None:
-            self._tar.close()
-        self._tar = self._table = None
 
     def _bytes(self, place: dict[str, Any]) -> bytes:
         if "tar" in place:
@@ -91,17 +90,22 @@ class Loader:
                 raise ValueError("is no regular file")
             return Path(path).read_bytes()
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"the audio file {path!r} cannot be read ({reason})") from None
+            raise unreadable(path, error) from None
 
     def _tar_bytes(self, place: dict[str, Any]) -> bytes:
-        path = os.path.join(self.root, place["tar"])
-        if self._tar is None or self._tar.path != path:
-            self.close()
-            self._tar = open_source(path)
-        data = self._tar.pread(place["bytes"], place["start"])
+        path = self.files[place["tar"]]
+        try:
+            if self._tar is None or self._tar.path != path:
+                if self._tar is not None:
+                    self._tar.close()
+                self._tar = open_source(path)
+            data = self._tar.pread(place["bytes"], place["start"])
+        except InputError as error:
+            raise SourceError(str(error)) from None
         if len(data) != place["bytes"]:
-            raise InputError(f"{path} ends before the audio does; it changed since it was listed")
+            raise SourceError(
+                f"{plain_name(path)} ends before the audio does; it changed since it was listed"
+            )
         return data
 
     def _cursor(self, place: dict[str, Any], *columns: str) -> "TableCursor":
@@ -135,42 +139,11 @@ class Loader:
         return ReadyLatents(latents, reference)
 
 
-@dataclass(frozen=True)
-class Utterance:
-    """One recording of a corpus tar."""
-
-    key: str
-    waveform: Tensor  # (samples,) float32 in [-1, 1], the mean of the channels
-    sample_rate: int  # Hz
-    text: str
-    speaker: str
-    split: str  # "train" or "heldout"
-    metadata: dict[str, Any]
-
-
-def read_audio_corpus(path: str | Path) -> Iterator[Utterance]:
-    """The recordings of an audio-WebDataset tar in their order, as they are, one in memory at a time.
-
-    Raises:
-        InputError: no such file, or a recording or tar that is corrupt or incomplete.
-    """
-    reader = open_corpus(Options(str(path), "", format="webdataset"))
-    loader = Loader(reader.root)
+def _check_readable(path: str) -> None:
+    """Raises SourceError where a decoder failed because the disk does."""
     try:
-        for item in usable_items(reader, str(path), "raise", Plan()):
-            try:
-                recording = loader.load(item.audio, 0)
-            except InputError as error:
-                raise InputError(f"{path}: {item.key}: {error}; replace it") from None
-            assert isinstance(recording, Recording)
-            yield Utterance(
-                item.key,
-                torch.from_numpy(to_mono(recording.samples)),
-                recording.rate,
-                item.text,
-                item.speaker,
-                item.split,
-                item.metadata,
-            )
-    finally:
-        loader.close()
+        with open(path, "rb") as file:
+            while file.read(1 << 20):
+                pass
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None

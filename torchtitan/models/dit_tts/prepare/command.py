@@ -46,17 +46,26 @@ def run(options: Options) -> int:
                 f"{counts['longest']} tokens; train with [data] max_text_tokens = "
                 f"{counts['longest']} or less"
             )
-    train = shlex.quote(str(Path(options.output, "train")))
-    print(f"inspect it:   titan-tts data inspect {train}")
-    config, keys = _config_for(options)
-    print(f"train on it:  titan-tts train {config} --data.path {train}{keys}")
+    train = str(Path(options.output, "train"))
+    print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
+    config, *keys = _config_for(options)
+    command = ["titan-tts", "train", config, "--data.path", train, *keys]
+    print(f"train on it:  {shlex.join(command)}")
     return 0
 
 
-def _config_for(options: Options) -> tuple[str, str]:
-    """(a shipped config, the options with which it accepts these data)."""
+def _config_for(options: Options) -> list[str]:
+    """A shipped config and the options with which it accepts these data."""
     # The embedded codec is for work without downloads, as is an encoder that is learned.
     if options.codec == "mel_dct" and not options.encode_text:
-        return "one_gpu", ""
-    large = options.codec == "facebook/dacvae-watermarked"
-    return "800m", "" if large else f" --sampling.codec {options.codec}"
+        return ["one_gpu"]
+    keys = ["800m"]
+    if options.codec != "facebook/dacvae-watermarked":
+        keys += ["--sampling.codec", options.codec]
+    if options.encode_text:
+        keys += ["--encoder.model", options.encode_text, "--encoder.cache_features"]
+        if options.text_dtype != Options.text_dtype:
+            keys += ["--encoder.dtype", options.text_dtype]
+        if options.text_feature_dtype:
+            keys += ["--encoder.cache_dtype", options.text_feature_dtype]
+    return keys

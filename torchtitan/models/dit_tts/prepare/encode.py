@@ -28,7 +28,7 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from torchtitan.models.dit_tts.prepare.listing import items_of_chunk, unusable
 from torchtitan.models.dit_tts.prepare.processing import COUNTED, Processed, length_reason, process
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS, Item
+from torchtitan.models.dit_tts.prepare.recordings import SPLITS, Item, SourceError
 from torchtitan.models.dit_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
 
@@ -41,7 +41,8 @@ MAX_BATCH_SECONDS = 480.0
 class Run:
     """What workers need to know beside the list."""
 
-    root: str  # absolute folder of the source
+    root: str  # of the source's reader
+    files: dict[str, str] = field(hash=False)  # as well; URLs with this start's signatures
     channels: int
     sample_rate: int
     hop_length: int
@@ -126,9 +127,9 @@ _codec = lru_cache(maxsize=1)(build_codec)
 
 
 @lru_cache(maxsize=1)
-def _loader(root: str, token: str) -> Loader:
+def _loader(run: Run) -> Loader:
     """A process's open source: a table's cursor continues where the last chunk left it."""
-    return Loader(root)
+    return Loader(run.root, run.files)
 
 
 def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
@@ -163,10 +164,12 @@ def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, 
     chunk = Chunk()
     kept: list[Item] = []
     outcomes: list[Processed | ReadyLatents] = []
-    loader = _loader(run.root, run.token)
+    loader = _loader(run)
     for item in items:
         try:
             outcome = _outcome(run, item, loader.load(item.audio, run.channels))
+        except SourceError:
+            raise
         except InputError as error:
             if run.options.on_error == "raise":
                 raise unusable(run.options.source, item.key, error) from None

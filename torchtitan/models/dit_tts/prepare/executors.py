@@ -25,13 +25,17 @@ LIBRARIES = ("soundfile", "soxr", "pyloudnorm", "av", "pyarrow")
 _PACKAGE = "torchtitan.models.dit_tts.prepare"
 # Starting a process takes as long as this many chunks of a light codec.
 JOBS_WORTH_A_PROCESS = 32
+# More would wait for the GPU, each with a codec of its own in its memory.
+MAX_PROCESSES_PER_GPU = 4
 MAX_RAY_BLOCKS = 1000
 
 
-def default_workers(jobs: int, devices: list[str]) -> int:
+def default_workers(jobs: int, devices: list[str], engine: str = "local") -> int:
     """Processes for this many jobs: at most one per core, at least one per device."""
-    cores = len(os.sched_getaffinity(0))
-    return max(len(devices), min(cores, jobs // JOBS_WORTH_A_PROCESS), 1)
+    limit = len(os.sched_getaffinity(0))
+    if devices[0] != "cpu" and engine == "local":  # Ray gives each job a GPU of its own
+        limit = min(limit, MAX_PROCESSES_PER_GPU * len(devices))
+    return max(len(devices), min(limit, jobs // JOBS_WORTH_A_PROCESS), 1)
 
 
 def codec_devices(device: str, engine: str = "local") -> list[str]:
@@ -132,8 +136,8 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
         target = f"{_PACKAGE}.executors:work"
-        futures = {pool.submit(titan_tts.call_overlaid, target, function, *job) for job in jobs}
         try:
+            futures = {pool.submit(titan_tts.call_overlaid, target, function, *job) for job in jobs}
             for future in as_completed(futures):
                 yield cast(dict, future.result())
         except BrokenProcessPool:

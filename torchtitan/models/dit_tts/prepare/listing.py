@@ -7,7 +7,6 @@ kills or machines.
 
 import hashlib
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator
@@ -18,12 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from torchtitan.models.dit_tts.data.splits import split_of
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, is_remote
 from torchtitan.models.dit_tts.prepare.formats import Reader
-from torchtitan.models.dit_tts.prepare.recordings import Item, Unusable, drawn
+from torchtitan.models.dit_tts.prepare.recordings import Item, SourceError, Unusable, unreadable
 from torchtitan.models.dit_tts.prepare.settings import Options
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
@@ -53,7 +51,11 @@ class Listed(NamedTuple):
 
 
 def list_items(reader: Reader) -> Iterator[Listed]:
-    """The reader's items; those with a missing file or an earlier item's key as Unusable."""
+    """The reader's items; those with a missing file or an earlier item's key as Unusable.
+
+    Raises:
+        InputError: a disk or store fails.
+    """
     seen: set[int] = set()
     for item in reader.items():
         found = Listed(item)
@@ -76,8 +78,10 @@ def _with_file(root: str, item: Item) -> Listed:
         if not stat.S_ISREG(found.st_mode):  # a FIFO or a device may have no end
             raise ValueError("is no regular file")
     except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
-        reason = getattr(error, "strerror", None) or error
-        return Listed(Unusable(item.key, f"the audio file {path!r} cannot be read ({reason})"))
+        problem = unreadable(path, error)
+        if isinstance(problem, SourceError):
+            raise problem from None
+        return Listed(Unusable(item.key, str(problem)))
     return Listed(item, found.st_size, found.st_mtime_ns)
 
 
@@ -88,8 +92,7 @@ def source_digest(reader: Reader) -> str:
     content of audio, so that it costs a listing, also of many terabytes.
     """
     digest = hashlib.sha256()
-    for name in reader.files():
-        path = os.path.join(reader.root, name)
+    for name, path in reader.files().items():
         if is_remote(path):
             source = open_source(path)
             size, time = source.size, source.version
@@ -139,7 +142,6 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
 
     plan = Plan()
     starts, position = [], 0
-    speakers: set[str] = set()  # of the recordings without a split, where these are drawn
     items = usable_items(reader, options.source, options.on_error, plan)
     progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
     with atomic_file(folder / ITEMS_NAME) as file:
@@ -149,8 +151,6 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
             line = item.to_json().encode() + b"\n"
             file.write(line)
             position += len(line)
-            if options.heldout_by == "speaker" and split_of(item.metadata.get("split")) is None:
-                speakers.add(item.speaker)
         if not plan.train_items:
             dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items()) or "none"
             raise InputError(
@@ -158,29 +158,18 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
                 f"(left out: {dropped}); check the path, the format, the splits and --heldout-fraction"
             )
         if options.heldout_by == "speaker" and plan.train_items == plan.items:
-            raise _nobody_held_out(options, speakers)
+            # Before hours of encoding: who asks for unseen speakers would measure nothing.
+            raise InputError(
+                f"{options.source}: --heldout-by speaker with --heldout-fraction = "
+                f"{options.heldout_fraction:g} holds nobody out; give a larger fraction or another "
+                "--seed, or leave both out if there is one speaker or the source has its own splits"
+            )
     plan.chunks = len(starts)
     with atomic_file(folder / STARTS_NAME) as file:
         np.save(file, np.array([*starts, position], dtype=np.int64))
     with atomic_file(folder / PLAN_NAME) as file:
         file.write(json.dumps(asdict(plan)).encode())
     return plan
-
-
-def _nobody_held_out(options: Options, speakers: set[str]) -> InputError:
-    """Before hours of encoding: who asks for unseen speakers would measure nothing."""
-    sentence = f"{options.source}: --heldout-by speaker holds nobody out"
-    if not speakers:
-        why = "every recording has a split of the source's; leave out --heldout-by and -fraction"
-        return InputError(f"{sentence}, as {why}")
-    if len(speakers) == 1:
-        return InputError(f"{sentence}, as there is one speaker; use --heldout-by utterance")
-    nearest, name = min((drawn(one, options.seed), one) for one in speakers)
-    return InputError(
-        f"{sentence} of its {len(speakers)} speakers with --heldout-fraction = "
-        f"{options.heldout_fraction:g}; from {math.floor(nearest * 1000 + 1) / 1000:g} on it holds {name!r} "
-        "out, or choose another --seed"
-    )
 
 
 def read_plan(folder: Path) -> Plan | None:

@@ -92,8 +92,12 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
             replaces = work_folder.read_record(output)  # None, or --overwrite is given
             if not finishing:
                 work_folder.begin(folder, state, options.overwrite)
+                if options.overwrite and options.on_error == "raise" and _leaves_out(folder):
+                    work_folder.clear(folder)
+                    work_folder.begin(folder, state, options.overwrite)
                 run = Run(
                     reader.root,
+                    reader.files(),
                     codec.latent_channels,
                     codec.sample_rate,
                     codec.hop_length,
@@ -163,19 +167,13 @@ def _build(
     """All stages in the work folder, up to prepare.json."""
     options = run.options
     plan = read_plan(folder) or write_plan(reader, options, folder)
-    missing, found = [], Chunk(dropped=dict(plan.dropped), problems=list(plan.problems))
-    for number in range(plan.chunks):
-        chunk = read_chunk(folder, number)
-        if chunk is None:
-            missing.append(number)
-        else:
-            found.add(chunk)
+    found, missing = _so_far(folder, plan)
     _check_corrupt(options, plan, found)
     jobs = max(len(missing), -(-plan.items // options.samples_per_shard))
-    workers = options.workers or default_workers(jobs, devices)
+    workers = options.workers or default_workers(jobs, devices, options.engine)
     with open_engine(options.engine, workers, devices) as runner:
         encoded = _encode_stage(folder, plan, options, runner, missing, found)
-        total = _total(folder, plan)
+        total, _ = _so_far(folder, plan)  # in the list's order, whatever chunk was encoded first
         if not total.samples.get("train"):
             raise InputError(
                 f"{options.source}: no training recording is left, left out were "
@@ -192,7 +190,6 @@ def _build(
     seconds = time.monotonic() - began
     record = {
         **state,
-        "source_name": Path(without_secrets(options.source)).name,
         "shards": shards,
         "summary": report.summarize(
             shards,
@@ -254,14 +251,22 @@ def _encode_stage(
     return wanted
 
 
-def _total(folder: Path, plan: Plan) -> Chunk:
-    """What list and chunks came to together, in the list's order whatever chunk was encoded first."""
-    total = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems))
+def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
+    """What the list and the chunks that are there came to together, and the missing chunks."""
+    found, missing = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems)), []
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)
-        assert chunk is not None
-        total.add(chunk)
-    return total
+        if chunk is None:
+            missing.append(number)
+        else:
+            found.add(chunk)
+    return found, missing
+
+
+def _leaves_out(folder: Path) -> bool:
+    """Whether a work folder was begun with --on-error skip and leaves corrupt recordings out."""
+    plan = read_plan(folder)
+    return plan is not None and "undecodable" in _so_far(folder, plan)[0].dropped
 
 
 def _shard_stage(

@@ -6,6 +6,7 @@ CSV or a table, a JSON) into an item, so that all formats accept the same names.
 """
 
 import datetime
+import errno
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchtitan.models.dit_tts.data.splits import HELDOUT_PREFIXES, split_of
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.settings import Options
 
 SPLITS = ("train", "heldout")
@@ -26,6 +28,33 @@ TEXT_NAMES = ("text", "normalized_text", "transcription", "transcript", "sentenc
 SPEAKER_NAMES = ("speaker", "speaker_id", "speaker_name", "client_id")
 LANGUAGE_NAMES = ("language", "lang", "locale")
 KEY_NAMES = ("key", "id", "utt_id", "utterance_id")
+
+NOT_UTF8 = "is not UTF-8; save it as UTF-8"
+
+# Errors of a path, not of the disk that it is on.
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+class SourceError(InputError):
+    """A disk or store fails: the recording may be valid, so it is never left out as a corrupt one."""
+
+
+def unreadable(path: str, error: OSError | ValueError) -> InputError:
+    """The error of an audio file: a `SourceError` unless the path itself is wrong."""
+    reason = getattr(error, "strerror", None) or error
+    sentence = f"the audio file {path!r} cannot be read ({reason})"
+    if isinstance(error, OSError) and error.errno not in _NO_FILE:
+        return SourceError(f"{sentence}; check the disk and its rights and start again")
+    return InputError(sentence)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text that was read with errors="surrogateescape" was UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Unusable(NamedTuple):

@@ -19,7 +19,22 @@ _RATE = 16_000  # Hz
 _SECONDS = 30  # that the model hears at once
 
 
-class WhisperRecognizer:
+class _Whisper:
+    """What both recognizers have."""
+
+    name: str
+    of_english: bool  # trained on English alone
+
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
+        """Raises InputError for other than Latin letters, and other languages, if it was trained on
+        English alone."""
+        if self.of_english:
+            _check_latin(texts, self.name)
+            for language in languages:
+                _check_english(language_code(language), self.name)
+
+
+class WhisperRecognizer(_Whisper):
     """Whisper through transformers; float16 on a GPU, float32 on a CPU."""
 
     def __init__(self, model: str, device: str = "cpu") -> None:
@@ -55,15 +70,8 @@ class WhisperRecognizer:
         self.name = f"Whisper {os.path.basename(os.path.normpath(model))}"
         # One that was trained on English alone has no languages and takes none.
         self.languages = {token.strip("<|>") for token in getattr(generation, "lang_to_id", {})}
+        self.of_english = not self.languages
         self.spelling: dict[str, str] | None = tokenizer.english_spelling_normalizer
-
-    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
-        """Raises InputError for other than Latin letters, and other languages, if it was trained on
-        English alone."""
-        if not self.languages:
-            _check_latin(texts, self.name)
-            for language in languages:
-                _check_english(language_code(language), self.name)
 
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """The words heard, as Whisper writes them; over 30 s in windows that follow its timestamps.
@@ -96,7 +104,7 @@ class WhisperRecognizer:
         return self.processor.batch_decode(tokens, skip_special_tokens=True)[0].strip()
 
 
-class FasterWhisperRecognizer:
+class FasterWhisperRecognizer(_Whisper):
     """Whisper through faster-whisper; float16 on a GPU, float32 on a CPU."""
 
     spelling = None
@@ -126,14 +134,7 @@ class FasterWhisperRecognizer:
 
         self.model = from_folder_or_hub(load, model, f"faster-whisper:{model}")
         self.name = f"faster-whisper {os.path.basename(os.path.normpath(model))}"
-
-    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
-        """Raises InputError for other than Latin letters, and other languages, if it was trained on
-        English alone."""
-        if self.model.supported_languages == ["en"]:
-            _check_latin(texts, self.name)
-            for language in languages:
-                _check_english(language_code(language), self.name)
+        self.of_english = self.model.supported_languages == ["en"]
 
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """See `WhisperRecognizer.transcribe`."""
@@ -141,10 +142,9 @@ class FasterWhisperRecognizer:
         if not len(samples):
             return ""
         code = language_code(language)
-        known = self.model.supported_languages
-        if known == ["en"]:
+        if self.of_english:
             _check_english(code, self.name)
-        if code not in known:
+        if code not in self.model.supported_languages:
             code = ""
         segments, _ = self.model.transcribe(
             samples,

@@ -36,8 +36,11 @@ class Reader(Protocol):
 
     def __init__(self, options: Options): ...
 
-    def files(self) -> list[str]:
-        """Paths below `root` of the lists or containers that the corpus is made of."""
+    def files(self) -> dict[str, str]:
+        """{name: path or URL} of the lists or containers that the corpus is made of.
+
+        Names do not change when the corpus moves, nor with a URL's signature.
+        """
         ...
 
     def items(self) -> Iterator[Item | Unusable]:
@@ -111,7 +114,7 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
         paths = []
         for pattern in braceexpand(source):
             found = glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
-            if "{" in source and not all(os.path.isfile(path) for path in found):
+            if "{" in source and not (found and all(map(os.path.isfile, found))):
                 raise InputError(f"{source}: {pattern} does not exist; correct the pattern")
             paths += found
     else:

@@ -15,10 +15,12 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.recordings import (
     AUDIO_NAMES,
     KEY_NAMES,
+    NOT_UTF8,
     TEXT_NAMES,
     Item,
     Unusable,
     first_value,
+    is_utf8,
     make_item,
     sample_key,
 )
@@ -55,12 +57,12 @@ class Manifest:
         there = [name for name in _FOLDER_NAMES if os.path.isfile(os.path.join(source, name))]
         return os.path.join(source, there[0]) if len(there) == 1 else None
 
-    def files(self) -> list[str]:
-        return [self.name]
+    def files(self) -> dict[str, str]:
+        return {self.name: self.path}
 
     def items(self) -> Iterator[Item | Unusable]:
         # A sheet saved by a spreadsheet begins with a byte-order mark.
-        with open(self.path, encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
+        with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             is_json = not self.name.endswith((".csv", ".tsv"))
             for line, row in self._json_rows(file) if is_json else self._records(file):
                 try:
@@ -76,8 +78,10 @@ class Manifest:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 row = None
-            if not isinstance(row, dict):
-                where = f"{self.name} line {number}"
+            where = f"{self.name} line {number}"
+            if not is_utf8(line):
+                row = Unusable(where, NOT_UTF8)
+            elif not isinstance(row, dict):
                 row = Unusable(where, "is no JSON object; a manifest has one per line")
             yield number, row
 
@@ -88,7 +92,8 @@ class Manifest:
         in a TSV is a character of the text.
 
         Raises:
-            InputError: a quote that is not closed or not doubled. Nobody knows which rows are in it.
+            InputError: a header that is not UTF-8; a quote that is not closed or not doubled, as nobody
+                knows which rows are in it.
         """
         tabs = self.name.endswith(".tsv")
         if tabs:
@@ -103,6 +108,8 @@ class Manifest:
                     f"{self.path}: its first line is {header}; a header with one of "
                     f"{', '.join(AUDIO_NAMES)} is needed"
                 )
+            if not is_utf8("".join(header)):
+                raise InputError(f"{self.path}: {NOT_UTF8}")
             first = reader.line_num + 1
             for record in reader:
                 if record:
@@ -121,6 +128,8 @@ class Manifest:
             # A stray quote takes the rows up to the next one into its text.
             sentence = "has a line break within quotes; mind its quotes, or join the lines"
             return Unusable(where, sentence, last - first + 1)
+        if not is_utf8("".join(record)):
+            return Unusable(where, NOT_UTF8)
         if len(record) != len(header):
             return Unusable(where, f"has not the {len(header)} fields of the header")
         # pandas writes its index as a column without a name.

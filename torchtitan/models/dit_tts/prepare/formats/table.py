@@ -24,6 +24,7 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     AUDIO_NAMES,
     KEY_NAMES,
     Item,
+    SourceError,
     Unusable,
     first_value,
     make_item,
@@ -61,8 +62,8 @@ class TableCorpus:
     def recognizes(cls, source: str) -> bool:
         return bool(find_files(source, SUFFIXES, below=True))
 
-    def files(self) -> list[str]:
-        return list(self.names)
+    def files(self) -> dict[str, str]:
+        return {name: os.path.join(self.root, name) for name in self.names}
 
     def items(self) -> Iterator[Item | Unusable]:
         for name, split in zip(self.names, self.splits, strict=True):
@@ -260,9 +261,9 @@ def _open_arrow(path: str) -> tuple[list["pyarrow.RecordBatch"], "pyarrow.Schema
 
 def _unreadable(path: str, error: Exception) -> InputError:
     found = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return InputError(
-        f"{path}: cannot be read as a table ({found}); give a valid Parquet or Arrow file"
-    )
+    # Of a corrupt file pyarrow's OSError has no number.
+    kind = SourceError if getattr(error, "errno", None) else InputError
+    return kind(f"{path}: cannot be read as a table ({found}); give a valid Parquet or Arrow file")
 
 
 def _given_folder(source: str) -> str:

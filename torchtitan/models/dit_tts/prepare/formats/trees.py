@@ -9,8 +9,10 @@ from pathlib import Path
 from torchtitan.models.dit_tts.data.splits import split_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.recordings import (
+    NOT_UTF8,
     Item,
     Unusable,
+    is_utf8,
     make_item,
     sample_key,
 )
@@ -44,15 +46,18 @@ class LJSpeech:
             os.path.join(source, "wavs")
         )
 
-    def files(self) -> list[str]:
-        return ["metadata.csv"]
+    def files(self) -> dict[str, str]:
+        return {"metadata.csv": os.path.join(self.root, "metadata.csv")}
 
     def items(self) -> Iterator[Item | Unusable]:
         path = os.path.join(self.root, "metadata.csv")
-        with open(path, encoding="utf-8-sig", errors="backslashreplace") as file:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
             for number, line in enumerate(file, 1):
                 line = line.rstrip("\r\n")
                 if not line:
+                    continue
+                if not is_utf8(line):
+                    yield Unusable(f"metadata.csv line {number}", NOT_UTF8)
                     continue
                 name, *texts = line.split("|")
                 if not name or not 1 <= len(texts) <= 2:
@@ -103,8 +108,8 @@ class LibriTTSR:
                 return True
         return False
 
-    def files(self) -> list[str]:
-        return []
+    def files(self) -> dict[str, str]:
+        return {}
 
     def items(self) -> Iterator[Item | Unusable]:
         for folder, names in _walk(self.root):
@@ -131,8 +136,11 @@ class LibriTTSR:
         texts = {}
         for suffix in _TEXT_SUFFIXES:
             if stem + suffix in present:
-                path = Path(self.root, folder, stem + suffix)
-                texts[suffix] = path.read_text("utf-8", "backslashreplace").strip()
+                try:
+                    text = Path(self.root, folder, stem + suffix).read_text("utf-8")
+                except UnicodeDecodeError:
+                    return Unusable(relative, f"has a {stem}{suffix} that {NOT_UTF8}")
+                texts[suffix] = text.strip()
         if not texts:
             return Unusable(relative, f"has no {stem}{_TEXT_SUFFIXES[0]} beside it")
         original = texts.get(_TEXT_SUFFIXES[1])
@@ -149,7 +157,7 @@ class LibriTTSR:
 
 def _walk(root: str) -> Iterator[tuple[str, list[str]]]:
     """(folder relative to root, its sorted file names), sorted, hidden ones left out."""
-    for folder, below, names in os.walk(root):
+    for folder, below, names in os.walk(root, followlinks=True):  # no deeper than _TREE_DEPTH
         relative = os.path.relpath(folder, root)
         below[:] = sorted(name for name in below if not name.startswith("."))
         if relative.count(os.sep) >= _TREE_DEPTH - 1 and relative != ".":

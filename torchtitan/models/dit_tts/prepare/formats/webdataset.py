@@ -9,12 +9,18 @@ import json
 import os
 from collections.abc import Iterator
 
-from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source
+from torchtitan.models.dit_tts.data.storage import (
+    ShardFile,
+    find_shards,
+    open_source,
+    plain_name,
+)
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.files import is_remote, unique
 from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
 from torchtitan.models.dit_tts.prepare.recordings import (
+    NOT_UTF8,
     TEXT_NAMES,
     Item,
     Unusable,
@@ -34,29 +40,31 @@ class AudioWebDataset:
     def __init__(self, options: Options):
         self.options, source = options, options.source
         if is_remote(source):
-            self.root, self.names = "", find_shards(source)
-            return
-        # A file that is asked for by name is a tar whatever it is called.
-        paths = find_files(source, (".tar",)) or (
-            [os.path.abspath(source)] if os.path.isfile(source) else []
-        )
+            paths = sorted(set(find_shards(source)), key=lambda url: (plain_name(url), url))
+        else:
+            # A file that is asked for by name is a tar whatever it is called.
+            paths = find_files(source, (".tar",)) or (
+                [os.path.abspath(source)] if os.path.isfile(source) else []
+            )
         if not paths:
             raise InputError(
                 f"{source}: holds no .tar file; give a tar, a folder or a glob of them"
             )
-        self.root = common_folder(paths)
-        self.names = [os.path.relpath(path, self.root) for path in paths]
+        plain = [plain_name(path) for path in paths]
+        self.root = common_folder(plain)
+        names = unique([os.path.relpath(path, self.root) for path in plain])
+        self.tars = dict(zip(names, paths, strict=True))
 
     @classmethod
     def recognizes(cls, source: str) -> bool:
         return bool(find_files(source, (".tar",)))
 
-    def files(self) -> list[str]:
-        return list(self.names)
+    def files(self) -> dict[str, str]:
+        return self.tars
 
     def items(self) -> Iterator[Item | Unusable]:
-        for name in self.names:
-            source = open_source(os.path.join(self.root, name))
+        for name, path in self.tars.items():
+            source = open_source(path)
             try:
                 yield from self._tar_items(source, name)
             finally:
@@ -64,35 +72,37 @@ class AudioWebDataset:
 
     def _tar_items(self, source: ShardFile, name: str) -> Iterator[Item | Unusable]:
         problems: list[str] = []
-        recordings: dict[str, dict[str, list[Member]]] = {}
+        recordings: dict[str, dict[str, list[tuple[Member, bytes]]]] = {}
         for member in walk_members(source, problems.append):
             folder, slash, basename = member.name.rpartition("/")
             stem, _, suffix = basename.partition(".")
             kind = "audio" if suffix.lower() in AUDIO_SUFFIXES else suffix.lower()
             if stem and kind in ("audio", "json", "txt"):
+                # Here, so that a remote tar is read once, from front to back.
+                is_read = kind != "audio" and not member.is_link
+                content = source.pread(member.size, member.offset) if is_read else b""
                 recording = recordings.setdefault(folder + slash + stem, {})
-                recording.setdefault(kind, []).append(member)
+                recording.setdefault(kind, []).append((member, content))
         for sentence in problems:
             yield Unusable(name, sentence)
         if not recordings and not problems:
             yield Unusable(name, "holds no recording; pairs of KEY.flac and KEY.json are needed")
         # The same key in two tars is usual; one tar's keys need no prefix.
-        prefix = f"{name.removesuffix('.tar')}/" if len(self.names) > 1 else ""
+        prefix = f"{name.removesuffix('.tar')}/" if len(self.tars) > 1 else ""
         for own_name, members in recordings.items():
-            key = sample_key(prefix + own_name)
-            yield self._item(source, name, key, members)
+            yield self._item(name, sample_key(prefix + own_name), members)
 
     def _item(
-        self, source: ShardFile, tar: str, key: str, members: dict[str, list[Member]]
+        self, tar: str, key: str, members: dict[str, list[tuple[Member, bytes]]]
     ) -> Item | Unusable:
         for kind, needed in (("audio", "an audio member"), ("json", "KEY.json")):
             if kind not in members:
                 return Unusable(key, f"is incomplete: it lacks {needed}")
         for kind, found in members.items():
-            if len(found) > 1 or found[0].is_link:
+            if len(found) > 1 or found[0][0].is_link:
                 return Unusable(key, f"has more than one {kind} member, or a link as one")
         try:
-            row = json.loads(_read(source, members["json"][0]))
+            row = json.loads(members["json"][0][1])
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
@@ -100,11 +110,10 @@ class AudioWebDataset:
         text = self.options.text_column
         names = (text,) if text else TEXT_NAMES
         if "txt" in members and all(row.get(name) is None for name in names):
-            row[names[0]] = _read(source, members["txt"][0]).decode("utf-8", "replace").strip()
-        audio = members["audio"][0]
+            try:
+                row[names[0]] = members["txt"][0][1].decode().strip()
+            except UnicodeDecodeError:
+                return Unusable(key, f"has a KEY.txt that {NOT_UTF8}")
+        audio, _ = members["audio"][0]
         place = {"tar": tar, "start": audio.offset, "bytes": audio.size}
         return make_item(row, key, place, self.options)
-
-
-def _read(source: ShardFile, member: Member) -> bytes:
-    return source.pread(member.size, member.offset)
