@@ -77,11 +77,8 @@ def check_state(tmp_path):
 
 def test_a_rank_that_stands_still_is_named(tmp_path):
     with kill_resume.plain_data(tmp_path) as data:
-        arguments = [*runs.TINY, *data, "--training.local_batch_size=4", "--checkpoint.enable"]
-        runs.run(tmp_path, "run", [*arguments, "--training.steps=1"], processes=2)
-        # Also a resumed run gets the short limit after its first step.
-        limits = ["--comm.init_timeout_seconds=200", "--comm.train_timeout_seconds=6"]
-        arguments += ["--training.steps=999"]
+        arguments = [*runs.TINY, *data, "--training.local_batch_size=4", "--training.steps=999"]
+        limits = ["--comm.init_timeout_seconds=12", "--comm.train_timeout_seconds=6"]
         run = runs.start(tmp_path, "run", [*arguments, *limits], processes=2)
         try:
             kill_resume.wait_for_step(run, 3)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchtitan.distributed import utils
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.tiny_runs import Folder
@@ -35,7 +36,7 @@ def run_out(trainer) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
+def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, monkeypatch):
     unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
     steps = {3: move_average}
     after_step(steps)
@@ -50,7 +51,10 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step):
     before = killed.metrics()[:4]
 
     del steps[5]
-    assert train("killed", "--training.steps=6") == 0
+    limits = []
+    monkeypatch.setattr(utils, "set_pg_timeouts", lambda limit, dims: limits.append(limit.seconds))
+    assert train("killed", "--training.steps=6", "--comm.train_timeout_seconds=77") == 0
+    assert limits == [77]  # after its first step, as in a run from the beginning
     assert (killed.state()["state"], killed.state()["step"]) == ("completed", 6)
     assert killed.losses() == unbroken.losses() and len(killed.losses()) == 6
     assert killed.metrics()[:4] == before  # these steps were not trained again

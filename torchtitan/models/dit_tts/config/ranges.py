@@ -6,7 +6,9 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
+import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW, JobConfig
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
 from torchtitan.models.dit_tts.errors import require
 
 _POSITIVE = {
@@ -85,6 +87,11 @@ def check_ranges(config: JobConfig) -> None:
     )
     for name, value in settings(_UNSUPPORTED):
         require(not value, f"{name} = true is not supported by this model family; set it to false")
+    # Upstream's, where other trainers' configs have it.
+    length = config.training.seq_len
+    require(
+        length == titan.Training.seq_len, f"[training] seq_len = {length}: {OLD_KEYS['seq_len']}"
+    )
     for name, value in _numbers(asdict(config)):
         if isinstance(value, float):
             finite = math.isfinite(value) or (name == "[training] max_norm" and value == math.inf)
