@@ -34,6 +34,10 @@ def main() -> None:
     transform = MelDctTransform()
     rows = []
     corpus = Corpus(str(arguments.corpus), "webdataset")
+    if corpus.left_out:
+        raise SystemExit(
+            f"{arguments.corpus}: {corpus.left_out} left out; give a corpus without faults"
+        )
     for item in corpus.items:
         if item.split == "train":
             waveform = corpus.load(item).waveform

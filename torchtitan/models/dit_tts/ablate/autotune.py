@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
 from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, printable
-from torchtitan.models.dit_tts.files import fingerprint, is_remote
+from torchtitan.models.dit_tts.files import fingerprint, is_remote, local_path
 from torchtitan.models.dit_tts.plan.plan import estimated_buckets
 from torchtitan.models.dit_tts.supervisor import read_json
 
@@ -84,7 +85,7 @@ class Found:
 
 def _missing(path: str | list[str]) -> str:
     """Why there is no data at all; empty where there is some, or where its absence must be a mistake."""
-    if isinstance(path, str) and not is_remote(path):
+    if isinstance(path, str) and not is_remote(path) and not os.path.exists(local_path(path)):
         try:
             find_shards(path)
         except InputError as error:

@@ -109,15 +109,15 @@ class MelDctCodec:
         try:
             text = statistics_file.read_text()
             statistics = json.loads(text)
-        except (OSError, ValueError) as error:
+            self.mean = torch.tensor(statistics["mean"], dtype=torch.float32)
+            deviation = torch.tensor(statistics["standard_deviation"], dtype=torch.float32)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(
                 f"codec = {statistics_file}, but it cannot be read as mel_dct's statistics ({reason}); copy it "
                 "again, or give mel_dct for the built-in one"
             ) from None
         self.transform = MelDctTransform()
-        self.mean = torch.tensor(statistics["mean"], dtype=torch.float32)
-        deviation = torch.tensor(statistics["standard_deviation"], dtype=torch.float32)
         assert self.mean.shape == deviation.shape == (self.latent_channels,)
         # After division by sd^0.5 the variance of a channel is its sd: their mean becomes one.
         self.scale = deviation.sqrt() * deviation.mean().sqrt()

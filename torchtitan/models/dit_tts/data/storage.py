@@ -210,6 +210,8 @@ def _find_remote(piece: str) -> list[str]:
     # The piece's own scheme and host: not every store has its host in its names, as ftp and hdfs.
     scheme, _, rest = piece.partition("://")
     host, _, below = rest.partition("/")
+    if glob.has_magic(host):
+        return [store.unstrip_protocol(name) for name in shards]
     in_names = path.strip("/").removesuffix(below.strip("/"))
     names = [name.lstrip("/").removeprefix(in_names).lstrip("/") for name in shards]
     return [f"{scheme}://{host}/{name}" for name in names]

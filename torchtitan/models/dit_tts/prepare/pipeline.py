@@ -173,7 +173,12 @@ def _build(
     workers = options.workers or default_workers(jobs, devices, options.engine)
     with open_engine(options.engine, workers, devices) as runner:
         encoded = _encode_stage(folder, plan, options, runner, missing, found)
-        total, _ = _so_far(folder, plan)  # in the list's order, whatever chunk was encoded first
+        # In the list's order, whatever chunk was encoded first.
+        total, missing = _so_far(folder, plan)
+        if missing:
+            raise InputError(
+                f"{folder}: {len(missing)} of its {plan.chunks} encoded chunks cannot be seen; start again"
+            )
         if not total.samples.get("train"):
             raise InputError(
                 f"{options.source}: no training recording is left, left out were "

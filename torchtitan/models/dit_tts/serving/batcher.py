@@ -48,8 +48,8 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is there, and the last batch did not fail altogether for another reason than what
-        was asked for."""
+        """Whether the thread is there, and nothing has failed for another reason than what was asked for since
+        something was last said."""
         return self._thread.is_alive() and not self._failing
 
     def submit(self, utterances: Sequence[Utterance], begun: bool = False) -> list[Future[Speech]]:
@@ -83,9 +83,6 @@ class Batcher:
     def _work(self) -> None:
         while batch := self._next_batch():
             self._say(batch)
-            errors = [future.exception() for _, future in batch]
-            if not all(isinstance(error, InputError) for error in errors):
-                self._failing = None not in errors
 
     def _next_batch(self) -> list[tuple[Utterance, Future[Speech]]]:
         """What is to be said together; empty once the batcher is closed."""
@@ -108,10 +105,12 @@ class Batcher:
             spoken = self.synthesizer.synthesize([each for each, _ in batch], seed=self.seed)
         except Exception as error:  # whatever it is, the one who asked must hear of it
             if len(batch) == 1:
+                self._failing = self._failing or not isinstance(error, InputError)
                 batch[0][1].set_exception(error)
             else:  # another's text must not spoil it
                 for pair in batch:
                     self._say([pair])
             return
+        self._failing = False
         for (_, future), speech in zip(batch, spoken, strict=True):
             future.set_result(speech)
