@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import urllib.request
-from contextlib import suppress
 
 import pytest
 import soundfile
@@ -104,11 +103,6 @@ def test_it_is_served(moved, tmp_path, name):
                 samples, rate = soundfile.read(io.BytesIO(answer.read()))
             assert rate == 16000 and len(samples) > 0
         os.kill(server.pid, signal.SIGINT)
-        # Once in many times threads of gradio's keep the interpreter from ending, until a second Ctrl-C.
-        with suppress(AssertionError):
-            runs.wait_until(lambda: server.poll() is not None, 60)
-        if server.poll() is None:
-            os.kill(server.pid, signal.SIGINT)
-        assert server.wait(60) in (0, 130)
+        assert server.wait(120) in (0, 130)
     finally:
         server.kill()
