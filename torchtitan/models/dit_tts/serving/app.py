@@ -135,7 +135,7 @@ class SpeechService:
         rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces)
 
         async def begun() -> torch.Tensor:
-            """The first piece, or all where it is sent at once: what goes wrong is told by a status."""
+            """The first piece, or all where it is sent at once: what goes wrong has a status."""
             if kind in STREAMED:
                 return await anext(sounds)
             return torch.cat([each async for each in sounds])
