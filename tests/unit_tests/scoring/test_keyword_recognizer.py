@@ -1,5 +1,7 @@
 """The recognizer understands recordings and the codec's sound, and does not flatter."""
 
+from pathlib import Path
+
 import pytest
 import soundfile
 import torch
