@@ -33,7 +33,7 @@ def test_only_a_second_signal_ends_a_process_at_once(monkeypatch):
     try:
         stop.arm(timedelta())
         for number in stop_signal.SIGNALS:
-            signal.siginterrupt(number, False)  # the call goes on
+            signal.siginterrupt(number, False)  # the call continues
         threading.Thread(target=end).start()
         os.read(reader, 1)
         assert stop.agreed() in (signal.SIGTERM, signal.SIGHUP) and not ended
