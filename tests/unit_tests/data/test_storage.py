@@ -15,6 +15,7 @@ from moto.server import ThreadedMotoServer
 from tests.helpers.sentences import sentence_of
 from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data.splits import heldout_shards
 from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
 from torchtitan.models.dit_tts.files import is_remote
 
@@ -92,6 +93,9 @@ def test_local_folder_file_glob_and_braces(folder, monkeypatch):
 def test_local_mistakes_are_one_sentence(folder):
     os.unlink(folder / "shard-000001.tar")
     (folder / "empty").mkdir()
+    recordings = folder.parent / "recordings"
+    recordings.mkdir()
+    (recordings / "one.wav").write_bytes(b"RIFF")
     for path, part in (
         ("", "path is empty"),
         (folder / "none", "/none' names no .tar file"),
@@ -100,8 +104,37 @@ def test_local_mistakes_are_one_sentence(folder):
         (folder / "shard-000000.tar.idx", "/shard-000000.tar.idx' names no .tar file"),
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
         (folder / "shard-{000000..000001.tar", "is no pattern"),
+        (folder.parent, f"so give {folder}"),
+        (recordings, "as titan-tts prepare SOURCE OUTPUT makes them of recordings"),
     ):
         assert part in sentence_of(find_shards, str(path))
+
+
+@pytest.mark.parametrize(
+    "path, held",
+    [
+        ("{}/ready/train", [False]),
+        ("{}/ready/heldout", [True]),
+        ("{}/ready/heldout/shard-0.tar", [True]),
+        ("{}/ready/*/shard-*.tar", [True, False, True]),
+        ("{}/ready/{{train,heldout}}", [True, False]),
+        ("{}/ready/dev", [True]),
+        ("{}/linked", [True]),
+        # Names alone are no proof: a speaker's folder, a trial.
+        ("{}/valentin", [False]),
+        ("{}/test", [False]),
+        ("http/ready/heldout/shard-0.tar?signature=/a/b", [True]),
+        ("http/ready/train/shard-0.tar", [False]),
+        ("http/test/shard-0.tar", [False]),
+    ],
+)
+def test_held_out_shards_are_known_by_their_folder(tmp_path, path, held):
+    for name in ("ready/train", "ready/heldout", "ready/dev", "valentin", "test"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "shard-0.tar").write_bytes(b"x")
+    os.symlink(tmp_path / "ready" / "heldout", tmp_path / "linked")
+    shards = find_shards(path.replace("http", "http://host").format(tmp_path))
+    assert sorted(heldout_shards(shards)) == sorted(held)
 
 
 def check_source(source, content: bytes):

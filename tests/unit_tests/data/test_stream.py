@@ -265,3 +265,13 @@ def test_limits_that_drop_much_of_the_data_are_refused(tmp_path):
     accepted = float(re.search(r"fraction = ([\d.]+)", str(caught.value))[1])
     assert 0.1 < accepted < 1
     assert build(folder, max_frames=80, max_dropped_fraction=accepted)
+
+
+def test_held_out_shards_are_refused_unless_allowed(tmp_path):
+    for number, name in enumerate(("train", "heldout")):
+        make_shards(tmp_path / name, 60, seed=number, channels=CHANNELS)
+    both = str(tmp_path / "{train,heldout}")
+    with pytest.raises(InputError, match=f"shards of {tmp_path}/heldout, .* --data.allow-heldout"):
+        build(both)
+    assert len(build(tmp_path / "train").dataset) == 60
+    assert len(build(both, allow_heldout=True).dataset) == 120

@@ -79,8 +79,10 @@ def test_bad_input_is_one_sentence(folder, capsys, command):
 @pytest.mark.long
 def test_doctor_of_valid_data(folder, capsys):
     assert data("doctor", "set") == 0
-    assert "healthy" in capsys.readouterr().out
-    name = f"{folder.name}-set-doctor.html"
+    printed = capsys.readouterr().out
+    assert "healthy" in printed
+    name = f"outputs/{folder.name}-set-doctor.html"
+    assert f"page: {folder}/{name}" in printed
     page = (folder / name).read_text()
     assert "None: every check passed." in page and page.count("<svg") == 4
     # A page is replaced, and nothing else is.
@@ -88,7 +90,7 @@ def test_doctor_of_valid_data(folder, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["read"]["samples"] == 5 and result["summary"]["samples"] == 24
     assert "even subset" in result["read"]["scope"]
-    assert sorted(os.listdir(folder)) == sorted([name, "set"])
+    assert sorted(os.listdir(folder)) == ["outputs", "set"]
 
 
 @pytest.mark.long
@@ -156,4 +158,4 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
     ],
 )
 def test_the_page_is_named_after_the_dataset(path, name):
-    assert default_output([path]) == f"{name}-doctor.html"
+    assert default_output([path]) == f"outputs/{name}-doctor.html"

@@ -112,3 +112,34 @@ def test_batch_frames_set_the_batch(dataset):
 
 def test_no_suggestion_where_nothing_fits(dataset):
     assert suggestion_of(dataset, Limits(max_frames=10)) is None
+
+
+@pytest.mark.parametrize(
+    "paths, suggested",
+    [
+        (["train", "heldout"], ["train"]),
+        (["heldout", "train", "other"], ["train", "other"]),
+        (["{heldout,train}"], ["train"]),
+        (["*/shard-*.tar"], ["train", "other"]),
+        (["train/*.tar"], ["train/*.tar"]),
+        (["heldout"], None),
+    ],
+)
+def test_held_out_shards_are_left_out(tmp_path, paths, suggested):
+    samples = sound_samples()
+    for part, name in enumerate(("train", "heldout", "other")):
+        write_shards(tmp_path / name, samples[part::3], shards=1)
+    paths = [str(tmp_path / path) for path in paths]
+    dataset = open_dataset(paths, CHANNELS)
+    suggestion = suggestion_of(dataset, Limits(max_frames=100), paths=paths)
+    if suggested is None:
+        assert suggestion is None
+        return
+    found = tomllib.loads(suggestion["toml"])["data"]["path"]
+    found = [found] if isinstance(found, str) else found
+    assert sorted(found) == sorted(str(tmp_path / path) for path in suggested)
+    lengths = [len(sample.latents) for part in (0, 2) for sample in samples[part::3]]
+    lengths = lengths if len(suggested) == 2 else lengths[:8]
+    assert suggestion["samples"] == sum(length <= 100 for length in lengths)
+    assert suggestion["left_out"] == sum(length > 100 for length in lengths) > 0
+    assert suggestion["held_out"] == len(dataset) - len(lengths)

@@ -75,12 +75,13 @@ def test_held_out_samples_are_loaded_and_trained_on(prepared, train, tmp_path):
     """Also where no sample of a batch has a reference."""
     output, _ = prepared
     seen = set()
-    for inputs, _ in take(build(output / "heldout", latent_channels=128, num_buckets=1), 5):
+    heldout = {"allow_heldout": True, "latent_channels": 128, "num_buckets": 1}
+    for inputs, _ in take(build(output / "heldout", **heldout), 5):
         alone = [sample_id.endswith("251_7_000000_000000") for sample_id in inputs["sample_id"]]
         assert inputs["speaker_mask"].any(1).tolist() == [not one for one in alone]
         seen |= set(alone)
     assert seen == {True, False}
-    assert train("all", f"--data.path={output}/heldout", *LATENTS) == 0
+    assert train("all", f"--data.path={output}/heldout", "--data.allow-heldout", *LATENTS) == 0
 
     for number in range(4):
         soundfile.write(tmp_path / f"{number}.wav", corpora.tone(1), corpora.RATE)
@@ -129,20 +130,23 @@ def test_held_out_by_speaker(tmp_path):
     assert set(splits[0].values()) == {"train", "heldout"}
 
 
-def test_nobody_held_out_is_refused_before_encoding(tmp_path):
+@pytest.mark.parametrize("by", ["speaker", "utterance"])
+def test_nothing_held_out_is_refused_before_encoding(tmp_path, by):
     source = write_list(tmp_path, "bcde")
 
     def prepare(fraction: float, name: str = "out", **options: str) -> dict:
-        options = {"speaker_pattern": "^(.)", "heldout_by": "speaker"} | options
+        options = {"speaker_pattern": "^(.)", "heldout_by": by} | options
         return corpora.prepare(
             source, tmp_path / name, heldout_fraction=fraction, **AS_IS, **options
         )
 
-    refused(lambda: prepare(0.001), f"{source}: ", "= 0.001 holds nobody out", "another --seed")
-    fraction, name = min((drawn(speaker, 0), speaker) for speaker in "bcde")
-    refused(lambda: prepare(fraction), "nobody out")
+    refused(lambda: prepare(0.0001), f"{source}: ", "= 0.0001 holds nothing out", "another --seed")
+    keys = [speaker + number for speaker in "bcde" for number in "01"]
+    fraction, name = min((drawn(one, 0), one) for one in ("bcde" if by == "speaker" else keys))
+    refused(lambda: prepare(fraction), "nothing out")
     prepare(fraction + 1e-6)
-    assert {one[2]["speaker"] for one in by_key(tmp_path / "out/heldout").values()} == {name}
+    held = by_key(tmp_path / "out/heldout")
+    assert {key[: len(name)] for key in held} == {name} and len(held) == 3 - len(name)
     write_list(tmp_path, "ab", split="train")
-    refused(lambda: prepare(0.5, "given"), "nobody out", "its own splits")
+    refused(lambda: prepare(0.5, "given"), "nothing out", "its own splits")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]

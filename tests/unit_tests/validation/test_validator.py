@@ -17,11 +17,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from tests.helpers.tiny_runs import Folder
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
-from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
+from torchtitan.models.dit_tts.validation.validator import Validator, _sentence, _undisturbed
 
 pytestmark = pytest.mark.long
 MEASURED = {"step", "weights", "samples", "best_weights"}
@@ -98,14 +99,37 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog):
         assert row["heldout_loss"] == pytest.approx(sum(each) / 2)
     assert caplog.text.count("validation at step ") == 3
     assert "validation at step 8: held-out loss " in caplog.text
+    assert "held-out samples: " not in caplog.text  # nine were asked for
     # What is validated is logged.
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6, 8]  # 2, 4: saved
 
 
-def test_the_number_of_samples_is_of_those_that_there_are(tmp_path, train, options):
+def test_the_number_of_samples_is_of_those_that_there_are(tmp_path, train, options, caplog):
     assert train("run", *options, "--training.steps=2", "--validation.samples=100") == 0
     (row,) = rows(Folder(tmp_path / "run"))
     assert row["samples"] == 11
+    assert "Only 11 held-out samples: " in caplog.text and "at least 20" in caplog.text
+
+
+def test_held_out_samples_that_are_trained_on_are_named(
+    tmp_path, train, options, tiny_data, caplog
+):
+    assert train("run", *options, "--training.steps=1") == 0
+    assert "also training samples" not in caplog.text
+    assert train("same", *options, f"--validation.path={tiny_data}", "--training.steps=1") == 0
+    count = len(open_dataset(str(tiny_data), 8))
+    assert f"{count} of the {count} held-out samples are also training samples" in caplog.text
+
+
+def test_a_gain_that_cannot_be_measured_says_why():
+    row = {"step": 1, "heldout_loss": 0.5, "text_gain": 0.1, "speaker_gain": None, "seconds": 1.0}
+    row |= {"weights": "raw", "best_weights": "raw"}
+    assert "text gain 0.1000, speaker gain none (no two held-out speakers) with" in _sentence(row)
+    broken = row | {
+        "heldout_loss": None,
+        "text_gain": None,
+    }  # all gains are none, whatever the data
+    assert "text gain none, speaker gain none with" in _sentence(broken)
 
 
 @pytest.mark.parametrize(

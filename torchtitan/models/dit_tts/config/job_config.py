@@ -177,6 +177,9 @@ class Data:
     """The shards: a folder, one .tar, a glob, a pattern with {000000..000099}, or a URL (s3://, http://,
     https:// ...) of one of these; or a list of them, one dataset each"""
 
+    allow_heldout: bool = False
+    """Trains also on shards in a folder of held-out recordings, as prepare's heldout, where path names one"""
+
     weights: list[float] = field(default_factory=list)
     """Sampling weight of each dataset in path, on any scale; empty: every sample once per epoch"""
 

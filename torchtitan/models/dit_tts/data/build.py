@@ -1,5 +1,6 @@
 """Build the training loader from a job config, and say what it will do."""
 
+import os
 from collections import Counter
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.row_loader import Features, Tokenizer
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
+from torchtitan.models.dit_tts.data.splits import heldout_shards
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.tools.logging import logger
@@ -44,6 +46,8 @@ def build_dataloader(
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
     dataset = open_training_data(data, (dp_rank, dp_world_size))
+    if not data.allow_heldout:
+        _refuse_heldout(dataset)
     features = None if find_features is None else find_features(dataset)
     if features is not None:
         text_tokens = features.tokens + tokenizer.n_conditions
@@ -129,6 +133,17 @@ def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
         cache_bytes=int(data.cache_gib * 2**30),
         part=part,
     )
+
+
+def _refuse_heldout(dataset: Dataset) -> None:
+    held = heldout_shards(dataset.tar_paths)
+    if any(held):
+        folder = os.path.dirname(plain_name(dataset.tar_paths[held.index(True)]))
+        raise InputError(
+            f"[data] path names shards of {folder}, which holds the held-out recordings that measure a "
+            "training; give the folders of training recordings alone, or train on all of it with "
+            "--data.allow-heldout"
+        )
 
 
 def batch_policy(

@@ -1,8 +1,16 @@
 """Which names of splits, subsets and folders stand for held-out data."""
 
+import glob
+import os
+from collections.abc import Sequence
 from typing import Any
 
+from torchtitan.models.dit_tts.data.storage import plain_name
+from torchtitan.models.dit_tts.files import is_remote
+
 HELDOUT_PREFIXES = ("held", "dev", "val", "eval", "test")
+HELDOUT_FOLDER = "heldout"
+"""as titan-tts prepare names the folder of the held-out shards"""
 
 
 def split_of(value: Any) -> str | None:
@@ -11,3 +19,25 @@ def split_of(value: Any) -> str | None:
     if name.startswith("train"):
         return "train"
     return "heldout" if name.startswith(HELDOUT_PREFIXES) else None
+
+
+def heldout_shards(tar_paths: Sequence[str]) -> list[bool]:
+    """Whether each shard holds held-out recordings, which measure a training and are not for it.
+
+    Its folder is named as titan-tts prepare names it, on this machine, behind a link or in a URL; or it
+    has another name of a held-out split and lies on this machine beside a folder of training shards.
+    """
+    folders = [os.path.dirname(plain_name(path)) for path in tar_paths]
+    found = {folder: _is_heldout(folder) for folder in dict.fromkeys(folders)}
+    return [found[folder] for folder in folders]
+
+
+def _is_heldout(folder: str) -> bool:
+    names = {os.path.basename(folder)}
+    if is_remote(folder):
+        return HELDOUT_FOLDER in names
+    names.add(os.path.basename(os.path.realpath(folder)))
+    if HELDOUT_FOLDER in names:
+        return True
+    beside = os.path.join(glob.escape(os.path.dirname(folder)), "[Tt]rain*", "*.tar")
+    return "heldout" in map(split_of, names) and bool(glob.glob(beside))

@@ -175,10 +175,18 @@ def find_shards(path: str) -> list[str]:
         if not shards:
             origin = "" if piece == path else f" (of '{path}')"
             raise InputError(
-                f"[data] path '{piece}'{origin} names no .tar file that is there; set it to {_KINDS}"
+                f"[data] path '{piece}'{origin} names no .tar file that is there; {_instead(piece)}"
             )
         found += shards
     return sorted(found, key=lambda shard: (os.path.basename(shard), shard))
+
+
+def _instead(piece: str) -> str:
+    """What to do about an entry without shards."""
+    below = glob.glob(os.path.join(glob.escape(piece), "*", "*.tar"))
+    if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
+        return f"folders in it have some, so give {' or '.join(folders)}"
+    return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
 
 
 def _find_local(piece: str) -> list[str]:

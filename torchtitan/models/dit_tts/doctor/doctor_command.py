@@ -26,7 +26,7 @@ class Options:
     """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
 
     output: str = ""
-    """HTML page; DATASET-doctor.html in the working folder by default."""
+    """HTML page; outputs/DATASET-doctor.html by default."""
 
     max_samples: int = 0
     """Read an even subset of this many samples only; 0: all."""
@@ -81,12 +81,12 @@ def run(options: Options) -> int:
 
 
 def default_output(paths: Sequence[str]) -> str:
-    """Of the first path's last folders that are no pattern: DATA-train-doctor.html for /x/data/train."""
+    """By the first path's last folders that are no pattern: outputs/data-train-doctor.html for /x/data/train."""
     path = paths[0] if is_remote(paths[0]) else local_path(paths[0])
     parts = [part for part in re.split(r"[/\\]+", path) if part and not set(part) & set("*?[]{}:")]
     count = 3 if parts[-1:] and parts[-1].endswith(".tar") else 2
     name = re.sub(r"[^\w.-]+", "_", "-".join(parts[-count:]).removesuffix(".tar")).strip("_.")
-    return f"{name or 'data'}-doctor.html"
+    return os.path.join("outputs", f"{name or 'data'}-doctor.html")
 
 
 def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Measurements"]:

@@ -1,6 +1,7 @@
 """Which length buckets and batch sizes suit a dataset, and how much padding each choice costs."""
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.splits import heldout_shards
 from torchtitan.models.dit_tts.doctor.checks import text_tokens
 from torchtitan.models.dit_tts.doctor.findings import Limits
 
@@ -28,18 +30,21 @@ def suggest(
     max_speaker_frames: int,
     batch_frames: int = 0,
 ) -> dict[str, Any] | None:
-    """Suggested [data] and [training] keys for the samples within the limits.
+    """Suggested [data] and [training] keys for the training samples within the limits.
 
     Args:
-        paths: [data] path, as the user gave it.
+        paths: the doctor's paths, as the user gave them; held-out shards are left out.
         max_speaker_frames: maximum reference, as in [data]; a multiple of the speaker patch.
         batch_frames: latent frames per global batch; 0: `GLOBAL_BATCH_SIZE` of the longest samples.
 
     Returns:
-        Plain JSON; None where no sample is within the limits.
+        Plain JSON; None where no training sample is within the limits.
     """
     tokens = text_tokens(dataset, limits)
+    training = ~np.array(heldout_shards(dataset.tar_paths))[dataset.shard]
     fits = (dataset.frames <= limits.max_frames) & (tokens <= limits.max_text_tokens)
+    left_out = int((training & ~fits).sum())
+    fits &= training
     if not fits.any():
         return None
     frames = dataset.frames[fits].astype(np.int64)
@@ -85,14 +90,16 @@ def suggest(
         "num_buckets": chosen,
         "bucket_frames": list(policy.edges),
     }
-    path = paths[0] if len(paths) == 1 else list(paths)
+    paths = training_paths(dataset, paths)
+    path = paths[0] if len(paths) == 1 else paths
     sections: dict[str, dict[str, Any]] = {
         "training": {"global_batch_size": policy.batch_sizes[-1]},
         "data": {"path": path, **keys},
     }
     return {
         "samples": int(fits.sum()),
-        "left_out": int((~fits).sum()),
+        "left_out": left_out,
+        "held_out": int((~training).sum()),
         **keys,
         **sections["training"],
         "padding_fraction": round(1 - policy.useful_fraction, 6),
@@ -103,6 +110,18 @@ def suggest(
         "toml": toml_tables(sections),
         "command_line": command_line(sections),
     }
+
+
+def training_paths(dataset: Dataset, paths: Sequence[str]) -> list[str]:
+    """`paths` without held-out shards: an entry that names both kinds becomes the folders of the others."""
+    held = heldout_shards(dataset.tar_paths)
+    kept: dict[str, None] = {}
+    for number, path in enumerate(paths):
+        own = np.unique(dataset.shard[dataset.source == number])
+        training = [dataset.tar_paths[shard] for shard in own if not held[shard]]
+        whole = len(training) == len(own)
+        kept |= dict.fromkeys([path] if whole else map(os.path.dirname, training))
+    return list(kept)
 
 
 def bucket_choices(frames: np.ndarray, max_frames: int) -> list[dict[str, Any]]:

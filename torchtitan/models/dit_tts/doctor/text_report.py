@@ -154,11 +154,17 @@ def report_lines(result: dict[str, Any]) -> list[str]:
         ]
     if result["suggestion"]:
         lines += ["", "Suggestion", *_suggestion_lines(result["suggestion"])]
+    else:
+        lines += ["", "No suggestion: no training sample is within the limits"]
     return [*lines, "", f"page: {result['page']}"]
 
 
 def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
     """Padding by number of buckets, and the config to use."""
+    held_out = thousands(suggestion["held_out"])
+    lines = [f"  for training, without the {held_out} held-out samples"] * bool(
+        suggestion["held_out"]
+    )
     rows = [["buckets", "padding"]]
     for one in suggestion["choices"]:
         mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
@@ -168,5 +174,10 @@ def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
         f"  with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
         f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding"
     )
-    lines = [*table(rows), others, "", "  In the config, each key in the one table of its section:"]
+    lines += [
+        *table(rows),
+        others,
+        "",
+        "  In the config, each key in the one table of its section:",
+    ]
     return [*lines, *toml, "", "  or as options:", f"  {suggestion['command_line']}"]

@@ -157,12 +157,12 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
                 f"{options.source}: holds {plan.items} usable recordings, but none for training "
                 f"(left out: {dropped}); check the path, the format, the splits and --heldout-fraction"
             )
-        if options.heldout_by == "speaker" and plan.train_items == plan.items:
-            # Before hours of encoding: who asks for unseen speakers would measure nothing.
+        if options.heldout_fraction and plan.train_items == plan.items:
+            # Before hours of encoding: a run without held-out recordings measures nothing.
             raise InputError(
-                f"{options.source}: --heldout-by speaker with --heldout-fraction = "
-                f"{options.heldout_fraction:g} holds nobody out; give a larger fraction or another "
-                "--seed, or leave both out if there is one speaker or the source has its own splits"
+                f"{options.source}: --heldout-by {options.heldout_by} with --heldout-fraction = "
+                f"{options.heldout_fraction:g} holds nothing out; give a larger fraction or another "
+                "--seed, or leave both out if the source has its own splits or none is wanted"
             )
     plan.chunks = len(starts)
     with atomic_file(folder / STARTS_NAME) as file:

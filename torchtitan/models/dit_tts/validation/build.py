@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
+
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.codec import build_codec
@@ -29,6 +31,9 @@ from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
+
+FEW_SAMPLES = 20
+"""held-out samples below which a run warns; asking for fewer by [validation] samples is a choice"""
 
 
 def build_validator(
@@ -97,6 +102,17 @@ def build_validator(
         f"Validation every {validation.freq} steps on {len(sets[0])} held-out samples of "
         f"{validation.path} and {len(sets[1])} training samples"
     )
+    if len(sets[0]) < min(FEW_SAMPLES, validation.samples):
+        logger.warning(
+            f"Only {len(sets[0])} held-out samples: their loss says little about the training, and the best "
+            f"step that is kept may be a worse one; hold out at least {FEW_SAMPLES}"
+        )
+    trained = np.isin(heldout.latents_hash, dataloader.dataset.latents_hash).sum()
+    if trained:
+        logger.warning(
+            f"{trained} of the {len(heldout)} held-out samples are also training samples, so their loss "
+            "measures memory; titan-tts data doctor TRAIN HELDOUT lists them"
+        )
     samples = None
     if config.samples.freq:
         codec = build_codec(config.sampling.codec, str(forward_pass.device))

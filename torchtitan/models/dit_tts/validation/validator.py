@@ -146,8 +146,10 @@ class Validator:
 
 
 def _sentence(row: dict[str, Any]) -> str:
-    def shown(name: str, form: str = ".4f") -> str:
-        return "none" if row.get(name) is None else format(row[name], form)
+    def shown(name: str, form: str = ".4f", missing: str = "") -> str:
+        if row.get(name) is not None:
+            return format(row[name], form)
+        return f"none ({missing})" if missing and row.get("heldout_loss") is not None else "none"
 
     lengths = ""
     if row.get(SECONDS_ERROR) is not None:
@@ -155,8 +157,9 @@ def _sentence(row: dict[str, Any]) -> str:
         lengths = f", lengths wrong by {row[SECONDS_ERROR]:.3f} s, {within} within 10 %,"
     return (
         f"validation at step {row['step']}: held-out loss {shown('heldout_loss')}, training samples "
-        f"{shown('training_loss')} (gap {shown('gap', '+.4f')}), text gain {shown('text_gain')}, speaker "
-        f"gain {shown('speaker_gain')}{lengths} with weights {row['weights']}; lowest held-out loss "
+        f"{shown('training_loss')} (gap {shown('gap', '+.4f')}), text gain "
+        f"{shown('text_gain', missing='no two held-out texts')}, speaker gain "
+        f"{shown('speaker_gain', missing='no two held-out speakers')}{lengths} with weights {row['weights']}; lowest held-out loss "
         f"{shown('best_heldout_loss')} with {row['best_weights']}; {row['seconds']:.1f} s"
     )
 
