@@ -126,7 +126,9 @@ def test_doctor_of_data_without_a_valid_sample(folder, capsys):
     del sample.metadata["text"]
     write_raw(folder / "bad.tar", raw_members(sample))
     assert data("doctor", "bad.tar", "--output=page.html") == 1
-    assert "cannot be parsed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "cannot be parsed" in printed and "Write them again or remove them" in printed
+    assert "No suggestion: " in printed
     assert "<svg" not in (folder / "page.html").read_text()
 
 

@@ -70,6 +70,31 @@ def test_the_doctor_finds_no_leak(prepared):
     assert not leaks & codes_of(output / "train", output / "heldout")
 
 
+@pytest.mark.parametrize("references", [1, 2])
+def test_overlapping_segments_are_no_references_of_each_other(tmp_path, references):
+    """Of a file of six seconds: each second one with the next, and one that all overlap."""
+    sound = np.concatenate([one.samples for one in corpora.speech(3, ("slt",))])
+    soundfile.write(tmp_path / "long.wav", sound[: 6 * corpora.RATE], corpora.RATE)
+    segments = [(start, 2) for start in range(4)] + [(0, 6)]
+    rows = [
+        {"audio": "long.wav", "text": "x", "speaker": "s", "key": f"{start}-{start + length}"}
+        | {"offset": start, "duration": length}
+        for start, length in segments
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    output = tmp_path / "out"
+    options = {"references": references, **AS_IS}
+    record = corpora.prepare(tmp_path / "list.jsonl", output, **options)
+    assert record["summary"]["train"]["without_reference"] == 1
+    assert "reference_from_target" not in codes_of(output / "train")
+    others = {"0-2": {"2-4", "3-5"}, "1-3": {"3-5"}, "2-4": {"0-2"}, "3-5": {"0-2", "1-3"}}
+    for key, (_, reference, metadata) in by_key(output / "train").items():
+        names = metadata.get("reference_keys" if references > 1 else "reference_key", [])
+        names = {names} if isinstance(names, str) else set(names)
+        assert names <= others.get(key, set()) and bool(names) == (key in others)
+        assert len(reference) == 50 * len(names)
+
+
 @pytest.mark.long
 def test_held_out_samples_are_loaded_and_trained_on(prepared, train, tmp_path):
     """Also where no sample of a batch has a reference."""

@@ -45,11 +45,13 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "constant_reference": (
             "References that are all zero or never change",
-            "They hold no information about the speaker: encode again or remove the samples.",
+            "They hold no information about the speaker: titan-tts prepare into a new folder "
+            "chooses others; in your own shards take another utterance of the speaker, or none.",
         ),
         "reference_from_target": (
             "References with frames of their own target",
-            "The model copies what it should say: take another utterance of the speaker, or none.",
+            "The model copies what it should say: titan-tts prepare into a new folder chooses others; in your "
+            "own shards take another utterance of the speaker, or none.",
         ),
         "heldout_in_training": (
             "Held-out samples with the latents of a training sample",

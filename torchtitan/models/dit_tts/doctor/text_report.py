@@ -148,6 +148,7 @@ def report_lines(result: dict[str, Any]) -> list[str]:
     for finding in result["findings"]:
         count = thousands(finding["count"])
         lines.append(f"  {finding['severity']:8}{count:>9}  {finding['title']}")
+        lines.append(f"{'':21}{finding['advice']}")
         lines += [
             f"{'':21}{example['where']}: {example['detail']}"
             for example in finding["examples"][:_EXAMPLES]

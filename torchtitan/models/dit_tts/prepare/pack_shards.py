@@ -10,12 +10,17 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.prepare.encode import Run, open_chunks, read_run
 from torchtitan.models.dit_tts.prepare.recordings import SPLITS
 from torchtitan.models.dit_tts.prepare.references import SpeakerTable, choose_references
+from torchtitan.models.dit_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
+
+_MAX_ATTEMPTS = 16
+"""at one reference, of a speaker all of whose recordings overlap"""
 
 
 def shard_name(split: str, number: int) -> str:
@@ -90,19 +95,8 @@ def _triplets(
             # The source's own reference is cropped as the others are, but from its start on.
             reference = loaded.reference[: options.max_reference_frames]
         else:
-            spans = choose_references(
-                table,
-                sample,
-                key,
-                seed=options.seed,
-                count=options.references,
-                max_frames=options.max_reference_frames,
-            )
-            parts = [
-                chunks.load(span.sample).latents[span.start :][: span.frames] for span in spans
-            ]
+            keys, parts = _drawn_parts(options, chunks, table, sample, loaded.latents)
             reference = np.concatenate([loaded.reference, *parts])
-            keys = [chunks.key(span.sample) for span in spans]
             for name in ("reference_key", "reference_keys"):  # of the source: of another reference
                 metadata.pop(name, None)
             if keys:
@@ -110,3 +104,33 @@ def _triplets(
             if keys and options.references > 1:
                 metadata["reference_keys"] = keys
         yield Triplet(key, loaded.latents, reference, metadata)
+
+
+def _drawn_parts(
+    options: Options, chunks: Dataset, table: SpeakerTable, sample: int, latents: np.ndarray
+) -> tuple[list[str], list[np.ndarray]]:
+    """Keys and frames of the utterances that a sample's reference is made of. One that shares frames with
+    the sample, as overlapping segments do, or that does not change is left out, and others are drawn."""
+    for attempt in range(_MAX_ATTEMPTS):
+        spans = choose_references(
+            table,
+            sample,
+            chunks.key(sample),
+            seed=options.seed,
+            count=options.references,
+            max_frames=options.max_reference_frames,
+            attempt=attempt,
+        )
+        found = {
+            chunks.key(span.sample): chunks.load(span.sample).latents[span.start :][: span.frames]
+            for span in spans
+        }
+        usable = {key: part for key, part in found.items() if _is_usable(part, latents)}
+        if usable or not spans:
+            return list(usable), list(usable.values())
+    return [], []
+
+
+def _is_usable(reference: np.ndarray, latents: np.ndarray) -> bool:
+    changes = len(reference) == 1 or bool((reference != reference[0]).any())
+    return changes and not is_leak(reference, latents)

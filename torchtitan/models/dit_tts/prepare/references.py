@@ -74,24 +74,33 @@ def _originals(speaker: np.ndarray, content: np.ndarray) -> np.ndarray:
 
 
 def choose_references(
-    table: SpeakerTable, sample: int, key: str, *, seed: int, count: int, max_frames: int
+    table: SpeakerTable,
+    sample: int,
+    key: str,
+    *,
+    seed: int,
+    count: int,
+    max_frames: int,
+    attempt: int = 0,
 ) -> list[Span]:
     """The parts, to be joined along time, that a sample's reference is made of.
 
     `count` different other utterances, fewer where the speaker has fewer, joined and cropped to
     `max_frames` from a random frame on; none where the speaker has no other. It depends on (seed, key)
-    and on the speaker's utterances: other speakers' number or order does not change it.
+    and on the speaker's utterances: other speakers' number or order does not change it. `attempt` n gives
+    the n-th utterances behind those, where these cannot be used; none once each other one was given.
     """
     key_digest = hashlib.sha256(key.encode()).digest()
     random = np.random.default_rng([seed, int.from_bytes(key_digest[:8], "little")])
     candidates, own_from, own_to = table.candidates(sample)
     others = len(candidates) - (own_to - own_from)
-    if not others:
+    if attempt >= others:
         return []
     if count == 1:
         drawn = [int(random.integers(others))]
     else:
         drawn = random.choice(others, size=min(count, others), replace=False).tolist()
+    drawn = [(n + attempt) % others for n in drawn]
     frames = table.frames
     chosen = [int(candidates[n if n < own_from else n + own_to - own_from]) for n in drawn]
     total = sum(int(frames[other]) for other in chosen)
