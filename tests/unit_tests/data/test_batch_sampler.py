@@ -194,6 +194,16 @@ def test_references_get_lengths_of_their_own():
     assert made.useful_reference_fraction == pytest.approx((3 * 20 + 64 + 128 + 384) / padded)
 
 
+def test_words_of_references_are_of_their_place():
+    made = order(seed=3)
+    batches = [made.batch(number) for number in range(2)]
+    first, second = (made.reference_words(batch, 6) for batch in batches)
+    assert first.shape == (len(batches[0].samples), 6) and len(np.unique(first)) == first.size
+    others = [second, order(4).reference_words(batches[0], 6), made.crops(batches[0])]
+    assert not any(np.isin(first, other).any() for other in others)
+    assert (order(seed=3).reference_words(batches[0], 6) == first).all()
+
+
 def test_crops_are_uniform_and_of_their_place():
     made, starts = order(seed=3), 7
     batches = [made.batch(number) for number in range(800)]

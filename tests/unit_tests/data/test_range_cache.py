@@ -239,6 +239,21 @@ def test_forgotten_extents_are_asked_for_again(server, tars, tmp_path):
         (server.folder / "0.tar").write_bytes(tars[0])
 
 
+def test_forgotten_extents_are_forgotten_by_other_processes(server, tars, tmp_path):
+    """Readers as of two processes, of which one has the extents in mind and one is started later."""
+    extents, cache = extents_of(server, 0, 3), str(tmp_path / "cache")
+    ours, others = (RangeReader(cache, 1 << 20) for _ in range(2))
+    for reader in (ours, others):
+        reader.fetch(extents)
+    ours.forget(extents[1])
+    server.requests.clear()
+    assert others.fetch(extents) == right(tars, extents)
+    assert server.requests["GET"] == 1
+    ours.forget(extents[1])
+    assert RangeReader(cache, 1 << 20).fetch(extents) == right(tars, extents)
+    assert server.requests["GET"] == 2
+
+
 def test_retries_then_one_sentence(server, tars, caplog):
     extents = extents_of(server, 0, 3)
     server.fail_first = 4
@@ -307,9 +322,11 @@ def test_records_of_many_samples():
     newest = stored[:1000].copy()
     newest["hash"] += 7
     records = disk_cache._Records()
-    for part in (stored[: count // 2], stored[count // 2 :], newest):
+    # The second and the last are too few to be merged at once.
+    half = count // 2
+    for part in (stored[:half], stored[half : half + 50], stored[half + 50 :], newest[:9], newest):
         records.add(part)
-    for row in (0, 999, 1000, count - 1):
+    for row in (0, 8, 999, 1000, half, half + 49, half + 50, count - 1):
         start, stop, content_hash = stored[row].tolist()
         assert records.get(start, stop) == content_hash + (7 if row < 1000 else 0)
         assert records.get(start, stop + 1) == records.get(start + 1, stop) == 0

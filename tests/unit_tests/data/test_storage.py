@@ -214,10 +214,11 @@ def test_unreachable_host_is_tried_again_then_one_sentence(caplog):
     assert len(caplog.records) == remote.TRIES - 1
 
 
-def test_failures_that_pass_are_tried_again(server, caplog):
-    server.fail_first = 2
+@pytest.mark.parametrize("status", [503, 500, 429, 425, 408])
+def test_failures_that_pass_are_tried_again(server, caplog, status):
+    server.fail_first, server.fail_status = 2, status
     assert len(find_shards(f"{server.url}/train/")) == 3
-    assert len(caplog.records) == 2 and "status 503" in caplog.text
+    assert len(caplog.records) == 2 and f"status {status}" in caplog.text
 
 
 def test_unknown_schemes_and_missing_packages(monkeypatch):

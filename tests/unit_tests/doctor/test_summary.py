@@ -39,6 +39,8 @@ def test_summary_of_known_data(tmp_path):
         hours[sample.metadata["speaker"]] += len(sample.latents) / 25 / 3600
     assert [row["value"] for row in named] == sorted(hours, key=lambda name: -hours[name])
     assert [row["hours"] for row in named] == pytest.approx(sorted(hours.values(), reverse=True))
+    shares = [row["hours"] / sum(hours.values()) for row in named]
+    assert [row["fraction"] for row in named] == pytest.approx(shares)
     assert summary["labels"]["quality"]["most"][0]["value"] == "3"
     assert summary["fingerprint"] == dataset.fingerprint
     json.dumps(summary, allow_nan=False)

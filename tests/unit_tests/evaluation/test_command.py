@@ -1,6 +1,7 @@
 """`titan-tts evaluate` from its arguments to its files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from torchtitan.models.dit_tts.codec import record
 from torchtitan.models.dit_tts.codec.record import RecordedCodec
 from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation import evaluate as evaluate_module
 from torchtitan.models.dit_tts.evaluation.options import first_config, scorer_specs
 from torchtitan.models.dit_tts.inference import hub
 
@@ -89,12 +91,14 @@ def test_codecs_are_compared_by_what_they_are(monkeypatch):
     """Two exports of one codec have its weights in folders of their own."""
 
     def config(folder):
+        codec = "mel_dct" if str(folder) == "d" else f"{folder}/codec/weights.safetensors"
         return SimpleNamespace(
-            data=SimpleNamespace(path=str(folder)),
-            sampling=SimpleNamespace(codec=f"{folder}/codec/weights.safetensors"),
+            data=SimpleNamespace(path=str(folder)), sampling=SimpleNamespace(codec=codec)
         )
 
     def records(path):
+        if path == "d":  # copied without prepare.json
+            return []
         return [RecordedCodec(path, "dac_vae", "1" if path in ("a", "b") else "2", {})]
 
     monkeypatch.setattr(manager, "load_run_config", config)
@@ -102,8 +106,25 @@ def test_codecs_are_compared_by_what_they_are(monkeypatch):
     monkeypatch.setattr(record, "recorded_codecs", records)
     options = SimpleNamespace(codec="")
     assert first_config(options, ["a", "b"]).data.path == "a"
-    with pytest.raises(InputError, match="different codecs"):
-        first_config(options, ["a", "c"])
+    for other in ("c", "d"):
+        with pytest.raises(InputError, match="different codecs"):
+            first_config(options, ["a", other])
+
+
+def test_a_second_system_of_another_codec_is_refused(tree, tmp_path, capsys, monkeypatch):
+    """Its folder tells nothing of its codec, which shows itself once it is loaded."""
+    load = evaluate_module.load_synthesizer
+
+    def load_other(options, *arguments, **more):
+        found = load(options, *arguments, **more)
+        other = replace(found.codec, fingerprint=f"codec of step {options.step}")
+        return replace(found, codec=other)
+
+    monkeypatch.setattr(evaluate_module, "load_synthesizer", load_other)
+    arguments = ["--test", tree, "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
+    runs = [tmp_path / "a@7", tmp_path / "b@5"]
+    assert evaluate(*runs, *arguments, "--out", tmp_path / "out") == 2
+    assert "b@5 has another codec than a@7; evaluate them apart" in capsys.readouterr().err
 
 
 def test_the_runs_own_scorers_are_the_default():

@@ -59,6 +59,18 @@ def test_a_sample_without_a_reference_has_none(tmp_path):
     assert prompt.language == prompt.metadata["language"] == "en"
 
 
+def test_only_a_whole_reference_has_its_text(tmp_path):
+    generator = np.random.default_rng(0)
+    latents = [generator.normal(size=(20 + n, CHANNELS)).astype(np.float16) for n in range(3)]
+    samples = [
+        Triplet("whole", latents[0], latents[1], {"text": "one", "reference_key": "cropped"}),
+        Triplet("cropped", latents[1], latents[2][3:], {"text": "two", "reference_key": "none"}),
+        Triplet("none", latents[2], latents[0][:0], {"text": "three", "reference_key": "whole"}),
+    ]
+    write_shard(tmp_path / "a.tar", samples)
+    assert [prompt.reference_text for prompt in read(tmp_path / "a.tar").prompts] == ["two", "", ""]
+
+
 def test_a_part_of_the_recording_is_no_reference(tmp_path):
     latents = np.random.default_rng(0).normal(size=(40, CHANNELS)).astype(np.float16)
     other = np.ones((20, CHANNELS), np.float16)

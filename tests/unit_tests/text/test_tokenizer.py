@@ -136,6 +136,11 @@ def test_places_by_the_frames_that_characters_take(unit):
     places = tokenizer.places(ids, np.ones_like(ids, bool))
     expected = [-1, 2.5 / 13, 4.5 / 13, 8 / 13, 10.5 / 13, -1]
     np.testing.assert_allclose(places[0], expected, rtol=1e-6)
+    # An unknown character takes as long as the mean of the known ones, an unknown byte its own time.
+    ids, unknown = np.array([tokenizer.encode("axc")]), 0.5 if unit == "bytes" else 8 / 3
+    places, total = tokenizer.places(ids, np.ones_like(ids, bool)), 9 + unknown
+    expected = np.array([2.5, 3 + unknown / 2, 5 + unknown]) / total
+    np.testing.assert_allclose(places[0, 1:-1], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
