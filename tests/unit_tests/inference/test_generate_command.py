@@ -142,6 +142,11 @@ def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
         (["--text-file=a_file"], "give one of --text"),
         (["--no-text", "--text-file=a_file"], "--text-file a_file is empty"),
         (["--no-text", "--text-file=nothing"], "nothing: cannot be read"),
+        (
+            ["--no-text", "--text-file=/dev/zero"],
+            "/dev/zero: has more than 0 MiB; give it in parts",
+        ),
+        (["--no-text", "--text-list=/dev/zero", "--out=new"], "/dev/zero: has more than 0 MiB"),
         (["--no-text", "--text-list=a_file", "--out=new"], "a_file: has no line"),
         (["--no-text", "--text-list=a_file"], "give their folder by --out"),
         (["--seconds=1e6"], "--seconds = 1e+06, but"),
@@ -176,6 +181,7 @@ def test_mistakes_are_refused_before_the_run_is_loaded(
 
     monkeypatch.setattr("torchtitan.models.dit_tts.inference.load_run.load_run", load_run)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchtitan.models.dit_tts.inference.request_lists.MAX_TEXT_BYTES", 1000)
     (tmp_path / "a_file").write_text("")
     voice = [] if "--speaker" in arguments else ["--speaker=ann"]
     text = [] if "--no-text" in arguments else ["--text=one"]

@@ -84,6 +84,9 @@ _KEYS: dict[str, Any] = {
     "conditions": dict,
 }
 
+MAX_TEXT_BYTES = 256 << 20
+"""of a text file or a list"""
+
 
 def read_text(path: str) -> str:
     """A text file, or the standard input.
@@ -93,9 +96,12 @@ def read_text(path: str) -> str:
     """
     try:
         if path == STANDARD_INPUT:
-            content = sys.stdin.buffer.read() if sys.stdin else b""
+            content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin else b""
         else:
-            content = Path(path).read_bytes()
+            with open(path, "rb") as file:  # a device may have no end
+                content = file.read(MAX_TEXT_BYTES + 1)
+        if len(content) > MAX_TEXT_BYTES:
+            raise InputError(f"{path}: has more than {MAX_TEXT_BYTES >> 20} MiB; give it in parts")
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not utf-8 text") from None
