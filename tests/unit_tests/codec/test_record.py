@@ -76,6 +76,9 @@ def test_braces_and_globs_name_folders_too(prepared, entry):
     assert found == {str(root / folder / "prepare.json") for folder in ("out", "other")}
     with pytest.raises(InputError, match="other/prepare.json names"):
         check_codec(build_codec("mel_dct"), str(root / entry))
+    for path in (str(root / entry), [str(prepared / "train"), str(root / "other" / "train")]):
+        with pytest.raises(InputError, match="latents of two codecs: .*prepare.json.*0{16}"):
+            check_kind("mel_dct", path)
 
 
 def test_the_record_of_other_data_further_up_is_not_taken(prepared):

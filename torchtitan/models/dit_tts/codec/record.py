@@ -82,12 +82,20 @@ def _read_record(path: str) -> RecordedCodec | None:
 
 
 def check_kind(codec: str, data_path: str | Sequence[str]) -> None:
-    """Raises InputError where [sampling] codec is of another kind than the data's. Loads nothing."""
-    for record in recorded_codecs(data_path):
+    """Raises InputError where [sampling] codec is of another kind than the data's, or these are of several
+    codecs. Loads nothing."""
+    records = recorded_codecs(data_path)
+    for record in records:
         if codec_kind(codec) != record.kind:
             raise InputError(
                 f"[sampling] codec = {codec!r}, but by {record.path} the latents of [data] path are "
                 f"{record.kind}'s, which another codec turns into noise; set codec to that of the data"
+            )
+        if record.fingerprint != records[0].fingerprint:
+            raise InputError(
+                f"[data] path names latents of two codecs: {record.path} names one with the fingerprint "
+                f"{record.fingerprint}, and {records[0].path} one with {records[0].fingerprint}; prepare all "
+                "recordings with the same codec"
             )
 
 
