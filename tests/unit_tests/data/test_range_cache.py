@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -124,6 +125,18 @@ def test_another_version_is_another_tar(server, tars, tmp_path):
     (server.folder / "0.tar").write_bytes(tars[1])
     (new,) = extents_of(server, 0, 1)
     assert new != old and reader.fetch([new]) == right([tars[1]], [new])
+
+
+def test_the_same_path_on_another_server_is_another_tar(server, tars, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "0.tar").write_bytes(tars[1])
+    ours = extents_of(server, 0, 3)
+    with FolderServer(tmp_path / "other") as other:
+        both = [*ours, *(replace(each, path=url_of(other, 0)) for each in ours)]
+        reader = RangeReader(str(tmp_path / "cache"), 1 << 20)
+        for _ in range(2):
+            assert reader.fetch(both) == right(tars, ours) + right([tars[1]], ours)
+        assert other.requests["GET"] == server.requests["GET"] == 3
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from tests.helpers.tiny_runs import Folder
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
@@ -30,8 +31,6 @@ MEASURED = {"step", "weights", "samples", "best_weights"}
 
 @pytest.fixture(scope="session")
 def heldout(tmp_path_factory) -> Path:
-    from tools.harness.synthetic import make_shards
-
     folder = tmp_path_factory.mktemp("heldout") / "heldout"
     make_shards(folder, 11, 5, channels=8, frames=lambda generator: int(generator.integers(8, 33)))
     return folder
@@ -107,16 +106,22 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog):
 def test_the_number_of_samples_is_of_those_that_there_are(tmp_path, train, options, caplog):
     assert train("run", *options, "--training.steps=2", "--validation.samples=100") == 0
     (row,) = rows(Folder(tmp_path / "run"))
-    assert row["samples"] == 11
-    assert "Only 11 held-out samples: " in caplog.text and "at least 20" in caplog.text
+    assert row["samples"] == 11 and "held-out samples: " not in caplog.text
 
 
-def test_held_out_samples_that_are_trained_on_are_named(
+def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
     tmp_path, train, options, tiny_data, caplog
 ):
     assert train("run", *options, "--training.steps=1") == 0
     assert "also training samples" not in caplog.text
-    assert train("same", *options, f"--validation.path={tiny_data}", "--training.steps=1") == 0
+    few = make_shards(tmp_path / "few", 9, 6, channels=8, frames=lambda _: 20)
+    same = [f"--validation.path={tiny_data}", "--training.steps=1"]
+    assert (
+        train("few", *options, *same[1:], f"--validation.path={few}", "--validation.samples=64")
+        == 0
+    )
+    assert "Only 9 held-out samples: " in caplog.text and "at least 10" in caplog.text
+    assert train("same", *options, *same) == 0
     count = len(open_dataset(str(tiny_data), 8))
     assert f"{count} of the {count} held-out samples are also training samples" in caplog.text
 

@@ -32,7 +32,7 @@ from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, c
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
 
-FEW_SAMPLES = 20
+FEW_SAMPLES = 10
 """held-out samples below which a run warns; asking for fewer by [validation] samples is a choice"""
 
 
