@@ -100,6 +100,7 @@ def test_local_mistakes_are_one_sentence(folder):
         ("", "path is empty"),
         (folder / "none", "/none' names no .tar file"),
         (folder / "empty", "/empty' names no .tar file"),
+        ("a\0b", "names no .tar file"),
         (folder / "*.txt", "/*.txt' names no .tar file"),
         (folder / "shard-000000.tar.idx", "/shard-000000.tar.idx' names no .tar file"),
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),

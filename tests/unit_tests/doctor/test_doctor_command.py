@@ -68,7 +68,7 @@ def test_bad_input_is_one_sentence(folder, capsys, command):
         (["nowhere", *WIDTH], "nowhere"),
         (["set"], "8 wide"),
         ([], "no path was given"),
-        (["prepared"], "give prepared/train"),
+        (["prepared"], "/prepared/train"),
         (["set", "--frames-per-second=0"], "--frames-per-second = 0.0, but"),
     ):
         assert main(["data", command, *arguments]) == 2

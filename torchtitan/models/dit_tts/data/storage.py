@@ -183,7 +183,10 @@ def find_shards(path: str) -> list[str]:
 
 def _instead(piece: str) -> str:
     """What to do about an entry without shards."""
-    below = glob.glob(os.path.join(glob.escape(piece), "*", "*.tar"))
+    path = "" if is_remote(piece) else local_path(piece)
+    below = []
+    if os.path.isdir(path):
+        below = glob.glob(os.path.join(glob.escape(path), "*", "*.tar"))
     if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
         return f"folders in it have some, so give {' or '.join(folders)}"
     return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
