@@ -263,7 +263,7 @@ def test_limits_that_drop_much_of_the_data_are_refused(tmp_path):
     with pytest.raises(ValueError, match="max_frames = 80") as caught:
         build(folder, max_frames=80, max_dropped_fraction=0.1)
     accepted = float(re.search(r"fraction = ([\d.]+)", str(caught.value))[1])
-    assert 0.1 < accepted < 1
+    assert 0.1 < accepted < 1 and "the longest sample has 90 frames" in str(caught.value)
     assert build(folder, max_frames=80, max_dropped_fraction=accepted)
 
 

@@ -67,7 +67,8 @@ def build_dataloader(
         raise InputError(
             f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
             f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
-            f"{selection.too_much_text / total:.1%}; raise these limits, or accept the loss with "
+            f"{selection.too_much_text / total:.1%}; raise these limits (the longest sample has "
+            f"{dataset.frames.max()} frames, the longest text {text_tokens.max()} tokens), or accept the loss with "
             f"[data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
             f"{data.max_dropped_fraction:g})"
         )
