@@ -59,7 +59,7 @@ def build_validator(
     validation = config.validation
     assert_equal_across_ranks({"validation": validation.enable})
     if not validation.enable:
-        if not config.benchmark.enable:
+        if run_folder.rank == 0 and not config.benchmark.enable:
             logger.warning(
                 "No validation: [validation] is off, or there are no held-out samples beside [data] path; "
                 "hold some out with titan-tts prepare --heldout-fraction 0.02, or give [validation] path"
@@ -102,13 +102,14 @@ def build_validator(
         f"Validation every {validation.freq} steps on {len(sets[0])} held-out samples of "
         f"{validation.path} and {len(sets[1])} training samples"
     )
-    if len(sets[0]) < min(FEW_SAMPLES, validation.samples):
+    first = run_folder.rank == 0  # of the ranks, whose warnings would be alike
+    if first and len(sets[0]) < min(FEW_SAMPLES, validation.samples):
         logger.warning(
             f"Only {len(sets[0])} held-out samples: their loss says little about the training, and the best "
             f"step that is kept may be a worse one; hold out at least {FEW_SAMPLES}"
         )
     trained = np.isin(heldout.latents_hash, dataloader.dataset.latents_hash).sum()
-    if trained:
+    if first and trained:
         logger.warning(
             f"{trained} of the {len(heldout)} held-out samples are also training samples, so their loss "
             "measures memory; titan-tts data doctor TRAIN HELDOUT lists them"
