@@ -1,14 +1,22 @@
 """Checkpoints on disk: complete or absent, verified, and read without running anything."""
 
+import enum
 import json
 import os
 import pickle
+import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+)
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
@@ -63,6 +71,67 @@ def test_a_table_of_any_python_is_read(saved):
         content = pickle.dumps(old, 2).replace(b"cpathlib._local\n", b"cpathlib\n")
         table.write_bytes(content.replace(b"cpathlib\n", b"c" + name + b"\n"))
         assert storage.read_table(saved) == old
+
+
+def by_getattr(self, _) -> tuple:
+    """How enums were pickled before 3.11.4."""
+    return getattr, (type(self), self.name)
+
+
+def test_the_table_does_not_depend_on_the_python_that_writes_it(tmp_path, monkeypatch):
+    save(tmp_path / "step-1", state())
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", by_getattr)
+    save(tmp_path / "step-2", state())
+    assert b"getattr" in pickle.dumps(TensorProperties())  # DCP's own would have been
+    for name in ("step-1", "step-2"):
+        assert b"getattr" not in (tmp_path / name / ".metadata").read_bytes()
+        assert storage.verify(tmp_path / name) is None
+
+
+def test_an_old_table_of_debians_python_is_read(saved):
+    """Written by DCP itself under Python 3.11.2, of the same state."""
+    old = Path(__file__).parent / "table_of_python_3.11.2.pickle"
+    assert b"getattr" in old.read_bytes()
+    new = storage.read_table(saved)
+    shutil.copy(old, saved / ".metadata")
+    found = storage.read_table(saved)
+    weights = found.state_dict_metadata["weights"]
+    assert weights.properties.memory_format is torch.contiguous_format
+    assert weights.size == (3, 4) and weights == new.state_dict_metadata["weights"]
+    assert set(found.state_dict_metadata) == {"weights", "loader.batch", "betas"}
+
+
+@pytest.mark.parametrize(
+    "call", [(_MEM_FORMAT_ENCODING, "mro"), (TensorProperties, "__init__"), (torch.Size, "count")]
+)
+def test_getattr_of_a_table_reaches_enums_only(saved, call):
+    class Call:
+        def __reduce__(self):
+            return getattr, call
+
+    (saved / ".metadata").write_bytes(pickle.dumps(Metadata({}, planner_data=Call())))
+    with pytest.raises(InputError, match="could run code: it takes"):
+        storage.read_table(saved)
+
+
+def test_a_table_that_cannot_be_read_back_is_no_checkpoint(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._TablePickler, "reducer_override", lambda *_: NotImplemented)
+        patch.setattr(enum.Enum, "__reduce_ex__", lambda *_: (os.path.join, ("a", "b")))
+        with pytest.raises(BaseException, match="posixpath.join"):
+            save(tmp_path / "step-4", state())
+    assert storage.checkpoint_steps(tmp_path) == []
+
+
+def test_verify_reads_the_table(saved):
+    """Its hash is right, yet the program that wrote it cannot read it."""
+    table = saved / ".metadata"
+    table.write_bytes(pickle.dumps(Payload(saved)))
+    storage.write_manifest(saved, ["__0_0.distcp", ".metadata"], TRAINED_WITH)
+    assert "it names posix.mkdir" in storage.verify(saved)
+    assert sum(storage.verify(saved, (rank, 2)) is not None for rank in (0, 1)) == 1
+    storage.write_manifest(saved, ["__0_0.distcp"], TRAINED_WITH)
+    assert "does not list .metadata" in storage.verify(saved)
 
 
 def flip(path, offset=-1) -> None:

@@ -9,9 +9,11 @@
     step-1000.deleting/       on its way out
 
 DCP pickles its table and the entries that are no tensors, and its own reader runs what it finds there.
-`load_checkpoint` takes the classes of DCP's table and plain values only.
+`load_checkpoint` takes the classes of DCP's table and plain values only. The table is written the same
+by every Python: before 3.11.4 an enum was pickled as a call of `getattr`.
 """
 
+import enum
 import io
 import json
 import os
@@ -54,6 +56,7 @@ _TABLE_CLASSES = {
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "Path"},
 }
+_TABLE_PROTOCOL = 4
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ class CheckpointWriter(dcp.FileSystemWriter):
         """Called on the coordinator once every rank has written."""
         super().finish(metadata, results)
         folder = Path(self.path)
+        write_table(folder, metadata)
+        read_table(folder)  # a table that cannot be read back must not become a checkpoint
         every = [result for of_rank in results for result in of_rank]
         files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
         files.append((_METADATA, *_size_and_hash(folder / _METADATA)))
@@ -129,10 +134,26 @@ def _write_manifest(
     write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
+class _TablePickler(pickle.Pickler):
+    """Writes an enum by its value, whatever the Python's own way is."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (type(value), (value.value,)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def _enum_member(of: Any, name: Any) -> enum.Enum:
+    """What `getattr` stands for in the tables of Python 3.11.0 to 3.11.3."""
+    if isinstance(of, enum.EnumMeta) and name in of.__members__:
+        return of[name]
+    raise InputError(f"it takes {name!r} from {of!r}, which no checkpoint of this program does")
+
+
 class _TableUnpickler(pickle.Unpickler):
     """Makes the objects of DCP's table and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         module = "pathlib" if module == "pathlib._local" else module  # of Python 3.13 alone
         if name in _TABLE_CLASSES.get(module, ()):
             return super().find_class(module, name)
@@ -172,6 +193,13 @@ class _PlainValues(dcp.DefaultLoadPlanner):
         torch.save(plain, again)
         again.seek(0)
         super().load_bytes(read_item, again)
+
+
+def write_table(folder: Path, table: Metadata) -> None:
+    """Writes DCP's table so that every Python reads it."""
+    content = io.BytesIO()
+    _TablePickler(content, _TABLE_PROTOCOL).dump(table)
+    write_atomic(folder / _METADATA, content.getvalue())
 
 
 def read_table(path: Path) -> Metadata:
@@ -247,6 +275,8 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
         files = read_manifest(path)["files"]
     except InputError as error:
         return str(error)
+    if _METADATA not in files and not is_exported(path):
+        return f"{path / MANIFEST} does not list {_METADATA}"
     number, count = part
     names = sorted(files)[number::count]
     total = sum(files[name]["bytes"] for name in names)
@@ -267,6 +297,11 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
             if found != expected:
                 what = "bytes" if found[0] != expected[0] else "content"
                 return f"{path / name} has other {what} than {MANIFEST} says"
+    if _METADATA in names:
+        try:
+            read_table(path)
+        except InputError as error:
+            return str(error)
     return None
 
 
