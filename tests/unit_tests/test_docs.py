@@ -55,7 +55,7 @@ def test_a_documented_command_parses(command, monkeypatch):
     assert cli.main(words) == 0
     (options,) = seen
     config = getattr(options, "config", None)
-    if config and not str(config).startswith(("outputs/", "dit_tts_", "voice/")):
+    if config and not str(config).startswith(("outputs/", "voice/")):
         find_config(str(config))
 
 
