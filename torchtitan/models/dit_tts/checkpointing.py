@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,23 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
-from torch.distributed.checkpoint.stateful import Stateful
 
 from torchtitan.components.checkpoint import (
     MODEL,
-    OPTIMIZER,
     AsyncMode,
     CheckpointManager,
-    ModelWrapper,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
-from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, run_on_all_ranks
+from torchtitan.models.dit_tts.infra.collectives import (
+    gather_from_ranks,
+    one_thread_on_cpu_ranks,
+    run_on_all_ranks,
+    single_process,
+)
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.model.alignment import is_of_head
+from torchtitan.models.dit_tts.infra.partial_states import WithoutTextEncoder, without_new_heads
 from torchtitan.models.dit_tts.resume_rules import check_trained_with, misfit, trained_with
 from torchtitan.models.dit_tts.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
@@ -112,8 +114,12 @@ class RunCheckpointer(CheckpointManager):
         writer = storage.CheckpointWriter(checkpoint_id, self.trained_with)
         self.has_saved = True
         self.saved_step = int(Path(checkpoint_id).name.removeprefix("step-"))
+        # Even alone, a process would exchange the plan with itself, and every later step be slower for it.
+        alone = single_process()
         if async_mode == AsyncMode.ASYNC:
-            return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+            return dcp.async_save(
+                state_dict, storage_writer=writer, process_group=self.pg, no_dist=alone
+            )
         if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             return dcp.async_save(
                 state_dict,
@@ -121,9 +127,11 @@ class RunCheckpointer(CheckpointManager):
                 process_group=self.pg,
                 async_checkpointer_type=AsyncCheckpointerType.PROCESS,
                 async_stager=self.stager,
+                no_dist=alone,
             )
         try:
-            dcp.save(state_dict, storage_writer=writer)
+            with one_thread_on_cpu_ranks():
+                dcp.save(state_dict, storage_writer=writer, no_dist=alone)
         except (CheckpointException, OSError, RuntimeError) as error:
             raise self._save_error(error) from error
         self.run_folder.saved_step = self.saved_step
@@ -314,10 +322,10 @@ class RunCheckpointer(CheckpointManager):
             path, self.trained_with, self.config.resume.allow, resumes and not model_only
         )
         if self._starts_to_train_text_encoder(model_only):
-            self.states[MODEL] = _WithoutTextEncoder(self.states[MODEL])
+            self.states[MODEL] = WithoutTextEncoder(self.states[MODEL])
         states = self._states_to_load(model_only)
         table = storage.read_table(path).state_dict_metadata
-        states = _without_new_heads(states, table)
+        states = without_new_heads(states, table)
         absent = [
             name
             for name in ("ema", "divergence")
@@ -336,7 +344,7 @@ class RunCheckpointer(CheckpointManager):
         except (CheckpointException, RuntimeError) as error:
             raise misfit(path, error, self.config.optimizer.name) or error from None
         self.states[MODEL].load_state_dict(states)
-        if isinstance(self.states[MODEL], _WithoutTextEncoder):
+        if isinstance(self.states[MODEL], WithoutTextEncoder):
             self.states[MODEL] = self.states[MODEL].model
         if "ema" in absent:
             assert self.ema is not None
@@ -354,43 +362,3 @@ class RunCheckpointer(CheckpointManager):
             return False
         source = find_source(encoder.model, folder=folder)
         return check_mode(origin, source, encoder, origin == folder, model_only)
-
-
-def _without_new_heads(states: dict[str, Any], table: Collection[str]) -> dict[str, Any]:
-    """The states to load, without alignment heads that a checkpoint of these entries lacks: those begin as
-    they are."""
-    found = {name: value for name, value in states.items() if name in table or not is_of_head(name)}
-    if len(found) < len(states) and OPTIMIZER in found:
-        found[OPTIMIZER] = _Present(states[OPTIMIZER], table, f"{OPTIMIZER}.")
-    return found
-
-
-class _Present(Stateful):
-    """A state while it is loaded from a checkpoint that has a part of it; the rest stays as it is."""
-
-    def __init__(self, state: Stateful, table: Collection[str], prefix: str):
-        self.state = state
-        self.names = {name.removeprefix(prefix) for name in table}
-
-    def state_dict(self) -> dict[str, Any]:
-        state = self.state.state_dict()
-        return {name: value for name, value in state.items() if name in self.names}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.state.load_state_dict({**self.state.state_dict(), **state_dict})
-
-
-class _WithoutTextEncoder:
-    """The model's state while it is loaded from weights without the text encoder's."""
-
-    def __init__(self, model: ModelWrapper):
-        self.model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        state = self.model.state_dict()
-        return {
-            name: value for name, value in state.items() if not name.startswith("text_encoder.")
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.model.load_state_dict(state_dict)

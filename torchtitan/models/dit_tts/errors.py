@@ -222,6 +222,7 @@ def quiet_known_warnings() -> None:
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (
+        "torch.distributed is disabled, unavailable or uninitialized",  # DCP in one process
         "FSDP2-wrapped module .* returned a view tensor",  # nobody writes to the output in place
         "DTensor random operators may not have complete support",  # full weights are drawn
         r"DTensor manual_seed\(\) may not have complete support",

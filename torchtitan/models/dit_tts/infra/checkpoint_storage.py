@@ -38,6 +38,7 @@ from tqdm import tqdm
 from torchtitan.models.dit_tts.config.exported import WEIGHTS, is_exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.infra.collectives import one_thread_on_cpu_ranks, single_process
 
 MANIFEST = "manifest.json"
 _METADATA = ".metadata"
@@ -230,6 +231,9 @@ def read_table(path: Path) -> Metadata:
 def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) -> None:
     """`dcp.load` of a checkpoint, or of an exported folder's weights, as data; see the module.
 
+    Args:
+        no_dist: only this rank loads; so it is where there is no other.
+
     Raises:
         InputError: it holds something else than tensors and plain values.
     """
@@ -237,8 +241,10 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
         dcp.HuggingFaceStorageReader(str(path)) if is_exported(path) else _TableReader(path)
     )
     planner = _PlainValues()
+    no_dist = no_dist or single_process()
     try:
-        dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
+        with one_thread_on_cpu_ranks():
+            dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
     except CheckpointException as error:
         for cause, _ in error.failures.values():
             if isinstance(cause, InputError):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.tools.utils import device_type
 
 T = TypeVar("T")
 
@@ -17,8 +18,27 @@ T = TypeVar("T")
 _TIMEOUT = timedelta(days=7)
 
 
-def _single_process() -> bool:
+def single_process() -> bool:
+    """Whether no other rank is there."""
     return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+@contextmanager
+def one_thread_on_cpu_ranks() -> Iterator[None]:
+    """For the exchange of large objects: gloo's own threads, which live as long as the run, copy them.
+
+    A copy of more than one thread there opens an OpenMP team beside the main thread's. libgomp then counts
+    more threads than CPUs and lets none of them spin, which slows every later step.
+    """
+    if single_process() or device_type != "cpu":
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -27,7 +47,7 @@ def patient_group() -> Iterator[dist.ProcessGroup | None]:
 
     A rank that dies is noticed at once all the same.
     """
-    if _single_process():
+    if single_process():
         yield None
         return
     group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
@@ -39,7 +59,7 @@ def patient_group() -> Iterator[dist.ProcessGroup | None]:
 
 def gather_from_ranks(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all ranks, in the order of the ranks."""
-    if _single_process():
+    if single_process():
         return [value]
     gathered: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value, group)
@@ -60,7 +80,7 @@ def run_on_all_ranks(
         Exception: on the ranks on which the function failed, its own error.
         InputError: on the other ranks.
     """
-    if _single_process():
+    if single_process():
         return [function(0)]
     error, result = None, None
     try:

@@ -1,0 +1,60 @@
+"""What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from tests.helpers.tiny_runs import Folder
+from torchtitan.models.dit_tts.infra import collectives
+
+EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
+
+
+@pytest.fixture
+def exchanges(monkeypatch):
+    """Names of the functions of torch.distributed by which objects were exchanged."""
+    names = []
+
+    def watch(name):
+        function = getattr(dist, name)
+        monkeypatch.setattr(dist, name, lambda *a, **k: names.append(name) or function(*a, **k))
+
+    for name in EXCHANGES:
+        watch(name)
+    return names
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_process_alone_exchanges_nothing_to_save_and_to_load(train, exchanges, mode):
+    """gloo's threads would copy it by OpenMP teams of their own, and every later step be slower."""
+    for steps in (3, 4):
+        assert train("run", f"--training.steps={steps}", f"--checkpoint.async_mode={mode}") == 0
+    assert exchanges == []
+
+
+@pytest.mark.long
+def test_ranks_on_cpus_exchange_by_one_thread(tmp_path, train, exchanges, monkeypatch):
+    threads = []
+
+    def watch(name):
+        function = getattr(dcp, name)
+
+        def watched(*arguments, **options):
+            threads.append((name, torch.get_num_threads()))
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(dcp, name, watched)
+
+    watch("save")
+    watch("load")
+    monkeypatch.setattr(collectives, "single_process", lambda: False)
+    torch.set_num_threads(2)
+    try:
+        assert train("run", "--training.steps=2") == train("run", "--training.steps=3") == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert threads == [("save", 1), ("load", 1), ("save", 1)]
+    assert Folder(tmp_path / "run").checkpoints() == {"step-2", "step-3"}
