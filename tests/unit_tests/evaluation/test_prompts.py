@@ -44,7 +44,8 @@ def test_held_out_utterances_are_read_with_what_is_theirs(shards):
         assert prompt.latents.shape == (number + 2, CHANNELS)
         assert (prompt.latents == number).all() and (prompt.reference == number + 10).all()
     assert [p.key for p in read(shards / "s1.tar").prompts] == ["a/0", "a/1", "a/2"]
-    assert [len(p.latents) for p in read(shards, 3).prompts] == [2, 4, 6]
+    # Voices alternate: a stride over them would take one of the two.
+    assert [p.speaker for p in read(shards, 2).prompts] == list(SPEAKERS)
 
 
 def test_a_sample_without_a_reference_has_none(tmp_path):
@@ -195,8 +196,11 @@ def test_a_source_of_no_known_kind_is_named(tmp_path):
 
 
 def test_even_selections_and_names_of_files():
-    assert evenly(5, 0) == evenly(5, 9) == [0, 1, 2, 3, 4]
-    assert evenly(10, 3) == [0, 3, 6] and evenly(1, 1) == [0]
+    assert evenly("a" * 5, 0) == evenly("a" * 5, 9) == [0, 1, 2, 3, 4]
+    assert evenly("a" * 10, 3) == [0, 3, 6] and evenly("a", 1) == [0]
+    assert evenly("ab" * 10, 4) == [0, 1, 10, 11]  # two of each, spread
+    assert evenly("aaaaaaab", 4) == [0, 2, 4, 7]  # b has one, so a gives three
+    assert evenly("abcdef", 2) == [0, 3]  # fewer than speakers
     assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
     assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]
     assert unique(["a", "A", "a", "b"], str.lower) == ["a", "A-2", "a-3", "b"]

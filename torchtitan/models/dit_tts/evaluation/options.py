@@ -43,7 +43,7 @@ class Options(SamplingOptions):
     """Noise seeds per text, from --seed on."""
 
     max_utterances: int = 0
-    """Take an even selection of so many utterances; 0: all."""
+    """Take so many utterances, evenly over the speakers; 0: all."""
 
     batch_size: int = 16
     """Texts that are synthesized together."""

@@ -137,11 +137,31 @@ def _shards_of(source: str) -> str:
     return heldout if whole else source
 
 
-def evenly(count: int, wanted: int) -> list[int]:
-    """At most `wanted` of `count` places, evenly apart; 0: all."""
-    if not wanted or wanted >= count:
-        return list(range(count))
-    return [place * count // wanted for place in range(wanted)]
+def evenly(speakers: Sequence[Any], wanted: int) -> list[int]:
+    """Positions of at most `wanted` utterances, as many of each speaker as there are, spread over that
+    speaker's; 0: all.
+
+    Args:
+        speakers: of each utterance.
+    """
+    if not wanted or wanted >= len(speakers):
+        return list(range(len(speakers)))
+    positions: dict[Any, list[int]] = {}
+    for position, speaker in enumerate(speakers):
+        positions.setdefault(speaker, []).append(position)
+    groups = list(positions.values())
+    shares = [0] * len(groups)
+    while left := wanted - sum(shares):
+        open_groups = [n for n, group in enumerate(groups) if shares[n] < len(group)]
+        for n in _spread(len(open_groups), min(left, len(open_groups))):
+            shares[open_groups[n]] += 1
+    return sorted(
+        group[n] for group, share in zip(groups, shares) for n in _spread(len(group), share)
+    )
+
+
+def _spread(count: int, wanted: int) -> list[int]:
+    return [n * count // wanted for n in range(wanted)]
 
 
 def read_prompts(
@@ -159,7 +179,7 @@ def read_prompts(
         kind: as `find_kind` gives it.
         open_shards: opens a prepared folder.
         channels: width of the latents.
-        max_utterances: an even selection of so many; 0: all.
+        max_utterances: so many, evenly over speakers; 0: all.
         columns: options of prepare for a corpus: speaker, text_column, speaker_column, language.
 
     Raises:
@@ -172,7 +192,7 @@ def read_prompts(
         found = _corpus(Corpus(source, kind, columns), channels, max_utterances)
     else:
         lines = read_list(source, kind, audio_root)
-        chosen = evenly(len(lines), max_utterances)
+        chosen = evenly([line.speaker for line in lines], max_utterances)
         found = PromptSet([_listed(lines[index]) for index in chosen])
     if not found.prompts:
         why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
@@ -191,7 +211,8 @@ def read_prompts(
 
 
 def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
-    chosen = evenly(len(dataset), max_utterances)
+    speakers, _ = dataset.labels("speaker")
+    chosen = evenly(speakers.tolist(), max_utterances)
     keys = [dataset.key(index) for index in chosen]
     if len(set(keys)) < len(keys):  # they are unique within a shard only
         keys = [dataset.sample_id(index) for index in chosen]
@@ -273,7 +294,7 @@ def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
     items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
     near, far = _by_speaker(items), _by_speaker(corpus.items)
     prompts = []
-    for index in evenly(len(items), max_utterances):
+    for index in evenly([item.speaker for item in items], max_utterances):
         item = items[index]
         ready = corpus.latents(item, channels)
         if ready is not None:
