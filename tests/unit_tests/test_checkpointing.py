@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from tests.helpers.tiny_runs import Folder
+from torchtitan.models.dit_tts import cli
 from torchtitan.models.dit_tts.infra import collectives
 
 EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
@@ -58,3 +59,25 @@ def test_ranks_on_cpus_exchange_by_one_thread(tmp_path, train, exchanges, monkey
         torch.set_num_threads(1)
     assert threads == [("save", 1), ("load", 1), ("save", 1)]
     assert Folder(tmp_path / "run").checkpoints() == {"step-2", "step-3"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("away", ["step-4", "step-4/.metadata"])
+def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train, capsys, away):
+    """It is no corrupt one: neither is it renamed nor trained from the one before."""
+    assert train("run", "--training.steps=4") == 0
+    run = Folder(tmp_path / "run")
+    path, disk, state = run.path / "checkpoint" / away, tmp_path / "disk", run.state()
+    path.rename(disk)
+    path.symlink_to(disk)
+    disk.rename(tmp_path / "elsewhere")
+    assert train("run", "--training.steps=6") == 2
+    error = capsys.readouterr().err
+    assert f"{run.path}/checkpoint/step-4/" in error and "mount its disk" in error
+    assert run.checkpoints() == {"step-2", "step-4"} and run.state() == state
+    assert cli.main(["checkpoint", "verify", str(run.path)]) == 1
+    verified = capsys.readouterr().out
+    assert "step-4/" in verified and "cannot be read" in verified and "step-2: valid" in verified
+    (tmp_path / "elsewhere").rename(disk)
+    assert train("run", "--training.steps=6") == 0
+    assert list(run.losses()) == [1, 2, 3, 4, 5, 6] and "step-6" in run.checkpoints()

@@ -161,20 +161,36 @@ def link(path, target) -> None:
         (lambda f: flip(f / "__0_0.distcp", 3000), "__0_0.distcp has other content"),
         (lambda f: flip(f / ".metadata"), ".metadata has other content"),
         (lambda f: os.truncate(f / "__0_0.distcp", 100), "__0_0.distcp has other bytes"),
-        (lambda f: (f / ".metadata").unlink(), ".metadata cannot be read"),
-        (lambda f: (f / "manifest.json").unlink(), "no readable manifest.json"),
         (lambda f: os.truncate(f / "manifest.json", 40), "manifest.json is corrupt"),
         (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json is corrupt"),
         (lambda f: (f / "manifest.json").write_text("[" * 10**5), "manifest.json is corrupt"),
         (lambda f: in_manifest(f, {"files": {"a": 3}}), "manifest.json is corrupt"),
-        (lambda f: fifo(f / "manifest.json"), "no readable manifest.json (is no regular file)"),
-        (lambda f: fifo(f / "__0_0.distcp"), "cannot be read (is no regular file)"),
-        (lambda f: link(f / ".metadata", "/dev/zero"), "cannot be read (is no regular file)"),
+        (lambda f: fifo(f / "manifest.json"), "manifest.json is no regular file"),
+        (lambda f: fifo(f / "__0_0.distcp"), "__0_0.distcp is no regular file"),
+        (lambda f: link(f / ".metadata", "/dev/zero"), ".metadata is no regular file"),
     ],
 )
 def test_corruption_is_named(saved, corrupt, sentence):
     corrupt(saved)
     assert sentence in storage.verify(saved)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".metadata", "__0_0.distcp"])
+def test_a_file_that_cannot_be_read_is_not_corrupt(saved, name):
+    """Its disk may be away: of ENOENT, EIO and ESTALE none tells what the file holds."""
+    (saved / name).rename(saved / "away")
+    with pytest.raises(
+        storage.UnreadableError, match=f"step-4/{name} cannot be read .No such file"
+    ):
+        storage.verify(saved)
+    (saved / name).symlink_to("/proc/self/mem")  # a regular file that gives EIO
+    with pytest.raises(
+        storage.UnreadableError, match=f"step-4/{name} cannot be read .Input/output"
+    ):
+        storage.verify(saved)
+    (saved / name).unlink()
+    (saved / "away").rename(saved / name)
+    assert storage.verify(saved) is None
 
 
 def test_processes_share_the_files(saved):
@@ -232,7 +248,7 @@ def test_names_are_exact(tmp_path):
     (tmp_path / "step-7").symlink_to(tmp_path / "gone")
     (tmp_path / "step-8").symlink_to(tmp_path / "step-2")
     (tmp_path / "step-9.saving").symlink_to(tmp_path / "step-2")
-    assert storage.checkpoint_steps(tmp_path) == [2, 8, 10]
+    assert storage.checkpoint_steps(tmp_path) == [2, 7, 8, 10]  # the disk of 7 may be away
     assert storage.remove_left_behind(tmp_path) == ["step-1.deleting", "step-3.saving"]
     kept = {*theirs, "step-2", "step-10", "step-5.saving", "step-6", "step-7", "step-8"}
     assert set(os.listdir(tmp_path)) == kept | {"step-9.saving"}

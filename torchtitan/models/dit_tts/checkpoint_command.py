@@ -21,7 +21,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints a line per checkpoint. Returns the exit status: 1 where one is corrupt."""
+    """Prints a line per checkpoint. Returns the exit status: 1 where one is corrupt or cannot be read."""
     given = Path(options.run)
     if not given.is_dir():
         raise InputError(f"{given} is no folder; give a run's folder or a checkpoint's")
@@ -36,7 +36,14 @@ def run(options: Options) -> int:
         paths = [given]
     if not paths:
         raise InputError(f"{folder} has no checkpoints")
-    problems = [verify(path) for path in paths]
+
+    def problem_of(path: Path) -> str | None:
+        try:
+            return verify(path)
+        except InputError as error:
+            return str(error)
+
+    problems = [problem_of(path) for path in paths]
     for path, problem in zip(paths, problems, strict=True):
         print(f"{path}: {problem or 'valid'}")
     return 1 if any(problems) else 0

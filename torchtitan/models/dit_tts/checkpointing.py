@@ -297,7 +297,7 @@ class RunCheckpointer(CheckpointManager):
         if not self.initial_load_path:
             return None
         path = Path(self.initial_load_path)
-        if not (path / storage.MANIFEST).is_file():
+        if not os.path.isfile(path / storage.MANIFEST):
             logger.warning(f"{path} has no {storage.MANIFEST}: it is loaded without being verified")
         elif problem := self._problem(path):
             raise InputError(

@@ -21,7 +21,8 @@ import pickle
 import re
 import shutil
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -58,6 +59,21 @@ _TABLE_CLASSES = {
     "pathlib": {"PosixPath", "Path"},
 }
 _TABLE_PROTOCOL = 4
+
+
+class UnreadableError(InputError):
+    """A checkpoint may be intact, but a file of it cannot be read: its disk is away or broken."""
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableError(
+            f"{path} cannot be read ({error.strerror}); mount its disk or restore it, or move "
+            f"{path.parent} away to go on without it"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -217,8 +233,10 @@ def read_table(path: Path) -> Metadata:
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from None
     try:
-        with open(path / _METADATA, "rb") as file:
+        with _reading(path / _METADATA), open(path / _METADATA, "rb") as file:
             table = _TableUnpickler(file).load()
+    except UnreadableError:
+        raise
     except InputError as error:
         raise InputError(f"{path / _METADATA} is not read, as it could run code: {error}") from None
     except Exception as error:  # a pickle that is cut or changed can raise anything
@@ -256,16 +274,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Raises:
-        InputError: it is missing or cannot be read.
+        UnreadableError: it is missing or cannot be read.
+        InputError: it is corrupt.
     """
-    try:
+    with _reading(path / MANIFEST):
         _check_regular(path / MANIFEST)
-        manifest = json.loads((path / MANIFEST).read_text())
+        content = (path / MANIFEST).read_bytes()
+    try:
+        manifest = json.loads(content)
         assert isinstance(manifest["trained_with"], dict)
         for each in manifest["files"].values():
             assert isinstance(each["bytes"], int) and isinstance(each["xxh3"], str)
-    except OSError as error:
-        raise InputError(f"{path} has no readable {MANIFEST} ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         raise InputError(f"{path / MANIFEST} is corrupt") from None
     return manifest
@@ -276,14 +295,22 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
 
     Args:
         part: (number, count) of processes that verify together, each other files.
+
+    Raises:
+        UnreadableError: a file is missing or cannot be read, which does not say that it is corrupt.
     """
     try:
-        files = read_manifest(path)["files"]
+        return _corruption(path, *part)
+    except UnreadableError:
+        raise
     except InputError as error:
         return str(error)
+
+
+def _corruption(path: Path, number: int, count: int) -> str | None:
+    files = read_manifest(path)["files"]
     if _METADATA not in files and not is_exported(path):
         return f"{path / MANIFEST} does not list {_METADATA}"
-    number, count = part
     names = sorted(files)[number::count]
     total = sum(files[name]["bytes"] for name in names)
     with tqdm(
@@ -295,26 +322,21 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
         disable=number > 0,
     ) as bar:
         for name in names:
-            try:
+            with _reading(path / name):
                 found = _size_and_hash(path / name, bar)
-            except OSError as error:
-                return f"{path / name} cannot be read ({error.strerror})"
             expected = files[name]["bytes"], files[name]["xxh3"]
             if found != expected:
                 what = "bytes" if found[0] != expected[0] else "content"
                 return f"{path / name} has other {what} than {MANIFEST} says"
     if _METADATA in names:
-        try:
-            read_table(path)
-        except InputError as error:
-            return str(error)
+        read_table(path)
     return None
 
 
 def _check_regular(path: Path) -> None:
-    """Raises OSError for a FIFO or a device, which may have no end."""
+    """Raises InputError for a FIFO or a device, which may have no end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "is no regular file")
+        raise InputError(f"{path} is no regular file")
 
 
 def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
@@ -331,11 +353,17 @@ def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a run's checkpoint folder, ascending. Only a folder of the exact name
-    step-N is one; its files may still be corrupt."""
-    if not folder.is_dir():
-        return []
-    found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()]
-    return sorted(int(match.group(1)) for match, path in found if match and path.is_dir())
+    step-N is one, or a link to one, which may be on a disk that is away; its files may still be corrupt."""
+    with _reading(folder):
+        if not folder.is_dir():
+            return []
+        found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()]
+        there = [
+            match
+            for match, path in found
+            if match and (path.is_dir() or (path.is_symlink() and not path.exists()))
+        ]
+    return sorted(int(match.group(1)) for match in there)
 
 
 def remove_left_behind(folder: Path) -> list[str]:
