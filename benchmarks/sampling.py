@@ -190,7 +190,7 @@ class Meter:
         self.codec = build_codec(self.config.sampling.codec, str(run.device))
         _, self.tests = read_tests(evaluated, self.config)
         encode_prompts(self.tests, self.codec, reference_settings(self.config.data.path))
-        durations = open_speech_data(run).durations
+        durations = open_speech_data(run.folder, run.config.data).durations
         self.lengths = open_lengths(FIT, 1.0, run, lambda: durations)
         recognizer = open_recognizer(
             scorer_specs(evaluated, self.config)["recognizer"], str(run.device)
@@ -208,7 +208,11 @@ class Meter:
 
         run, prompts = self.runs[case.dtype], self.tests.prompts
         speaks = Synthesizer(
-            run, self.codec, open_speech_data(run), case.sampling, lambda: self.lengths
+            run,
+            self.codec,
+            open_speech_data(run.folder, run.config.data),
+            case.sampling,
+            lambda: self.lengths,
         )
         system = System(case.name, speaks)
         scores, seconds = [], 0.0

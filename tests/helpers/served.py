@@ -12,6 +12,9 @@ from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 def make_synthesizer(folder: Path, shards: Path) -> Synthesizer:
     loaded = make_run(folder, shards)
     data = loaded.config.data
-    sampling, speech_data = Sampling(steps=2, text_scale=0.0), open_speech_data(loaded)
+    sampling, speech_data = (
+        Sampling(steps=2, text_scale=0.0),
+        open_speech_data(loaded.folder, loaded.config.data),
+    )
     lengths = open_lengths("fit", 1.0, loaded, lambda: speech_data.durations)
     return Synthesizer(loaded, Echo(), speech_data, sampling, lambda: lengths, data.path)

@@ -42,7 +42,7 @@ def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys
     run = load_run(trained)
     assert run.weights == "ema:0.999"
     moved = folder.rename(tmp_path / "moved")
-    speech_data = open_speech_data(run)
+    speech_data = open_speech_data(run.folder, run.config.data)
     texts = ["seven", "one two three"]
     lengths = [speech_data.durations.frames(text, "s0") for text in texts]
     voice = speech_data.reference("s0")[: run.config.data.max_speaker_frames]
@@ -62,7 +62,7 @@ def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys
 
     # Nothing of where it was trained is in it; its data are the folder itself.
     assert loaded.config.data.path == str(moved)
-    own = open_speech_data(loaded)
+    own = open_speech_data(loaded.folder, loaded.config.data)
     assert [own.durations.frames(text, "s0") for text in texts] == lengths
     assert own.speakers == ["s0"] and torch.equal(own.reference("s0"), voice.float())
     refused(lambda: own.reference("s1"), "--speaker = s1", "voices of: 's0'", "--reference")

@@ -1,6 +1,7 @@
 """`titan-tts generate`: what it refuses, and what it asks of the model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_a_run_that_keeps_its_fit_needs_no_training_data(
     weights[ord("o")] = 5
     monkeypatch.setattr(
         "torchtitan.models.dit_tts.inference.speech_data.stored_durations",
-        lambda folder: LinearDurationModel(weights, {}) if folder == loaded.folder else None,
+        lambda folder: LinearDurationModel(weights, {}) if folder == Path("run") else None,
     )
     monkeypatch.setattr(
         "torchtitan.models.dit_tts.inference.synthesizer.encode_reference",
@@ -244,3 +245,25 @@ def test_what_the_run_was_never_trained_on(capsys):
     sampling_options.warn_of_untrained_tokens({}, trained)
     sampling_options.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_not_there_is_told_before_the_model_is_loaded(
+    asked, loaded, monkeypatch, tmp_path, capsys
+):
+    """A function that the run's own config names is not there, either: the folder may be a stranger's."""
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.inference.load_run.load_run",
+        lambda *arguments: pytest.fail("the model was loaded"),
+    )
+    loaded.config.samples.recognizer = "shutil:rmtree"
+    missing = "whisper:/nowhere/whisper"
+    for arguments, words in (
+        (["--speaker=eve"], "the data have no such speaker; they have: 'ann', 'bob'"),
+        (["--takes=2"], "if you trust it give --recognizer shutil:rmtree"),
+        (["--takes=2", f"--recognizer={missing}"], f"'{missing}' cannot be loaded"),
+        (["--reference=nowhere.wav"], "reference = nowhere.wav, but there is no such file"),
+    ):
+        out = f"--out={tmp_path / 'said.wav'}"
+        assert main(["generate", "run", "--text=one", out, *arguments]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, said

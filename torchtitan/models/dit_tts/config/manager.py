@@ -18,6 +18,7 @@ from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name, refuse_old_options
+from torchtitan.models.dit_tts.config.trust import check_export_runs_nothing
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
@@ -137,7 +138,7 @@ class TTSConfigManager(ConfigManager):
             if os.path.exists(self._file) and not os.path.isfile(self._file):  # without an end
                 raise OSError(0, "is no regular file")
             with open(self._file, "rb") as toml:
-                return tomllib.load(toml)
+                sections = tomllib.load(toml)
         except OSError as error:
             raise InputError(
                 f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
@@ -146,12 +147,31 @@ class TTSConfigManager(ConfigManager):
         # TOML's grammar, bytes that are no utf-8, thousands of brackets
         except (ValueError, RecursionError) as error:
             raise InputError(f"{self._file} is not valid TOML: {error}") from error
+        if exported.is_exported(Path(self._file).parent):
+            check_export_runs_nothing(sections, self._file)
+        return sections
+
+    def _maybe_add_custom_config(
+        self, args: list[str], toml_values: dict[str, Any] | None
+    ) -> type[JobConfig]:
+        """Upstream imports the module that a config names, whoever wrote it; this family has no use for it."""
+        return JobConfig
 
     def _dict_to_dataclass(self, cls, data: dict[str, Any]) -> Any:
         return dataclass_from_dict(cls, data, self._file)
 
     def _validate_config(self) -> None:
-        """Upstream looks for a language model's tokenizer here; this family has none."""
+        """Upstream looks for a language model's tokenizer here; this family has none.
+
+        Raises:
+            InputError: the config names a module with further sections.
+        """
+        job, experimental = self.config.job, self.config.experimental
+        if job.custom_config_module or experimental.custom_args_module:
+            raise InputError(
+                "[job] custom_config_module is a module that nothing imports here: the config of this model "
+                "family has all its sections; leave it out"
+            )
 
 
 def _boolean_flags(args: list[str]) -> list[str]:

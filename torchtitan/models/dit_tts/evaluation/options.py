@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from torchtitan.models.dit_tts.config.trust import chosen_scorer
 from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions
 
@@ -122,10 +123,13 @@ def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
     """What to score with: the options, else [samples] of the run.
 
     Raises:
-        InputError: no recognizer.
+        InputError: no recognizer, or the run names a function.
     """
     names = ("recognizer", "speaker_scorer", "opinion")
-    specs = {name: getattr(options, name) or getattr(config.samples, name) for name in names}
+    specs = {
+        name: chosen_scorer(name, getattr(options, name), getattr(config.samples, name))
+        for name in names
+    }
     if not specs["recognizer"]:
         raise InputError(
             "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3 (or "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from torchtitan.models.dit_tts.config.trust import chosen_scorer
 from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.long_text import clean_text
@@ -24,6 +25,7 @@ from torchtitan.models.dit_tts.inference.sampling_options import (
     SHOWN,
     Number,
     SamplingOptions,
+    chosen_config,
     load_synthesizer,
 )
 from torchtitan.models.dit_tts.sampling.sound_files import SUFFIXES
@@ -31,6 +33,8 @@ from torchtitan.models.dit_tts.supervisor import read_json
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.inference.narration import Narrator
+    from torchtitan.models.dit_tts.inference.speech_data import SpeechData
+    from torchtitan.models.dit_tts.scoring.interface import Recognizer
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 STANDARD_OUTPUT = "-"
@@ -277,27 +281,23 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
                 file=sys.stderr,
             )
 
-    synthesizer = load_synthesizer(options, options.data, on_fit=warn_of_unseen)
+    def check_speakers(known: "SpeechData") -> None:
+        for request in requests:
+            if request.speaker and request.speaker not in known.speakers:
+                try:
+                    known.reference(request.speaker)
+                except InputError as error:
+                    raise InputError(f"{request.where}: {error}") from None
+
+    recognizer = _open_recognizer(options, requests) if options.takes > 1 else None
+    synthesizer = load_synthesizer(
+        options, options.data, on_fit=warn_of_unseen, on_data=check_speakers
+    )
     if any(request.seconds is None for request in requests):
         _ = synthesizer.lengths  # what is missing is told before anything is said
 
     from torchtitan.models.dit_tts.inference.narration import Narrator
 
-    recognizer = None
-    if options.takes > 1:
-        from torchtitan.models.dit_tts.scoring.plugins import open_recognizer
-
-        spec = options.recognizer or synthesizer.run.config.samples.recognizer
-        if not spec:
-            raise InputError("--takes above 1 needs --recognizer, which chooses among them")
-        device = synthesizer.run.device.type
-        if device == "cuda":
-            import torch
-
-            device = f"cuda:{torch.cuda.current_device()}"
-        recognizer = open_recognizer(spec, device)
-        languages = [request.conditions.get("language", "") for request in requests]
-        recognizer.check_texts([request.text for request in requests], languages)
     return Narrator(
         synthesizer,
         options.seed,
@@ -306,3 +306,19 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
         recognizer,
         options.long_text == "continue",
     )
+
+
+def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":
+    """That chooses among the takes. Raises InputError where there is none, or it cannot know the texts."""
+    from torchtitan.models.dit_tts.scoring.plugins import open_recognizer
+    from torchtitan.tools.utils import device_module, device_type
+
+    of_run = chosen_config(options).samples.recognizer
+    spec = chosen_scorer("recognizer", options.recognizer, of_run)
+    if not spec:
+        raise InputError("--takes above 1 needs --recognizer, which chooses among them")
+    device = f"cuda:{device_module.current_device()}" if device_type == "cuda" else device_type
+    recognizer = open_recognizer(spec, device)
+    languages = [request.conditions.get("language", "") for request in requests]
+    recognizer.check_texts([request.text for request in requests], languages)
+    return recognizer

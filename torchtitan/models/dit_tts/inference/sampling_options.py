@@ -13,8 +13,9 @@ from torchtitan.models.dit_tts.errors import InputError, check_range
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.codec import Codec
-    from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
     from torchtitan.models.dit_tts.inference.load_run import LoadedRun
+    from torchtitan.models.dit_tts.inference.speech_data import SpeechData
     from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -83,6 +84,7 @@ def load_synthesizer(
     data_path: str = "",
     refit: bool = False,
     on_fit: "Callable[[LinearDurationModel], None]" = lambda durations: None,
+    on_data: "Callable[[SpeechData], None]" = lambda data: None,
 ) -> "Synthesizer":
     """What `load_for_sampling` loads, with its lengths of texts and its voices.
 
@@ -90,14 +92,21 @@ def load_synthesizer(
         data_path: training shards instead of the run's, or of what an exported folder has.
         refit: whether lengths are fitted to these, too.
         on_fit: called with the fit on the training data, where lengths come from it.
-    """
-    loaded, codec, sampling = load_for_sampling(options)
+        on_data: called with the fit and the voices before the model is loaded, which takes long.
 
+    Raises:
+        InputError: one cannot be loaded.
+    """
+    config = chosen_config(options)  # before seconds of imports
+
+    from torchtitan.models.dit_tts.inference.hub import find_folder
     from torchtitan.models.dit_tts.inference.lengths import Lengths, open_lengths
     from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
     from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 
-    speech_data = open_speech_data(loaded, data_path, refit)
+    speech_data = open_speech_data(find_folder(options.run), config.data, data_path, refit)
+    on_data(speech_data)
+    loaded, codec = load_for_sampling(options, config)
 
     def fit() -> "LinearDurationModel":
         on_fit(speech_data.durations)
@@ -108,7 +117,7 @@ def load_synthesizer(
         return open_lengths(choice, scale, loaded, fit, options.encoder)
 
     path = data_path or loaded.config.data.path
-    return Synthesizer(loaded, codec, speech_data, sampling, lengths, path)
+    return Synthesizer(loaded, codec, speech_data, config.sampling, lengths, path)
 
 
 def chosen_config(options: SamplingOptions) -> "JobConfig":
@@ -151,17 +160,20 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     return replace(config, sampling=sampling)
 
 
-def load_for_sampling(options: SamplingOptions) -> tuple["LoadedRun", "Codec", "Sampling"]:
-    """The run, the codec of its latents, and how to sample.
+def load_for_sampling(options: SamplingOptions, config: "JobConfig") -> tuple["LoadedRun", "Codec"]:
+    """The run and the codec of its latents.
+
+    Args:
+        config: the `chosen_config`.
 
     Raises:
         InputError: one cannot be loaded, or the training shards record another codec.
     """
-    config = chosen_config(options)  # before seconds of imports
     if options.compile != "off":
         from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
 
-        print(set_compile_cache_folder(config.compile.cache_folder), file=sys.stderr)
+        # Never the run's own [compile] cache_folder: a stranger's could hold any code.
+        print(set_compile_cache_folder(""), file=sys.stderr)
 
     from torchtitan.models.dit_tts.codec import build_codec
     from torchtitan.models.dit_tts.codec.record import check_codec
@@ -182,7 +194,7 @@ def load_for_sampling(options: SamplingOptions) -> tuple["LoadedRun", "Codec", "
             f"with [data] latent_channels = {channels}; give its codec by --codec"
         )
     check_codec(codec, loaded.config.data.path)
-    return loaded, codec, config.sampling
+    return loaded, codec
 
 
 def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text") -> None:

@@ -17,7 +17,6 @@ from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.inference.speaker_reference import reference_of_speaker
 from torchtitan.models.dit_tts.text.durations import (
     FILE_NAME,
@@ -54,20 +53,22 @@ class SpeechData(Protocol):
         ...
 
 
-def open_speech_data(run: LoadedRun, data_path: str = "", refit: bool = False) -> SpeechData:
+def open_speech_data(
+    folder: Path, data: Data, data_path: str = "", refit: bool = False
+) -> SpeechData:
     """Of a run or an exported folder.
 
     Args:
+        data: the section of the run's config.
         data_path: other shards, or all of prepare's output, to take references from.
         refit: whether lengths are fitted to them; else they are those that the folder keeps, if it does.
     """
-    if exported.is_exported(run.folder) and not data_path:
-        return ExportedSpeechData(run.folder)
-    data = run.config.data
+    if exported.is_exported(folder) and not data_path:
+        return ExportedSpeechData(folder)
     if data_path:
         whole = Path(data_path, RECORD_NAME).is_file()
         data = replace(data, path=str(Path(data_path, "train")) if whole else data_path)
-    return TrainingShards(data, None if refit else run.folder)
+    return TrainingShards(data, None if refit else folder)
 
 
 class TrainingShards:

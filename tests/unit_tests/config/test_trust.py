@@ -1,0 +1,73 @@
+"""A config in a folder that is read may be a stranger's: it makes no program call a function."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts.config.exported import CONFIG, FINE_TUNE, WEIGHTS
+from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
+from torchtitan.models.dit_tts.evaluation.options import scorer_specs
+
+NONE = {"recognizer": "", "speaker_scorer": "", "opinion": ""}
+
+
+@pytest.mark.parametrize(
+    "name, spec",
+    [
+        ("recognizer", "shutil:rmtree"),
+        ("recognizer", "xvector:rmtree"),  # of another key it is the program's own
+        ("speaker_scorer", "own:rmtree"),
+        ("speaker_scorer", "whisper:rmtree"),
+        ("opinion", "dnsmos:rmtree"),
+        ("opinion", "a.b:c"),
+    ],
+)
+def test_a_run_names_no_function(name, spec):
+    samples = SimpleNamespace(**NONE | {"recognizer": "whisper:base", name: spec})
+    config = SimpleNamespace(samples=samples)
+    option = f"--{name.replace('_', '-')} {spec}"
+    refused(
+        lambda: scorer_specs(SimpleNamespace(**NONE), config), f"'{spec}' is a function", option
+    )
+    trusted = SimpleNamespace(**NONE | {name: spec})
+    assert scorer_specs(trusted, config)[name] == spec
+
+
+def test_a_run_s_own_scorers_are_taken():
+    shipped = {"speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
+    for recognizer in ("words:one,two", "whisper:base", "faster-whisper:/some/folder"):
+        specs = {"recognizer": recognizer, **shipped}
+        config = SimpleNamespace(samples=SimpleNamespace(**specs))
+        assert scorer_specs(SimpleNamespace(**NONE), config) == specs
+
+
+def test_no_module_is_imported_because_a_config_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("hostile.py").write_text("open('called', 'w')\nclass JobConfig: pass\n")
+    for line in ("[job]\ncustom_config_module", "[experimental]\ncustom_args_module"):
+        Path("config.toml").write_text(f"{line} = 'hostile'\n")
+        refused(lambda: load_run_config(tmp_path), "custom_config_module", "leave it out")
+    assert not Path("called").exists()
+
+
+def test_the_config_for_a_fine_tune_is_the_stranger_s_that_exported_it(tmp_path):
+    config = tmp_path / FINE_TUNE
+    given = ["--job.config_file", str(config)]
+    for line, key in (
+        ("[samples]\nrecognizer = 'shutil:rmtree'", "samples.recognizer"),
+        ("[compile]\ncache_folder = 'here'", "compile.cache_folder"),
+    ):
+        config.write_text(line)
+        for name in (CONFIG, WEIGHTS):
+            (tmp_path / name).touch()
+        refused(lambda: load_config(given), f"--{key}", "if you trust it")
+        for name in (CONFIG, WEIGHTS):
+            (tmp_path / name).unlink()
+        load_config(given)  # the user's own
+    config.write_text("[samples]\nrecognizer = 'whisper:base'")
+    (tmp_path / CONFIG).touch()
+    (tmp_path / WEIGHTS).touch()
+    assert load_config([*given, "--samples.opinion=a:b"]).samples.opinion == "a:b"

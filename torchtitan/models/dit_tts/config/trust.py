@@ -1,0 +1,51 @@
+"""What a config may make a program call, and whose config may."""
+
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import InputError
+
+_SHIPPED = {
+    "recognizer": ("words:", "whisper:", "faster-whisper:"),
+    "speaker_scorer": ("own", "xvector:"),
+    "opinion": ("dnsmos",),
+}
+"""Key of [samples] -> what is no function of a user's; a colon is followed by anything"""
+
+
+def chosen_scorer(name: str, given: str, of_run: str) -> str:
+    """What scores: `given` on the command line, else what the run's [samples] has under `name`.
+
+    Raises:
+        InputError: the latter is package.module:factory. A folder that is read may be a stranger's.
+    """
+    if given or not of_run or is_shipped(name, of_run):
+        return given or of_run
+    option = name.replace("_", "-")
+    raise InputError(
+        f"the run's [samples] {name} = {of_run!r} is a function, and none is called because a folder that "
+        f"is read names it; if you trust it give --{option} {of_run}, else another --{option}"
+    )
+
+
+def is_shipped(name: str, spec: str) -> bool:
+    """Whether a spec under a key of [samples] is one of the program's own, and no function of a user's."""
+    kind, colon, _ = spec.partition(":")
+    return kind + colon in _SHIPPED[name]
+
+
+def check_export_runs_nothing(sections: dict[str, Any], path: str) -> None:
+    """Raises InputError where a config that lies in an exported folder, which may be a stranger's, names a
+    function to call or a folder of compiled code."""
+    samples, compiling = sections.get("samples", {}), sections.get("compile", {})
+    for name in _SHIPPED:
+        spec = samples.get(name) if isinstance(samples, dict) else None
+        if spec and isinstance(spec, str) and not is_shipped(name, spec):
+            raise InputError(
+                f"{path}: [samples] {name} = {spec!r} is a function, and none is called because an exported "
+                f"folder names it; remove the line, and give it as --samples.{name} if you trust it"
+            )
+    if isinstance(compiling, dict) and compiling.get("cache_folder"):
+        raise InputError(
+            f"{path}: [compile] cache_folder is a folder of compiled code, and none is run because an exported "
+            f"folder names it; remove the line, and give it as --compile.cache_folder if you trust it"
+        )
