@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,6 @@ TINY = [
     "--optimizer.lr=0.01",
     "--lr_scheduler.warmup_steps=3",
     "--ema.decays=0.999",
-    "--checkpoint.enable",
     "--checkpoint.interval=2",
     "--metrics.log_freq=1",
     "--metrics.no-enable-tensorboard",
@@ -89,7 +89,8 @@ def tiny_data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def train(tmp_path, tiny_data, monkeypatch):
-    """Trains a tiny model in the folder of a name, by the command line. Returns the exit status."""
+    """Trains a tiny model in the folder of a name, by the command line. Returns the exit status.
+    `common` is what every run has."""
     import torch
 
     from tests.helpers.small_models import small_args
@@ -117,7 +118,7 @@ def train(tmp_path, tiny_data, monkeypatch):
         assert written == without_secrets(asdict(config))
         assert upstream_view(config, folder, 1) == trainers[-1].job_config
 
-    def run(name: str, *arguments: str) -> int:
+    def run(name: str, *arguments: str, common: Sequence[str] = TINY) -> int:
         place = [
             f"--job.dump_folder={tmp_path}",
             f"--job.experiment={name}",
@@ -127,7 +128,7 @@ def train(tmp_path, tiny_data, monkeypatch):
             for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 os.environ.pop(variable, None)
             try:
-                status = main.train([*place, *TINY, *arguments])
+                status = main.train([*place, *common, *arguments])
                 if status == 0:
                     check_configs(tmp_path / name)
                 return status

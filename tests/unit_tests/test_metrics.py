@@ -105,7 +105,7 @@ def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group):
     "arguments, logged",
     [
         ([], [1, 6, 12, 18, 20]),
-        (["--checkpoint.enable", "--checkpoint.interval=4"], [1, 4, 6, 8, 12, 16, 18, 20]),
+        (["--checkpoint.interval=4"], [1, 4, 6, 8, 12, 16, 18, 20]),
     ],
     ids=["first, regular and last", "saved"],
 )

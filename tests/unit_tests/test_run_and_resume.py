@@ -225,6 +225,10 @@ def test_a_change_of_what_is_trained_is_refused_or_allowed_by_its_key(tmp_path, 
         assert list(run.losses()) == [1, 2] and run.state()["state"] == "completed"
     initial = f"--checkpoint.initial_load_path={run.path}/checkpoint/step-2"
     assert train("other", "--training.steps=2", initial, "--objective.prediction=noise") == 2
+    capsys.readouterr()
+    assert train("other", "--training.steps=2", initial, "--model.flavor=60M") == 2
+    said = capsys.readouterr().err
+    assert "was trained with 'debug'; give --model.flavor debug" in said and "--resume" not in said
     complete = "--checkpoint.no-initial_load_model_only"
     assert train("other", "--training.steps=4", initial, complete, "--optimizer.name=Muon") == 2
     assert "was written with another optimizer" in capsys.readouterr().err

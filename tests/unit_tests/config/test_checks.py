@@ -101,6 +101,7 @@ REFUSED = """
 1 | checkpoint.keep_latest_k = 1 | [checkpoint] keep_latest_k = 1 | at least 2
 1 | checkpoint.folder = '/data' | [checkpoint] folder = '/data' | without '/'
 1 | checkpoint.initial_load_path = 'no/where' | initial_load_path | 'no/where' | not a folder
+1 | checkpoint = {enable = false, initial_load_path = 'no/where'} | 'no/where' with enable = false | set enable = true
 2 | checkpoint = {enable = true, create_seed_checkpoint = true} | 2 processes | needs 1
 1 | checkpoint = {enable = false, create_seed_checkpoint = true} | enable = false | enable = true
 1 | validation.times = [] | [validation] times = [] | one or more

@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers.exported_run import export
 from tests.helpers.sentences import refused
+from tests.helpers.tiny_runs import Folder
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.manager import load_run_config
+from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.export.exporter import _write_codec
 from torchtitan.models.dit_tts.files import JsonLines
@@ -218,9 +219,6 @@ def test_an_export_starts_a_run_by_its_path_alone(trained, train, tmp_path, caps
     assert train("tuned", *start, *still[1:], "--training.steps=4", *CONDITIONED) == 0  # resumes
     assert load_run(tuned).step == 4
 
-    # fine_tune.toml has what must be the same.
-    sections = tomllib.loads((folder / exported.FINE_TUNE).read_text())
-    assert sections["data"]["conditioning"] == ["speaker"] and "path" not in sections["data"]
     for name, arguments, words in (
         ("other", ["--data.conditioning="], "[data] conditioning"),
         (
@@ -233,6 +231,48 @@ def test_an_export_starts_a_run_by_its_path_alone(trained, train, tmp_path, caps
     ):
         assert train(name, *start, "--training.steps=2", *arguments) == 2, name
         assert words in capsys.readouterr().err
+
+
+def test_its_fine_tune_goes_on_where_the_run_was_and_is_saved(train, tmp_path):
+    """By fine_tune.toml as it is: the first loss is the base's last, not that of random weights."""
+    trained_by = ["--ema.decays=0.99", "--lr_scheduler.decay_ratio=0.3", "--training.max_norm=0.7"]
+    kept = ["--validation.keep_best=text_gain", "--checkpoint.interval=100"]
+    assert train("run", "--training.steps=40", *trained_by, *kept, *CONDITIONED) == 0
+    folder = export(tmp_path / "run", tmp_path / "out", "--weights=raw")
+    sections = tomllib.loads((folder / exported.FINE_TUNE).read_text())
+    assert "path" not in sections["data"] and "path" not in sections["validation"]
+    start = [
+        f"--job.config_file={folder / exported.FINE_TUNE}",
+        f"--checkpoint.initial_load_path={folder}",
+        "--training.steps=1",
+    ]
+    here = [
+        "--data.num_workers=0",
+        "--metrics.no-enable-tensorboard",
+        "--debug.seed=1",
+        "--data.audit",
+    ]
+    assert train("tuned", *start, common=here) == 0
+    base, tuned = Folder(tmp_path / "run"), Folder(tmp_path / "tuned")
+    losses = base.losses()
+    last = sum(losses[step] for step in range(31, 41)) / 10
+    assert tuned.audit()[0]["ids"] == base.audit()[0]["ids"]  # the batch of losses[1]
+    assert losses[1] - tuned.losses()[1] > 0.5 * (losses[1] - last) > 0.04
+    assert tuned.checkpoints() == {"step-1"}
+    config = load_run_config(tuned.path)
+    assert config.data.conditioning == ["speaker"]
+    assert config.training.mixed_precision_param == "float32" and config.training.max_norm == 0.7
+    assert config.ema.decays == [0.99] and config.lr_scheduler.decay_ratio == 0.3
+    assert config.lr_scheduler.warmup_steps == 3 and config.optimizer.lr == 0.01
+    assert config.validation.keep_best == "text_gain" and config.checkpoint.interval == 100
+
+
+def test_a_figure_of_speech_is_not_asked_of_a_fine_tune():
+    """It needs what listens, which could be anything on the machine of whoever fine-tunes."""
+    samples = ["--samples.freq=5", "--samples.recognizer=words:one", "--validation.keep_best=wer"]
+    config = load_config(["--data.path=d", *samples])
+    sections = exported.fine_tune_config(config, "mel_dct", "bytes")
+    assert "keep_best" not in sections["validation"] and "samples" not in sections
 
 
 def test_what_is_no_weights_cannot_start_a_run(trained, train, tmp_path, capsys):

@@ -116,7 +116,7 @@ def test_room_is_found_once_and_belongs_to_the_weights(data, tmp_path):
     assert [first.vocabulary.room] == found
     assert load_tokenizer(tmp_path / "run", config).vocabulary == first.vocabulary
     checkpoint = add_checkpoint(tmp_path / "run")
-    loading = ["--checkpoint.enable", f"--checkpoint.initial_load_path={checkpoint}", positions]
+    loading = [f"--checkpoint.initial_load_path={checkpoint}", positions]
     for folder, arguments in (("run", [positions]), ("tuned", loading)):
         again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), find_room)
         assert again.vocabulary == first.vocabulary and len(found) == 1
@@ -208,7 +208,7 @@ def test_initial_weights_bring_their_tokens(data, tmp_path):
     checkpoint = add_checkpoint(tmp_path / "a")
     fewer = write_data(tmp_path / "fewer", speakers=["s2"], text="nine", n=8)
     more = write_data(tmp_path / "more", speakers=["s2", "new"], text="nine", n=8)
-    loading = [*CONDITIONED, "--checkpoint.enable", "--checkpoint.initial_load_path"]
+    loading = [*CONDITIONED, "--checkpoint.initial_load_path"]
     config = config_of(fewer, tmp_path / "b", *loading, str(checkpoint))
     assert build_tokenizer(config).vocabulary == first.vocabulary
     assert load_tokenizer(tmp_path / "b", config).vocabulary == first.vocabulary
@@ -232,7 +232,7 @@ def test_a_run_and_its_weights_outlive_the_model(data, t5, tmp_path):
     checkpoint = add_checkpoint(run)
     before = written(run)
     shutil.rmtree(copied)
-    loading = ["--checkpoint.enable", f"--checkpoint.initial_load_path={checkpoint}"]
+    loading = [f"--checkpoint.initial_load_path={checkpoint}"]
     for again in (
         load_tokenizer(run, config),
         build_tokenizer(config_of(data, run, *arguments)),

@@ -326,8 +326,11 @@ def test_nothing_is_kept_where_nobody_asks(tmp_path, train, options, planned):
     assert Folder(tmp_path / "run").checkpoints() == {"step-8", "step-12", "step-13"}
 
 
-def test_without_checkpoints_there_is_nothing_to_keep(tmp_path, train, options):
+def test_without_checkpoints_there_is_nothing_to_keep(tmp_path, train, options, caplog):
+    caplog.set_level("INFO")
     assert train("run", *options, "--training.steps=4", "--checkpoint.no-enable") == 0
+    assert "Nothing will be saved: [checkpoint] enable = false" in caplog.messages
+    assert "Trained to step 4; nothing was saved" in caplog.messages
     run = Folder(tmp_path / "run")
     assert [row["step"] for row in rows(run)] == [3, 4]
     assert not (run.path / "checkpoint").exists()

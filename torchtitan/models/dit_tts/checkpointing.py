@@ -83,7 +83,7 @@ class RunCheckpointer(CheckpointManager):
     def save_now(self, step: int) -> None:
         """A complete checkpoint of this step, written before the call returns; nothing where it was
         saved already."""
-        if not self._writes or self.saved_step == step:
+        if not self.writes or self.saved_step == step:
             return self.wait()
         self.wait()
         states = self._flattened_model_states_sd()
@@ -95,7 +95,7 @@ class RunCheckpointer(CheckpointManager):
         was saved for that alone, is removed."""
         before, self.best_step = self.best_step, step
         self.save_now(step)
-        if not self._writes:
+        if not self.writes:
             return
         for_that_alone = before not in (None, step) and before % self.interval != 0
         path = Path(self.folder) / f"step-{before}"
@@ -211,7 +211,7 @@ class RunCheckpointer(CheckpointManager):
                 something else, or no checkpoint is left of a run that had one.
         """
         loaded = False
-        if self._writes:
+        if self.writes:
             self._remove_left_behind()
         self._refuse_to_lose_steps(step)
         path = self._checkpoint_to_load() if self.enable else None
@@ -229,7 +229,7 @@ class RunCheckpointer(CheckpointManager):
         Returns:
             Whether there was one: False before the run's first save.
         """
-        if not self._writes:
+        if not self.writes:
             return False
         self.wait()
         if self.saved_step <= 0 or (self.exclude_from_loading and not self.has_saved):
@@ -241,7 +241,8 @@ class RunCheckpointer(CheckpointManager):
         return True
 
     @property
-    def _writes(self) -> bool:
+    def writes(self) -> bool:
+        """Whether the run saves checkpoints, and can be resumed."""
         return self.enable and not self.load_only
 
     def _remove_left_behind(self) -> None:
@@ -255,7 +256,7 @@ class RunCheckpointer(CheckpointManager):
         run_on_all_ranks(remove, "remove what an earlier start left behind")
 
     def _refuse_to_lose_steps(self, step: int) -> None:
-        if not self._writes:
+        if not self.writes:
             last = max((row["step"] for row in self.run_folder.metrics.read()), default=0)
             if last:
                 raise InputError(
@@ -281,7 +282,7 @@ class RunCheckpointer(CheckpointManager):
             if problem is None:
                 return path
             corrupt.append(problem)
-            if not self._writes:
+            if not self.writes:
                 raise InputError(f"{problem}; restore it or remove the folder")
             if dist.get_rank() == 0:
                 aside = storage.set_aside(path)

@@ -62,9 +62,11 @@ def check_trained_with(
         if saved[key] == value or key in allowed:
             continue
         if resumes or key in _OF_WEIGHTS:
+            remedy = f"set it back, or accept the change with --resume.allow {key}"
+            if key == "model.flavor":  # weights of another size fit nowhere
+                remedy = f"give --model.flavor {saved[key]}"
             raise InputError(
-                f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; set it back, or "
-                f"accept the change with --resume.allow {key}"
+                f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; {remedy}"
             )
 
 

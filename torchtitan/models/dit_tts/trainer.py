@@ -177,6 +177,10 @@ class DiTTTSTrainer(Trainer):
                 f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
                 f"{self.run_folder.path}"
             )
+            if not self.checkpointer.writes and self.benchmark is None:
+                checkpoint = self.config.checkpoint
+                key = "load_only = true" if checkpoint.enable else "enable = false"
+                logger.warning(f"Nothing will be saved: [checkpoint] {key}")
         self.run_folder.confirm(self.config)
         self.run_folder.write_ranks(self.ranks)
         self._continue_from_step()
@@ -276,8 +280,7 @@ class DiTTTSTrainer(Trainer):
             checkpoint = self.config.checkpoint
             folder = self.run_folder.path / checkpoint.folder
             saved = f"checkpoint: {folder}/step-{self.step}"
-            nothing = "[checkpoint] enable = false: nothing is saved"
-            where = saved if checkpoint.enable else nothing
+            where = saved if self.checkpointer.writes else "nothing was saved"
             logger.info(f"Trained to step {self.step}; {where}")
 
     def close(self) -> None:

@@ -150,6 +150,11 @@ def _check_checkpoint(config: JobConfig, world_size: int) -> None:
         f"{str(checkpoint.enable).lower()}; it needs 1 process and enable = true",
     )
     require(
+        checkpoint.enable or not checkpoint.initial_load_path,
+        f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r} with enable = false, which loads "
+        f"and saves nothing; set enable = true",
+    )
+    require(
         checkpoint.folder not in ("", ".", "..") and "/" not in checkpoint.folder,
         f"[checkpoint] folder = {checkpoint.folder!r} must be a folder's name without '/'; it lies in "
         f"the run folder",

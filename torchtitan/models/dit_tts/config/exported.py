@@ -9,7 +9,7 @@
     durations.json       how long a text takes, by the fit on the training data
     duration/            a trained predictor of that, as an exported folder of its own
     voices/              voices.safetensors: references of speakers who were chosen
-    fine_tune.toml       what a run that starts from it must have the same
+    fine_tune.toml       config of a run that starts from it: what must be the same, and how it was trained
     README.md            the model card, for its author to edit
 
 It may come from a stranger: nothing in it is code, and its config has only the keys of KEPT.
@@ -17,11 +17,12 @@ It may come from a stranger: nothing in it is code, and its config has only the 
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig
+from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig, Samples
+from torchtitan.models.dit_tts.config.validation_figures import measured_figures
 from torchtitan.models.dit_tts.errors import InputError
 
 FORMAT, VERSION = "titan-tts", 1
@@ -37,35 +38,73 @@ DURATIONS = "duration"
 VOICES = "voices/voices.safetensors"
 TEXT_ENCODER = "text_encoder"
 
+_DATA = (
+    "latent_channels",
+    "frames_per_second",
+    "max_frames",
+    "max_speaker_frames",
+    "speaker_patch_size",
+    "max_text_tokens",
+    "conditioning",
+    "conditioning_dropout",
+    "duration_token_seconds",
+)
 KEPT: dict[str, tuple[str, ...] | None] = {
     "model": ("name", "flavor", "text_positions"),
-    "data": (
-        "latent_channels",
-        "frames_per_second",
-        "max_frames",
-        "max_speaker_frames",
-        "speaker_patch_size",
-        "max_text_tokens",
-        "conditioning",
-        "conditioning_dropout",
-        "duration_token_seconds",
-    ),
+    "data": _DATA,
     "encoder": ("model", "frozen", "dtype", "vocab_size", "dim", "n_layers", "n_heads"),
     "objective": None,
     "sampling": None,
 }
 """Section -> its keys in config.json; None: all"""
 
+_FINE_TUNE: dict[str, tuple[str, ...] | None] = KEPT | {
+    "data": (*_DATA, "num_buckets", "batch_multiple"),  # global_batch_size is a multiple of it
+    "training": (
+        "global_batch_size",
+        "max_norm",
+        "dtype",
+        "mixed_precision_param",
+        "mixed_precision_reduce",
+    ),
+    "optimizer": None,
+    "lr_scheduler": None,
+    "ema": None,
+    "validation": ("freq", "samples", "times", "batch_size", "seed", "keep_best"),
+    "checkpoint": ("interval", "keep_latest_k"),
+}
+"""Section -> its keys in fine_tune.toml; None: all"""
+
 _PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".distcp")
 
 
-def kept(config: JobConfig) -> dict[str, dict[str, Any]]:
-    """The part of a run's config that its model needs."""
+def kept(
+    config: JobConfig, sections: dict[str, tuple[str, ...] | None] = KEPT
+) -> dict[str, dict[str, Any]]:
+    """The part of a run's config that its model needs, or that has other keys of sections."""
     values = asdict(config)
     return {
         section: {name: values[section][name] for name in names or values[section]}
-        for section, names in KEPT.items()
+        for section, names in sections.items()
     }
+
+
+def fine_tune_config(config: JobConfig, codec: str, encoder: str) -> dict[str, dict[str, Any]]:
+    """fine_tune.toml of a run: what must be the same, and how it was trained.
+
+    Args:
+        codec: what the run's is called everywhere; empty for a file.
+        encoder: the same of its text encoder.
+    """
+    found = kept(config, _FINE_TUNE)
+    found["encoder"]["model"] = encoder
+    found["sampling"]["codec"] = codec
+    if not codec:
+        del found["sampling"]["codec"]
+    # Figures of speech need what listens, which a folder does not name.
+    if config.validation.keep_best not in measured_figures(replace(config, samples=Samples())):
+        del found["validation"]["keep_best"]
+    return found
 
 
 def is_exported(folder: str | os.PathLike) -> bool:

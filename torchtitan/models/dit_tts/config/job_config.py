@@ -82,6 +82,9 @@ class Metrics(titan.Metrics):
 
 @dataclass
 class Checkpoint(titan.Checkpoint):
+    enable: bool = True
+    """Saves checkpoints and resumes from them; without them nothing of a run is kept but its metrics"""
+
     last_save_model_only: bool = False
     """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
     resumed"""

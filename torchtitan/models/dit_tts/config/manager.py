@@ -271,6 +271,7 @@ def resolve(
             config.data, path="", weights=[], balance_by="", epochs=0, audit=False
         )
         config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = False
+        config.checkpoint.initial_load_path = None
         config.training.batch_ramp = []  # complete steps are timed
         config.validation.enable, config.samples.freq = False, 0
         config.metrics.enable_wandb = False

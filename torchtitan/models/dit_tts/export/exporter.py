@@ -96,8 +96,8 @@ def _write(
         "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
     }
     kept = _write_model(out, loaded, about, written, options.dtype)
-    of_training = {name: values for name, values in kept.items() if name != "sampling"}
-    write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(of_training)))
+    fine_tune = exported.fine_tune_config(config, about["codec"]["name"], kept["encoder"]["model"])
+    write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
     predictor = find_predictor(loaded.folder, config)
     if predictor is not None:
         (out / exported.DURATIONS).mkdir()

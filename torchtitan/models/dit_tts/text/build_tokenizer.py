@@ -237,7 +237,7 @@ def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
     # A save that a kill cut short, step-N.saving, is none of them.
     if any(not path.parent.suffix for path in folder.glob("*/step-*/.metadata")):
         return folder
-    if config.checkpoint.enable and config.checkpoint.initial_load_path:
+    if config.checkpoint.initial_load_path:
         given = Path(config.checkpoint.initial_load_path).resolve()
         if is_exported(given):
             return given
