@@ -1,13 +1,17 @@
 """What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
 
+import errno
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from tests.helpers.tiny_runs import Folder
-from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts import cli, run_folder
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra import collectives
+from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter
 
 EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
 
@@ -81,3 +85,52 @@ def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train
     (tmp_path / "elsewhere").rename(disk)
     assert train("run", "--training.steps=6") == 0
     assert list(run.losses()) == [1, 2, 3, 4, 5, 6] and "step-6" in run.checkpoints()
+
+
+def stop(trainer) -> None:
+    raise RuntimeError("stopped")
+
+
+def stop_without_space(trainer) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+
+@pytest.mark.long
+def test_a_save_in_the_background_counts_once_it_is_complete(tmp_path, train, after_step):
+    """Also one that is complete only after the run has failed."""
+    found = []
+    steps = {4: lambda trainer: found.append(trainer.run_folder.saved_step), 5: stop}
+    after_step(steps)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train("run", "--training.steps=6", "--checkpoint.async_mode=async")
+    run = Folder(tmp_path / "run")
+    state = run.state()
+    assert found == [None]  # nothing has waited for the save of step 2 yet
+    assert (state["state"], state["error"]) == ("failed", "stopped")
+    assert state["saved_step"] == 4 and run.checkpoints() == {"step-2", "step-4"}
+
+
+@pytest.mark.long
+def test_a_run_that_a_full_disk_ends_beside_a_save_is_failed(
+    tmp_path, train, after_step, monkeypatch, capsys
+):
+    """Its state finds no room until what the save in the background has written is removed."""
+    half = tmp_path / "run" / "checkpoint" / "step-2.saving"
+
+    def no_space(writer, plan, planner):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(path, content):
+        if half.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomic(path, content)
+
+    monkeypatch.setattr(CheckpointWriter, "write_data", no_space)
+    monkeypatch.setattr(run_folder, "write_atomic", write)
+    # The save has failed, and nobody has asked it yet.
+    after_step({3: stop_without_space})
+    arguments = ["--training.steps=6", "--checkpoint.async_mode=async", "--metrics.log_freq=9"]
+    assert train("run", *arguments) == 2
+    assert "no space is left on the disk" in capsys.readouterr().err
+    state = Folder(tmp_path / "run").state()
+    assert state["state"] == "failed" and not half.exists()

@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import tomllib
-from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +16,10 @@ from tests.helpers.tiny_runs import Folder
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts import cli
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import checkpoint_storage
-from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter, read_manifest
-from torchtitan.models.dit_tts.resume_rules import check_trained_with
+from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+    CheckpointWriter,
+    read_manifest,
+)
 
 
 @torch.no_grad()
@@ -353,15 +351,3 @@ def test_no_file_and_no_log_of_a_run_holds_a_secret(
     for secret in secrets:
         assert secret not in text
         assert not [path for path in files if secret.encode() in path.read_bytes()], secret
-
-
-SHIFT = "objective.time_shift"
-
-
-def test_keys_that_a_checkpoint_is_older_than(monkeypatch):
-    """It was trained with their defaults, and not with whatever the config says now."""
-    monkeypatch.setattr(checkpoint_storage, "read_manifest", lambda path: {"trained_with": {}})
-    for shift, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", SHIFT], False)):
-        training = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.9999]}
-        with pytest.raises(InputError, match=f"{SHIFT} = 2.0, but") if refused else nullcontext():
-            check_trained_with(Path("step-2"), training, allowed, True)

@@ -106,6 +106,15 @@ def test_a_resumed_guard_judges_alike(steps):
         assert resumed.losses == guard.losses and resumed.norms == guard.norms
 
 
+def test_a_resumed_guard_knows_a_level_that_is_long_past():
+    """It compares with the lowest of the run: half as much again at a time is no spike."""
+    guard, resumed = guard_after(64), DivergenceGuard(SIGMAS)
+    for step in range(64, 64 + 2 * WINDOW):
+        assert not judged(guard, step, min(1.02 ** (step - 64), 3.0), 0.5)
+    resumed.load_state_dict(guard.state_dict())
+    assert judged(guard, 400, 6.0, 0.5) and judged(resumed, 400, 6.0, 0.5)
+
+
 def test_bad_steps_are_counted_among_the_last():
     guard = guard_after(3)
     for step in range(4, 7):

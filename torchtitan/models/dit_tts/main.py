@@ -109,7 +109,7 @@ def train(args: list[str]) -> int:
     if compile_cache:
         logger.info(compile_cache)
     folder = RunFolder(run_folder_path(config), rank)
-    trainer = None
+    trainer = failure = None
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     stop_signal = StopSignal(lambda number: folder.set_state(state_after(number), folder.step))
@@ -128,13 +128,17 @@ def train(args: list[str]) -> int:
         folder.set_state(state_after(stopped_by) if stopped_by else "completed", trainer.step)
     except (Exception, KeyboardInterrupt, CheckpointException) as error:
         behind = trainer.progress.behind() if trainer and failure_state(error) == "timeout" else ""
-        folder.fail(error, behind)
+        failure = error, behind
+        folder.fail(*failure)
         raise
     finally:
         try:
             if trainer is not None:
                 trainer.close()
         finally:
+            if failure is not None:
+                # A save in the background has ended by now: it counts, or its space is free again.
+                folder.fail(*failure)
             stop_signal.close()
             folder.close()
             gc.unfreeze()

@@ -224,7 +224,8 @@ class RunFolder:
         failed = (
             known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started
         )
-        # A rank that has lost its peer may write before that peer has.
+        # A rank that has lost its peer may write before that peer has; and this one a second time.
+        failed = failed and known.get("rank") != self.rank
         if failed and (is_lost_peer(error) or not known.get("error", "").startswith(LOST_PEER)):
             return
         sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__

@@ -1,0 +1,67 @@
+"""What a resume, or a new run from a checkpoint's weights, may change of a config."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra import checkpoint_storage
+from torchtitan.models.dit_tts.infra.checkpoint_storage import write_manifest
+from torchtitan.models.dit_tts.resume_rules import check_trained_with, trained_with
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "of_weights"),
+    [
+        ("model.flavor", "small", True),
+        ("model.text_positions", "absolute", True),
+        ("objective.prediction", "noise", True),
+        ("objective.logit_std", 0.5, False),
+        ("alignment.ctc_weight", 0.1, False),
+        ("optimizer.state_dtype", "bfloat16", False),
+        ("lr_scheduler.warmup_steps", 7, False),
+        ("ema.decays", [0.9], False),
+        ("model.converters", ["float8"], False),
+        ("megatron.fp8", True, False),
+        ("training.max_norm", 7.0, False),
+        ("encoder.frozen", False, False),
+        ("training.steps", 7, None),
+        ("training.local_batch_size", 7, None),
+        ("data.num_workers", 7, None),
+        ("validation.freq", 7, None),
+        ("checkpoint.interval", 7, None),
+        ("divergence.max_rollbacks", 7, None),
+        ("compile.enable", True, None),
+    ],
+)
+def test_what_a_resume_and_a_new_run_may_change(tmp_path, key, value, of_weights):
+    """of_weights: None for what may change, False for what a new run from these weights may."""
+    write_manifest(tmp_path, [], trained_with(JobConfig()))
+    changed = JobConfig()
+    section, name = key.split(".")
+    assert getattr(getattr(changed, section), name) != value
+    setattr(getattr(changed, section), name, value)
+
+    def check(allowed, resumes):
+        check_trained_with(tmp_path, trained_with(changed), allowed, resumes)
+
+    refused = pytest.raises(InputError, match=f"^{key} = .* was trained with .*allow {key}$")
+    with nullcontext() if of_weights is None else refused:
+        check([], True)
+    with refused if of_weights else nullcontext():
+        check([], False)
+    check([key], True)
+
+
+SHIFT = "objective.time_shift"
+
+
+def test_keys_that_a_checkpoint_is_older_than(monkeypatch):
+    """It was trained with their defaults, and not with whatever the config says now."""
+    monkeypatch.setattr(checkpoint_storage, "read_manifest", lambda path: {"trained_with": {}})
+    for shift, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", SHIFT], False)):
+        training = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.9999]}
+        with pytest.raises(InputError, match=f"{SHIFT} = 2.0, but") if refused else nullcontext():
+            check_trained_with(Path("step-2"), training, allowed, True)
