@@ -84,11 +84,12 @@ def _write(
         save_voices(references, out / exported.VOICES)
         written.append(exported.VOICES)
     audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})
+    # The path of a file is not given away.
+    codec_name = "" if Path(codec.name).is_absolute() else codec.name
     about = {
         "codec": {
             "kind": codec_kind(codec.name),
-            # The path of a file is not given away.
-            "name": "" if Path(codec.name).is_absolute() else codec.name,
+            "name": codec_name,
             "fingerprint": codec.fingerprint,
             "sample_rate": codec.sample_rate,
             "hop_length": codec.hop_length,
@@ -96,7 +97,7 @@ def _write(
         "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
     }
     kept = _write_model(out, loaded, about, written, options.dtype)
-    fine_tune = exported.fine_tune_config(config, about["codec"]["name"], kept["encoder"]["model"])
+    fine_tune = exported.fine_tune_config(config, codec_name, kept["encoder"]["model"])
     write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
     predictor = find_predictor(loaded.folder, config)
     if predictor is not None:
