@@ -212,3 +212,46 @@ def test_base_levels_and_the_order_of_mixed_ones():
     assert base_level(rows, "compile") == "off"
     assert base_level([{"size": size} for size in ("8B", "300M", "800M")], "size") == "300M"
     assert base_level([{"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}], "optimizer.lr") == 0.01
+
+
+def test_effects_and_interactions_are_of_each_size():
+    """Compiling gains 10 % of one size and 50 % of the other; the mean of both is true of neither."""
+    gains = {"800M": 1.1, "3B": 1.5}
+    rows = [
+        BASE | {"size": size, "compile": mode, "precision": precision, "samples_per_second": value}
+        for size, gain in gains.items()
+        for precision, factor in (("bf16", 1.0), ("fp8", 1.3))
+        for mode, value in (("off", 10 * factor), ("default", 10 * factor * gain))
+    ]
+    names = ["size", "compile", "precision"]
+    found = {
+        row["size"]: row["equal_batch"]
+        for row in effects(rows, names, "samples_per_second")
+        if row["factor"] == "compile"
+    }
+    assert {size: each["ratio"] for size, each in found.items()} == pytest.approx(gains)
+    assert [each["pairs"] for each in found.values()] == [2, 2]
+    crossed = interactions(rows, names, "samples_per_second")
+    assert {(row["size"], round(row["ratio"], 9)) for row in crossed} == {("800M", 1), ("3B", 1)}
+    assert all(row["factors"] == ["compile", "precision"] for row in crossed)
+
+
+def test_the_interval_of_an_interaction_is_students():
+    """Two blocks of four cells with two runs each: se = s sqrt(8 / 2) / 2 over 8 degrees of freedom."""
+    rows, spread = [], 0.02
+    for batch in (8, 16):
+        for mode in ("off", "default"):
+            for precision in ("bf16", "fp8"):
+                for sign in (1, -1):
+                    value = 10 * math.exp(sign * spread)
+                    levels = {"batch": batch, "compile": mode, "precision": precision}
+                    rows.append(BASE | levels | {"samples_per_second": value})
+    crossed = [
+        row
+        for row in interactions(rows, ["batch", "compile", "precision"], "samples_per_second")
+        if row["factors"] == ["compile", "precision"]
+    ]
+    # s^2 = 2 spread^2 with 8 degrees of freedom; t(0.975, 8) = 2.306004
+    expected = 2.306004 * math.sqrt(2 * spread**2 * (2 * 4 / 2)) / 2
+    assert math.log(crossed[0]["high"]) == pytest.approx(expected, rel=1e-5)
+    assert crossed[0]["pairs"] == 2

@@ -104,6 +104,16 @@ def test_best_is_by_the_mean_of_the_repeats():
     assert row == {"batch": 1, "runs": 2, SPEED: 10}
 
 
+def test_shorter_data_do_not_compete():
+    """They would have the higher throughput whatever else is slower; also where all else changes with them."""
+    names = [*NAMES, "data.max_frames"]
+    long = rows_of([10], **{"data.max_frames": 1024, "compile": "default"})
+    short = rows_of([40], **{"data.max_frames": 256})
+    found = best(*matched_factors([*long, *short], names), (SPEED,))
+    assert [(row["data.max_frames"], row[SPEED]) for row in found] == [(256, 40), (1024, 10)]
+    assert all(row["on_front"] for row in pareto(*matched_factors([*long, *short], names)))
+
+
 def test_scaling_from_one_gpu_for_every_layout():
     grid = combinations(layout=["single"], gpus=[1], batch=[4, 8])
     grid += combinations(layout=["fsdp", "ddp"], gpus=[4, 16], batch=[4])

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.codec.record import RecordedCodec
 from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.evaluation import evaluate as evaluate_module
-from torchtitan.models.dit_tts.evaluation.options import first_config, scorer_specs
+from torchtitan.models.dit_tts.evaluation.options import Options, first_config, scorer_specs
 from torchtitan.models.dit_tts.inference import hub
 
 
@@ -148,3 +148,8 @@ def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
     assert [row["name"] for row in found["rows"][2:]] == ["a@7:raw", "b@5"]
     assert [row["weights"] for row in found["rows"][2:]] == ["raw", "ema"]
     assert [row["step"] for row in found["rows"][2:]] == [7, 5]
+
+
+def test_float32_unless_it_is_said_otherwise():
+    """In bfloat16 what is said depends on the batch."""
+    assert Options(run="outputs/x", test="data").dtype == "float32"

@@ -45,7 +45,7 @@ def test_held_out_utterances_are_read_with_what_is_theirs(shards):
         assert (prompt.latents == number).all() and (prompt.reference == number + 10).all()
     assert [p.key for p in read(shards / "s1.tar").prompts] == ["a/0", "a/1", "a/2"]
     # Voices alternate: a stride over them would take one of the two.
-    assert [p.speaker for p in read(shards, 2).prompts] == list(SPEAKERS)
+    assert {p.speaker for p in read(shards, 3).prompts} == set(SPEAKERS)
 
 
 def test_a_sample_without_a_reference_has_none(tmp_path):

@@ -33,14 +33,16 @@ from torchtitan.models.dit_tts.plan.states import (
 )
 def test_state_bytes_are_those_of_real_tensors(layout):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""
-    config = shipped_debug_config("--parallelism.backend=megatron")
+    decays = [0.9, 0.999]
+    averaged = f"--ema.decays={decays[0]},{decays[1]}"
+    config = shipped_debug_config("--parallelism.backend=megatron", averaged)
     sizes = model_sizes(config)
     predicted = state_memory(config, sizes.args, sizes.source, layout)
     with fake_process_group(layout) as dims:
         model = get_train_spec().model_cls(sizes.args)
         model = get_train_spec().parallelize_fn(model, dims, config)
         optimizers = get_train_spec().build_optimizers_fn([model], config.optimizer, dims)
-        ema = EMA(model, [0.9])
+        ema = EMA(model, decays)
         batch = random_inputs()
         squared_error_sums(model(**batch), batch["latents"], batch["frame_mask"]).sum().backward()
         optimizers.step()
@@ -54,13 +56,22 @@ def test_state_bytes_are_those_of_real_tensors(layout):
                     for state in optimizers.optimizers[0].state.values()
                     for value in state.values()
                 ),
-                next(iter(ema.averages.values())).values(),
+                [value for average in ema.averages.values() for value in average.values()],
             )
         ]
     exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]
     assert exact[1:] == real[1:]
     # Weights alone have the padding of shards: less than a row of each.
     assert real[0] <= exact[0] <= 1.01 * real[0]
+
+
+def test_averages_have_no_alignment_heads():
+    config = shipped_debug_config("--alignment.ctc_weight=0.1", "--ema.decays=0.9,0.99")
+    sizes = model_sizes(config)
+    predicted = state_memory(config, sizes.args, sizes.source, DataParallelLayout(1, 1))
+    ema = EMA(get_train_spec().model_cls(sizes.args), [0.9, 0.99])
+    real = sum(local_bytes(average.values()) for average in ema.averages.values())
+    assert predicted.ema == real < 2 * predicted.weights
 
 
 def local_bytes(tensors) -> int:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES
+from torchtitan.models.dit_tts.analysis.effects import NO_ALTERNATIVES
 from torchtitan.models.dit_tts.html_page import PLOT_STYLE
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.

@@ -23,10 +23,15 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from torchtitan.models.dit_tts.analysis.runs import DATA
+
 Row = Mapping[str, Any]
 LEVEL = 0.95
 NOT_COMPARED = ("batch", "gpus", "global_batch")
 """No effects of these are listed: growth with the batch and scaling over GPUs are tables of their own."""
+
+NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths", *DATA)
+"""Runs that differ in these do not compete: the best is sought, and fronts are drawn, for each."""
 
 _BASES = {
     "size": ("debug", "60M", "300M", "800M", "3B", "8B"),
@@ -116,9 +121,9 @@ def matched_factors(
 
 def together(rows: Sequence[Row], factors: Sequence[str]) -> dict[str, list[str]]:
     """Factor -> later ones whose levels are one-to-one with its own, as of an axis "compile.mode" beside
-    the factor `compile`: nothing can tell their effects apart. Batch, accumulation and GPUs are never
-    among them: what goes with a batch must not pass for the effect of a factor."""
-    apart = (*NOT_COMPARED, "accumulation")
+    the factor `compile`: nothing can tell their effects apart. Batch, accumulation and NO_ALTERNATIVES are
+    never among them: what goes with a batch or with shorter data must not pass for the effect of a factor."""
+    apart = (*NOT_COMPARED, *NO_ALTERNATIVES, "accumulation")
     found: dict[str, list[str]] = {}
     followers: set[str] = set()
     for first, second in combinations([name for name in factors if name not in apart], 2):
@@ -197,8 +202,16 @@ def _best_cells(found: Mapping[tuple, np.ndarray], batch: int | None) -> dict[tu
     return best
 
 
+def by_size(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+    """The runs of each model size: what a level is worth for one says little of another."""
+    found: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.get("size")].append(row)
+    return {size: found[size] for size in sorted(found, key=level_order)}
+
+
 def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
-    """Every level of every factor against the factor's base level.
+    """Every level of every factor against the factor's base level, for each model size.
 
     `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
     of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
@@ -208,8 +221,21 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
         names: the factors of `matched_factors`.
     """
     plain = figure.endswith("_gib")
-    found = cells(rows, names, figure)
-    noise = Noise(0.0, 0) if plain else pooled_noise(found)
+    noise = Noise(0.0, 0) if plain else pooled_noise(cells(rows, names, figure))
+    table = []
+    for size, of_size in by_size(rows).items():
+        found = cells(of_size, names, figure)
+        table += [{"size": size, **row} for row in _effects(of_size, names, found, noise, plain)]
+    return table
+
+
+def _effects(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    found: Mapping[tuple, np.ndarray],
+    noise: Noise,
+    plain: bool,
+) -> list[dict[str, Any]]:
     batch = names.index("batch") if "batch" in names else None
     best = {} if plain else _best_cells(found, batch)
     table = []
@@ -235,14 +261,25 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
 
 
 def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
-    """For pairs of factors how much the effect of one depends on the other, by falling distance from 1.
+    """For pairs of factors how much the effect of one depends on the other, for each model size, by
+    falling distance from 1.
 
     Over complete 2x2 blocks of cells, equal in everything else, with the base levels a0, b0:
     d = (y(a1,b1) - y(a0,b1)) - (y(a1,b0) - y(a0,b0)); exp(mean d) = 1: the effects multiply. Of intervals
     that hold nothing but noise one in twenty leaves 1 out.
     """
-    found = cells(rows, names, figure)
-    noise = pooled_noise(found)
+    noise = pooled_noise(cells(rows, names, figure))
+    table = [
+        {"size": size, **row}
+        for size, of_size in by_size(rows).items()
+        for row in _interactions(of_size, names, cells(of_size, names, figure), noise)
+    ]
+    return sorted(table, key=lambda row: -abs(math.log(row["ratio"])))
+
+
+def _interactions(
+    rows: Sequence[Row], names: Sequence[str], found: Mapping[tuple, np.ndarray], noise: Noise
+) -> list[dict[str, Any]]:
     table = []
     for (i, first), (j, second) in combinations(enumerate(names), 2):
         base = base_level(rows, first), base_level(rows, second)
@@ -267,7 +304,7 @@ def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list
             low, high = estimate["low"], estimate["high"]
             clear = None if low is None else not low <= 1 <= high
             table.append({**row, **estimate, "excludes_1": clear})
-    return sorted(table, key=lambda row: -abs(math.log(row["ratio"])))
+    return table
 
 
 def _with(key: tuple, changes: Mapping[int, Any]) -> tuple:

@@ -15,9 +15,9 @@ from torchtitan.models.dit_tts.analysis.drawing import (
     panels,
     ticks,
 )
-from torchtitan.models.dit_tts.analysis.effects import Row
+from torchtitan.models.dit_tts.analysis.effects import NO_ALTERNATIVES, Row
 from torchtitan.models.dit_tts.analysis.runs import SPLIT
-from torchtitan.models.dit_tts.analysis.verdicts import NO_ALTERNATIVES, group_key, in_order, means
+from torchtitan.models.dit_tts.analysis.verdicts import group_key, in_order, means
 
 Content = dict[str, Any]
 
@@ -220,7 +220,9 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
         for side, (_, color, marker, shift) in sides.items():
             if row[side]["pairs"]:
                 _intervals(axes, y + shift, row[side], color, marker)
-    _ratio_axis(axes, [f"{row['factor']}: {row['level']} / {row['base']}" for row in table])
+    _ratio_axis(
+        axes, [f"{row['size']} {row['factor']}: {row['level']} / {row['base']}" for row in table]
+    )
     entries = [line(text, color, marker) for text, color, marker, _ in sides.values()]
     entries.append(line("range over pairs", GREY))
     entries[-1].set_linewidth(5)
@@ -234,7 +236,8 @@ def _interactions(figure: Any, table: Sequence[Row]) -> None:
     for y, row in enumerate(table):
         _intervals(axes, y, row, COLORS[2], "D")
         both = zip(row["factors"], row["levels"], row["bases"], strict=True)
-        texts.append(" × ".join(f"{name} {level} / {base}" for name, level, base in both))
+        levels = " × ".join(f"{name} {level} / {base}" for name, level, base in both)
+        texts.append(f"{row['size']} {levels}")
     _ratio_axis(axes, texts)
 
 

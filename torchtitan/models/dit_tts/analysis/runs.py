@@ -47,15 +47,19 @@ _COLUMNS = ("name", "folder", "grid", "source", "mfu_convention", "state", "reas
 _MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
+DATA = (
+    *("data.path", "data.max_frames", "data.max_text_tokens", "data.max_speaker_frames"),
+    *("data.max_reference_ratio", "benchmark.mean_seconds"),
+)
+"""Config keys of what a run reads: runs that differ in them do other work for a sample"""
+
 WORKLOAD = (
-    *("data.max_frames", "data.max_text_tokens", "data.max_speaker_frames"),
+    *DATA,
     *(
-        "data.max_reference_ratio",
         "data.num_buckets",
         "data.bucket_frames",
         "data.bucket_batch_sizes",
         "data.num_workers",
-        "benchmark.mean_seconds",
     ),
     *("encoder.model", "encoder.frozen", "encoder.cache_features", "encoder.dtype"),
     *(

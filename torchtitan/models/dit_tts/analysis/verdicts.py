@@ -13,6 +13,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.analysis.effects import (
     LEVEL,
+    NO_ALTERNATIVES,
     Row,
     cells,
     level_order,
@@ -24,8 +25,6 @@ WITHOUT_REPEATS = 0.02
 """A fall by at most this fraction passes where no repeats show the noise."""
 LEAST_FALL = 0.005
 """A fall by less is of no interest, however little the repeats differ."""
-NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths")
-"""Runs that differ in these do not compete: the best is sought, and fronts are drawn, for each."""
 
 
 def group_key(row: Row, names: Sequence[str]) -> tuple:

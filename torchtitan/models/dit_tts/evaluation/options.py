@@ -1,7 +1,7 @@
 """Options of `titan-tts evaluate`, and what is checked before anything is loaded."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -48,6 +48,10 @@ class Options(SamplingOptions):
 
     batch_size: int = 16
     """Texts that are synthesized together."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Precision of the network. In float32 what is said does not depend on the batch; in bfloat16, which is
+    faster, it does. auto is bfloat16 on a GPU and float32 on a CPU."""
 
     out: str = ""
     """Folder to write to, in the place of what an earlier evaluation wrote there; RUN/evaluation/step-N-TEST by

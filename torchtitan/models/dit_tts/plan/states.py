@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron, Optimizer
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
+from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.plan.parameters import build_on_meta
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
@@ -146,13 +147,15 @@ def state_memory(
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)
         parameters = [_local(parameter) for parameter in model.parameters()]
+        # As `infra.ema` does, which averages no heads.
+        averaged = [_local(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
         gathered, largest = _gathered(model)
         encoder, encoder_gathered, encoder_units = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
     averages = len(config.ema.decays) if config.ema.enable else 0
-    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in parameters)
+    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in averaged)
     training = config.training
     in_turn = 0
     if layout.sharded:
