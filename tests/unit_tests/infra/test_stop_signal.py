@@ -56,7 +56,8 @@ def test_a_signal_before_the_first_step_interrupts():
 
 
 def test_states():
-    assert [state_after(n) for n in (signal.SIGTERM, signal.SIGUSR1)] == ["preempted"] * 2
+    schedulers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    assert [state_after(n) for n in schedulers] == ["preempted"] * 3
     others = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     assert [state_after(n) for n in others] == ["interrupted"] * 3
 

@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.infra.compat import get_default_store
 from torchtitan.models.dit_tts.infra.ranks import with_host
 from torchtitan.tools.logging import logger
 
-PREEMPTED = (signal.SIGTERM, signal.SIGUSR1)
+PREEMPTED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """signals of schedulers; the others of `SIGNALS` come from people and terminals"""
 SIGNALS = (*PREEMPTED, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SAME_SECONDS = 1.0
