@@ -79,6 +79,25 @@ def test_a_list_becomes_a_file_each(generate, lines, tmp_path, capsys):
     assert (new / "000001.flac").stat().st_mtime_ns != before
 
 
+def test_what_a_list_left_is_done_only_if_it_is_whole_and_said_alike(
+    generate, lines, tmp_path, capsys
+):
+    said = ["--text-list", lines, "--out=new", "--speaker=bob"]
+    assert generate(*said) == 0
+    capsys.readouterr()
+    sound = tmp_path / "new/000001.wav"
+    whole = sound.read_bytes()
+    for cut in (whole[:-2], whole[:5], b""):  # as a full disk or a broken copy leaves it
+        sound.write_bytes(cut)
+        assert generate(*said, "--resume") == 0 and "1 texts" in capsys.readouterr().out
+        assert sound.read_bytes() == whole
+    other = ("--text-scale=9", "--speaker-scale=9", "--sampling-steps=9", "--sampling.solver=heun")
+    for option in (*other, "--weights=raw", "--duration-scale=2"):
+        assert generate(*said, "--resume", option) == 2, option
+        assert "of another text, voice, step or command" in capsys.readouterr().err
+    assert sound.read_bytes() == whole
+
+
 def test_processes_divide_a_list(generate, lines, tmp_path, monkeypatch, capsys):
     """What each says is what one process says."""
     generate("--text-list", lines, "--out=one", "--speaker=bob")

@@ -28,7 +28,7 @@ from torchtitan.models.dit_tts.inference.sampling_options import (
     chosen_config,
     load_synthesizer,
 )
-from torchtitan.models.dit_tts.sampling.sound_files import SUFFIXES
+from torchtitan.models.dit_tts.sampling.sound_files import SUFFIXES, is_cut
 from torchtitan.models.dit_tts.supervisor import read_json
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Options(SamplingOptions):
     """Replace the files of --text-list that are there."""
 
     resume: bool = False
-    """Leave out the texts of --text-list whose files are there."""
+    """Leave out the texts of --text-list whose files are there and not cut."""
 
 
 def run(options: Options) -> int:
@@ -259,7 +259,7 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
             raise InputError(
                 f"{there[0]} exists; give another --out, --resume to leave out what is there, or --overwrite"
             )
-        if len(there) < 2:
+        if len(there) < 2 or is_cut(sound):
             missing.append(request)
         elif read_json(about).get("request") != request.fingerprint(settings):
             raise InputError(
