@@ -206,6 +206,29 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is first"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT is abc"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({"RANK": "1"}, "RANK = 1, but only 1 ranks"),
+    ],
+)
+def test_what_a_launcher_leaves_out_is_named(tmp_path, monkeypatch, capsys, given, said):
+    launcher = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in ({**launcher, "MASTER_PORT": "29500"} | given).items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert main.train(["--job.config_file", DEBUG, f"--job.dump_folder={tmp_path}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line and not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
 def test_completion_knows_every_command(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--tyro-print-completion", "bash"])

@@ -10,9 +10,10 @@ from torchtitan.models.dit_tts.errors import (
     failure_state,
     quiet_known_warnings,
     report_input_errors,
+    require,
 )
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
-from torchtitan.models.dit_tts.supervisor import die_with_parent, say_start
+from torchtitan.models.dit_tts.supervisor import RANK_VARIABLES, die_with_parent, say_start
 
 _UPSTREAM_LOG = (
     "Starting job",
@@ -45,13 +46,26 @@ def concerns_this_run(record: logging.LogRecord) -> bool:
 
 
 def set_single_process_defaults() -> None:
-    """Lets `python train.py` run without torchrun, as the only process of its group."""
-    if "RANK" in os.environ:
-        return
-    # Port 0: the store takes a free one itself. One that is looked for before may be taken meanwhile.
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
-    )
+    """Lets `python train.py` run without torchrun, as the only process of its group.
+
+    Raises:
+        InputError: RANK is set, and the other variables of a launcher are not, or to no number.
+    """
+    if "RANK" not in os.environ:
+        # Port 0: the store takes a free one itself. One that is looked for before may be taken meanwhile.
+        os.environ.update(zip(RANK_VARIABLES, ("0", "0", "1", "127.0.0.1", "0"), strict=True))
+    for name in RANK_VARIABLES:
+        value = os.environ.get(name, "")
+        fits, kind = value.isdecimal(), "a whole number"
+        if name == "MASTER_ADDR":
+            fits, kind = bool(value), "a host"
+        require(
+            fits,
+            f"the environment variable {name} is {value or 'not set'}, but with RANK it must be {kind}; "
+            f"start the processes by titan-tts train --nproc or torchrun, or unset RANK for one process",
+        )
+    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    require(int(rank) < int(ranks), f"the environment has RANK = {rank}, but only {ranks} ranks")
 
 
 @report_input_errors
@@ -59,7 +73,7 @@ def train(args: list[str]) -> int:
     """Trains as the command line says, or prints a plan with --dry-run. Returns the exit status.
 
     Raises:
-        InputError: a mistake in config or data.
+        InputError: a mistake in config, data or a launcher's variables.
     """
     if not {"-h", "--help", "--help-all"}.isdisjoint(args):
         from torchtitan.models.dit_tts.config.help import print_help

@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE, printable, wit
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PORT = 15_000
 """where nodes meet: between it and twice as much, by the job's number"""
@@ -191,7 +191,7 @@ class RunProcess:
         variables = {
             # Batches of several shapes fragment the allocator's fixed segments.
             "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-            **{key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES},
+            **{key: value for key, value in os.environ.items() if key not in RANK_VARIABLES},
             **(environment or {}),
             ERROR_FILE_VARIABLE: str(self._error_file),
         }
