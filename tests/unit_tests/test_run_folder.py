@@ -57,6 +57,17 @@ def test_an_earlier_config_stays_until_a_start_works(tmp_path):
     assert "steps = 9" in (tmp_path / "config.toml").read_text()
 
 
+@pytest.mark.parametrize("name", ["samples", "audit", "checkpoint"])
+def test_a_file_where_the_run_has_a_folder_is_refused_at_the_start(tmp_path, config, name):
+    (tmp_path / name).write_text("mine")
+    folder = RunFolder(tmp_path, 0)
+    with pytest.raises(InputError, match=f"{tmp_path}/{name} is no folder") as refused:
+        folder.start(config)
+    folder.fail(refused.value)
+    folder.close()
+    assert files_below(tmp_path) == sorted([name, "run.lock"])
+
+
 def test_only_the_first_rank_writes_but_for_its_audit(tmp_path, config):
     folder = RunFolder(tmp_path, 1)
     folder.start(config)

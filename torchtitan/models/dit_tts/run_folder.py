@@ -27,6 +27,7 @@ from torchtitan.models.dit_tts.errors import (
     InputError,
     failure_state,
     is_lost_peer,
+    require,
     without_secrets,
 )
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
@@ -125,10 +126,17 @@ class RunFolder:
         """Locks the folder, and writes the state `init` and, in a new folder, config and environment.
 
         Raises:
-            InputError: another start trains in it.
+            InputError: another start trains in it, or a file is where the run has a folder.
         """
         if self.rank == 0:
             self._take_lock()
+            for name in ("samples", "audit", config.checkpoint.folder):
+                place = self.path / name
+                require(
+                    place.is_dir() or not os.path.lexists(place),
+                    f"{place} is no folder, but the run writes into it; move it away or give another "
+                    f"[job] experiment",
+                )
         self.earlier = self._state()
         self.step = self.earlier.get("step", 0)
         self.saved_step = self.earlier.get("saved_step")
