@@ -76,6 +76,12 @@ def _execute_late(execute: _Execute, module: ModuleType) -> None:
     _with_getattr(module, load)
 
 
+def _after_attention(execute: _Execute, module: ModuleType) -> None:
+    """Executes a module that names an operator which `attention` defines, but does not import it itself."""
+    import_module("torchtitan.models.attention")
+    execute(module)
+
+
 def _choose_device(execute: _Execute, module: ModuleType) -> None:
     execute(module)
     _cpu.use_cpu_without_accelerator(module)
@@ -84,6 +90,7 @@ def _choose_device(execute: _Execute, module: ModuleType) -> None:
 _IMPORTS = {
     **dict.fromkeys(_LATE, _import_late),
     "torchtitan.config": _execute_late,  # a table of torch's dtypes stands in it
+    "torchtitan.models.llama3.infra.parallelize": _after_attention,  # every family imports it
     "torchtitan.tools.utils": _choose_device,
 }
 

@@ -62,6 +62,25 @@ def test_upstreams_families_still_build(family, flavor):
     assert sum(p.numel() for p in model.parameters()) > 1e6
 
 
+# HF datasets and torchao would take seconds.
+FAMILY_FIRST = """
+import json, sys
+from unittest import mock
+
+for name in ("hf_datasets.text_datasets", "components.optimizer", "components.quantization"):
+    sys.modules[f"torchtitan.{name}"] = mock.Mock()
+from torchtitan.models.llama3 import parallelize_llama
+
+print(json.dumps(parallelize_llama.__module__))
+"""
+
+
+@pytest.mark.long
+def test_a_family_of_upstreams_can_be_the_first_import():
+    found = run_python(FAMILY_FIRST, ROOT)
+    assert found == "torchtitan.models.llama3.infra.parallelize"
+
+
 def test_the_cpu_stands_in_where_there_is_no_accelerator():
     device = _cpu.CPUDeviceModule
     if _get_available_device_type() is None:
