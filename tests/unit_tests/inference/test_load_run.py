@@ -7,8 +7,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from torchtitan.models.dit_tts import DiTTTSModel, model_flavors
+from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
+from torchtitan.models.dit_tts.evaluation.options import Options as EvaluateOptions
+from torchtitan.models.dit_tts.evaluation.systems import find_places
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run, untrained_model
@@ -142,6 +146,40 @@ def test_validation_chooses_step_and_weights(run, initial, tmp_path):
     (folder / "config.toml").write_text(CONFIG + '[validation]\nkeep_best = "wer"\n')
     best = load_run(folder, step="best")
     assert (best.step, best.weights, above(best.model, initial)) == (10, "ema:0.99", 12)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_the_best_of_the_raw_weights_is_spoken_by_them(run, initial, tmp_path, monkeypatch):
+    """Also where an average has the lowest loss of that step."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "config.toml").write_text(CONFIG + '[validation]\nkeep_best = "wer_raw"\n')
+    for row in (
+        {"step": 6, "best_heldout_loss": 0.3, "best_weights": "ema:0.9"},
+        {"step": 6, "wer_raw": 0.1, "wer": 0.4, "weights": "ema:0.9"},
+        {"step": 10, "wer_raw": 0.2, "wer": 0.1, "weights": "ema:0.99"},
+    ):
+        JsonLines(folder / "validation.jsonl").append(row)
+    loaded = []
+
+    def load(*arguments):
+        loaded.append(load_run(*arguments))
+        raise InputError("that is enough")
+
+    inference = "torchtitan.models.dit_tts.inference"
+    monkeypatch.setattr(f"{inference}.load_run.load_run", load)
+    monkeypatch.setattr(f"{inference}.speech_data.open_speech_data", lambda *_: object())
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "one"}')
+    for said in (["--text=one"], ["--text-list", str(texts)]):
+        out = f"--out={tmp_path / 'new.wav'}"
+        assert main(["generate", str(folder), "--step=best", out, *said]) == 2
+    options = EvaluateOptions(run=str(folder), step="best", test="")
+    for places in (find_places([str(folder)], "best"), find_places([f"{folder}@best"])):
+        with pytest.raises(InputError, match="that is enough"):
+            Evaluation(options, tmp_path, places, None, None, False).rows()
+    found = [(each.step, each.weights, above(each.model, initial)) for each in loaded]
+    assert found == [(6, "raw", 6)] * 4
 
 
 def test_a_corrupt_checkpoint_is_not_sampled(run, tmp_path):
