@@ -1,6 +1,7 @@
 """What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
 
 import errno
+import resource
 
 import pytest
 import torch
@@ -134,3 +135,25 @@ def test_a_run_that_a_full_disk_ends_beside_a_save_is_failed(
     assert "no space is left on the disk" in capsys.readouterr().err
     state = Folder(tmp_path / "run").state()
     assert state["state"] == "failed" and not half.exists()
+
+
+@pytest.mark.long
+def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
+    tmp_path, train, after_step, capsys
+):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(trainer) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, hard))
+
+    run, steps = Folder(tmp_path / "run"), {3: limit}
+    after_step(steps)
+    try:
+        assert train("run", "--training.steps=4") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert "a file of it is larger than" in error and "continues from step 2" in error
+    assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
+    steps.clear()
+    assert train("run", "--training.steps=4") == 0

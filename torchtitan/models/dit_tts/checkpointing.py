@@ -1,6 +1,7 @@
 """Checkpoints of a run: which one is loaded, what is refused, kept and removed."""
 
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -164,15 +165,22 @@ class RunCheckpointer(CheckpointManager):
         no_space = any(word in text for word in ("No space left", "Disk quota exceeded"))
         # torch's writer of files does not always pass the reason on.
         free, needed = shutil.disk_usage(folder).free, self._bytes_of_a_checkpoint()
-        if not no_space and free > needed:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        too_large = "File too large" in text or (not no_space and 0 <= limit < needed)
+        if not no_space and not too_large and free > needed:
             return RuntimeError(f"the checkpoint of step {step} could not be saved: {text}")
         steps = storage.checkpoint_steps(folder)
         before = f"step {steps[-1]}" if steps else "its beginning"
+        again = f"give the same command again, which continues from {before}"
+        if too_large:
+            return InputError(
+                f"{folder}: step {step} could not be saved: a file of it is larger than this process or "
+                f"the file system allows; raise the limit (ulimit -f unlimited) and {again}"
+            )
         return InputError(
             f"{folder}: no space is left to save step {step}: a checkpoint takes about "
             f"{needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free; free "
-            f"{max(needed - free, 0) / 2**30:.2f} GiB more and give the same command again, which "
-            f"continues from {before}"
+            f"{max(needed - free, 0) / 2**30:.2f} GiB more and {again}"
         )
 
     def _bytes_of_a_checkpoint(self) -> int:
