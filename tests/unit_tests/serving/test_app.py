@@ -3,55 +3,66 @@
 import asyncio
 import io
 import json
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, nullcontext
 from http.client import IncompleteRead
 
 import pytest
 import soundfile
 import torch
+import tyro
 
 from tests.helpers.sampled_run import HOP
 from torchtitan.models.dit_tts.inference.joining import join
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
 
-uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+
+@contextmanager
+def listening_with(app, patience):
+    """(host, port) of an application that is served."""
+    from torchtitan.models.dit_tts.serving import connections
+    from torchtitan.models.dit_tts.serving.serve_command import listen
+
+    listening = listen("127.0.0.1", 0)
+    listening.listen()
+    server = connections.server(app, patience)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    yield listening.getsockname()
+    server.should_exit = True
+    thread.join(20)
 
 
 @pytest.fixture
 def server(synthesizer):
     from torchtitan.models.dit_tts.serving.app import Settings, build_app
     from torchtitan.models.dit_tts.serving.batcher import Batcher
-    from torchtitan.models.dit_tts.serving.serve_command import listen
 
-    running = []
+    with ExitStack() as stack:
 
-    def start(**settings):
-        batcher = Batcher(synthesizer, window_seconds=0.2, max_waiting=8)
-        settings = {"voices": {"mine": Voice(torch.ones(2, 8))}} | settings
-        app = build_app(synthesizer, batcher, Settings("tiny", **settings))
-        listening = listen("127.0.0.1", 0)
-        listening.listen()
-        one = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=one.run, args=([listening],))
-        thread.start()
-        running.append((one, thread, batcher))
-        return f"http://127.0.0.1:{listening.getsockname()[1]}", batcher
+        def start(**settings):
+            batcher = Batcher(synthesizer, window_seconds=0.2, max_waiting=8)
+            stack.callback(batcher.close)
+            settings = {"voices": {"mine": Voice(torch.ones(2, 8))}} | settings
+            app = build_app(synthesizer, batcher, Settings("tiny", **settings))
+            host, port = stack.enter_context(listening_with(app, settings.get("patience", 60)))
+            return f"http://{host}:{port}", batcher
 
-    yield start
-    for one, thread, batcher in running:
-        one.should_exit = True
-        thread.join(20)
-        batcher.close()
+        yield start
 
 
-def ask(url, body=None, key=""):
+def ask(url, body=None, key="", client="127.0.0.1"):
     """(status, headers, content)."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    headers["X-Forwarded-For"] = client  # which a proxy on this machine is believed
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as got:
@@ -90,6 +101,8 @@ def test_it_says_what_generate_says(server, synthesizer):
         assert len(sound) / rate == pytest.approx(len(wanted) / 100, abs=0.2)
     for voice in ("mine", None):  # of a recording; nobody's in particular
         assert speech(url, voice=voice)[0] == 200
+    for model in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"):  # which clients have built in
+        assert speech(url, model=model, instructions="")[0] == 200
 
 
 @pytest.fixture
@@ -151,7 +164,10 @@ def test_nothing_is_said_to_who_has_gone(synthesizer):
     class Silent:
         futures: list[Future] = []
 
-        def submit(self, pieces, begun=False):
+        def admitted(self, client, pieces):
+            return nullcontext()
+
+        def submit(self, pieces, client):
             self.futures.append(Future())
             return self.futures[-1:]
 
@@ -186,6 +202,8 @@ def test_requests_are_said_together(server, batches):
         ({"speed": "nan"}, 400, "invalid_request"),
         ({"input": 3}, 400, "invalid_request"),
         ({"input": "\ud800"}, 400, "cannot_be_said"),
+        ({"instructions": "Whisper."}, 400, "instructions_not_supported"),
+        ({"stream_format": "sse"}, 400, "invalid_request"),
     ],
 )
 def test_what_is_refused(server, body, status, code):
@@ -193,6 +211,7 @@ def test_what_is_refused(server, body, status, code):
     found, _, content = speech(url, **body)
     error = json.loads(content)["error"]
     assert (found, error["code"]) == (status, code) and error["message"]
+    assert (error["param"], error["type"]) == (next(iter(body)), "invalid_request_error")
     assert batcher.alive and ask(f"{url}/health")[0] == 200
 
 
@@ -224,7 +243,119 @@ def test_models_health_and_the_key(server):
     assert status == 200 and model["id"] == "tiny" and model["voices"] == ["ann", "bob", "mine"]
     assert json.loads(ask(f"{url}/health")[2]) == {"status": "ok", "waiting": 0}
     batcher.close()
-    assert ask(f"{url}/health")[0] == 503
+    status, _, content = ask(f"{url}/health")
+    assert status == 503 and json.loads(content)["error"]["type"] == "server_error"
+
+
+def test_every_status_has_openais_form(server, synthesizer, monkeypatch):
+    def breaks(*args, **more):
+        raise RuntimeError("no GPU any more")
+
+    url, batcher = server()
+    monkeypatch.setattr(synthesizer, "synthesize", breaks)
+    answers = [ask(f"{url}/v1/nothing"), ask(f"{url}/v1/audio/speech"), speech(url)]
+    batcher.close()
+    answers.append(speech(url))
+    assert [status for status, *_ in answers] == [404, 405, 500, 503]
+    for status, _, content in answers:
+        error = json.loads(content)["error"]
+        assert set(error) == {"message", "type", "param", "code"} and error["message"]
+        assert (error["type"] == "server_error") == (status >= 500)
+
+
+def exchange(url, *sent):
+    """What the server answers, and it ends the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        for each in sent:
+            connection.sendall(each)
+        content = b""
+        while got := connection.recv(2**16):
+            content += got
+    return content
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/health", "/nothing"])
+@pytest.mark.parametrize("sent", ["announced", "chunked"])
+def test_a_body_has_a_limit(server, path, sent):
+    url, _ = server(max_characters=100)
+    head = f"POST {path} HTTP/1.1\r\nHost: here\r\n"
+    if sent == "announced":  # and nothing of it is waited for
+        answer = exchange(url, f"{head}Content-Length: 100000\r\n\r\n".encode())
+    else:
+        chunk = b"8000\r\n" + b"x" * 2**15 + b"\r\n"
+        answer = exchange(url, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode(), *[chunk] * 3)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 413") and b"connection: close" in head.lower()
+    assert json.loads(body)["error"]["code"] == "request_too_large"
+
+
+def test_connections_on_which_nothing_comes_end(server):
+    url, _ = server(patience=0.2)
+    assert exchange(url) == exchange(url, b"GET /health HTTP/1.1\r\nHo") == b""
+    again = exchange(url, b"GET /health HTTP/1.1\r\nHost: here\r\n\r\nGET /hea")
+    assert again.count(b"200 OK") == 1
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n12"
+    answer = exchange(url, head)
+    assert answer.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in answer
+
+
+def test_who_does_not_read_is_dropped():
+    gone = threading.Event()
+
+    async def app(scope, receive, send):
+        async def endless():
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+
+        if scope["type"] == "http":
+            sending = asyncio.create_task(endless())
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            sending.cancel()
+            gone.set()
+
+    with listening_with(app, 0.2) as address, socket.create_connection(address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:  # who reads slowly is not
+            assert connection.recv(2**20) and not gone.wait(0.01)
+        assert gone.wait(20)
+
+
+def test_others_are_answered_while_long_texts_wait(server, synthesizer, monkeypatch):
+    """And who has asked for a long one hears all of it."""
+    synthesize, first = synthesizer.synthesize, threading.Event()
+
+    def slow(utterances, **more):
+        first.set()
+        time.sleep(0.03)
+        return synthesize(utterances, **more)
+
+    synthesizer.run.config.data.max_frames = 4
+    url, batcher = server()
+    batcher.max_batch, batcher.window_seconds = 1, 0.0
+    text = "One two one. Two one two. One one. Two two." + " One two one. Two one." * 8
+    wanted = said(synthesizer, text)
+    monkeypatch.setattr(synthesizer, "synthesize", slow)
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(speech, url, input=text)
+        assert first.wait(20)
+        status, _, content = speech(url)
+        assert status == 429 and json.loads(content)["error"]["code"] == "queue_full"
+        short = {"model": "tiny", "input": "one"}
+        other = ask(f"{url}/v1/audio/speech", short, client="10.0.0.2")
+        assert other[0] == 200 and not long.done()
+        samples, _ = soundfile.read(io.BytesIO(long.result(20)[2]))
+    assert len(samples) == len(wanted)
+
+
+def test_defaults_keep_the_server_to_this_machine():
+    from torchtitan.models.dit_tts.serving import demo_command, serve_command
+
+    for command in (demo_command, serve_command):
+        assert tyro.cli(command.Options, args=["run"]).host == "127.0.0.1"
 
 
 def test_an_address_that_is_taken():

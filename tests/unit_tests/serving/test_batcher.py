@@ -8,7 +8,7 @@ import torch
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance
-from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
+from torchtitan.models.dit_tts.serving.batcher import Batcher, Closed, QueueFull
 
 
 class Gate:
@@ -58,11 +58,9 @@ def test_what_waits_is_said_together_in_order_and_not_too_much(gate, batcher):
     wait_for(lambda: gate.batches)
     second = batcher.submit(say("b", "bad"))
     third = batcher.submit(say("c"))
-    with pytest.raises(QueueFull, match="3 texts wait"):
-        batcher.submit(say("d", "e"))
     last = batcher.submit(say("d"))
     assert batcher.waiting == 4
-    more = batcher.submit(say("e"), begun=True)
+    more = batcher.submit(say("e"))
     third[0].cancel()  # of one who went away
     gate.open.set()
     assert [future.result(20) for future in (*first, second[0], *last, *more)] == [
@@ -74,7 +72,45 @@ def test_what_waits_is_said_together_in_order_and_not_too_much(gate, batcher):
     with pytest.raises(ValueError, match="bad"):
         second[1].result(20)
     # One that cannot be said does not spoil the others of its batch.
-    assert gate.batches == [["a"], ["b", "bad"], ["b"], ["bad"], ["d", "e"]]
+    assert gate.batches == [["a"], ["b", "bad", "d"], ["b"], ["bad"], ["d"], ["e"]]
+
+
+def test_clients_take_turns(gate, batcher):
+    batcher.submit(say("first"))
+    wait_for(lambda: gate.batches)
+    long = batcher.submit(say("a", "b", "c", "d"), "long")
+    other = batcher.submit(say("e", "f"), "other")
+    batcher.submit(say("g"), "third")
+    long[1].cancel()
+    gate.open.set()
+    for future in (*other, long[3]):
+        future.result(20)
+    assert gate.batches[1:] == [["a", "e", "g"], ["c", "f", "d"]]
+    assert batcher.waiting == 0
+
+
+def test_how_much_a_client_may_ask_for(batcher):
+    """One text may be of any length; others of the same client wait for it, those of others do not."""
+    with batcher.admitted("long", 100), batcher.admitted("other", 3):
+        with (
+            pytest.raises(QueueFull, match="100 pieces of your texts"),
+            batcher.admitted("long", 1),
+        ):
+            pass
+        with pytest.raises(QueueFull, match="3 pieces"), batcher.admitted("other", 2):
+            pass
+        with batcher.admitted("other", 1), batcher.admitted("c", 1), batcher.admitted("d", 1):
+            with pytest.raises(QueueFull, match="4 clients"), batcher.admitted("e", 1):
+                pass
+    with batcher.admitted("long", 4), batcher.admitted("e", 1):
+        pass
+
+
+def test_nothing_is_taken_by_a_batcher_that_has_ended(gate, batcher):
+    gate.open.set()
+    batcher.close()
+    with pytest.raises(Closed, match="ending"):
+        batcher.submit(say("a"))
 
 
 def test_it_is_alive_unless_all_that_is_asked_for_fails(gate, batcher):

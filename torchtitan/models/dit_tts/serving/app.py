@@ -1,7 +1,6 @@
 """The web server's answers: OpenAI's speech API, the list of models, and whether all is well."""
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.joining import faded, pause
@@ -25,7 +25,11 @@ from torchtitan.models.dit_tts.sampling.sound_files import (
     pcm,
     wav_header,
 )
-from torchtitan.models.dit_tts.serving.batcher import Batcher, QueueFull
+from torchtitan.models.dit_tts.serving.batcher import Batcher, Closed, QueueFull
+from torchtitan.models.dit_tts.serving.refusals import BodyCheck, KeyCheck, Refusal
+
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Names that clients send that know OpenAI's models only: they mean the model that is served."""
 
 
 @dataclass
@@ -44,6 +48,14 @@ class Settings:
     api_key: str = ""
     """that requests must have; empty: any may come"""
 
+    patience: float = 60.0
+    """seconds for a request's body to come"""
+
+    @property
+    def max_bytes(self) -> int:
+        r"""Of a request's body: JSON may write a character as two \uXXXX."""
+        return 2**16 + 12 * self.max_characters
+
 
 class SpeechBody(BaseModel):
     """What OpenAI's clients send; other fields are not heeded."""
@@ -53,20 +65,8 @@ class SpeechBody(BaseModel):
     voice: str | None = None
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4.0)
-
-
-class Refusal(Exception):
-    """An answer other than speech."""
-
-    def __init__(self, status: int, message: str, code: str, retry: bool = False):
-        super().__init__(message)
-        self.status, self.code, self.retry = status, code, retry
-
-    def response(self) -> JSONResponse:
-        """In the form that OpenAI's clients read."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        content = {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
-        return JSONResponse(content, self.status, {"Retry-After": "1"} if self.retry else None)
+    stream_format: Literal["audio"] = "audio"
+    instructions: str | None = None
 
 
 class SpeechService:
@@ -84,19 +84,24 @@ class SpeechService:
             Refusal: it cannot be said.
         """
         limit = self.settings.max_characters
-        if body.model != self.settings.model:
+        if body.model not in (self.settings.model, *OPENAI_MODELS):
             message = f"there is no model {body.model!r}; this server has {self.settings.model!r}"
-            raise Refusal(404, message, "model_not_found")
+            raise Refusal(404, message, "model_not_found", "model")
+        if body.instructions:
+            message = (
+                "this model speaks as its voice does and follows no instructions; leave them out"
+            )
+            raise Refusal(400, message, "instructions_not_supported", "instructions")
         if not body.input.strip():
-            raise Refusal(400, "input is empty; give what to say", "empty_input")
+            raise Refusal(400, "input is empty; give what to say", "empty_input", "input")
         if len(body.input) > limit:
             message = f"input has {len(body.input)} characters, but at most {limit} are allowed"
-            raise Refusal(400, message, "input_too_long")
+            raise Refusal(400, message, "input_too_long", "input")
         if body.voice and body.voice not in self.names:
             message = (
                 f"there is no voice {body.voice!r}; there are: {', '.join(self.names) or 'none'}"
             )
-            raise Refusal(400, message, "voice_not_found")
+            raise Refusal(400, message, "voice_not_found", "voice")
         try:
             text = clean_text(body.input)
             check_text(text, self.synthesizer.run.tokenizer, "input")
@@ -105,7 +110,7 @@ class SpeechService:
             whole = Utterance(text, voice, conditions, speed=body.speed)
             return self.synthesizer.pieces(whole, soon=body.response_format in STREAMED)
         except InputError as error:
-            raise Refusal(400, str(error), "cannot_be_said") from None
+            raise Refusal(400, str(error), "cannot_be_said", "input") from None
 
     def _voice(self, name: str | None) -> Voice:
         if not name:
@@ -114,25 +119,27 @@ class SpeechService:
             self.voices[name] = self.synthesizer.speaker(name)
         return self.voices[name]
 
-    async def spoken(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
+    async def spoken(self, pieces: list[Utterance], client: str) -> AsyncIterator[torch.Tensor]:
         """Waveforms in order, each as soon as it is there: the first alone, the rest together."""
         rate, pending = self.synthesizer.sample_rate, list[Future[Speech]]()
-        try:
-            pending = self.batcher.submit(pieces[:1])
-            sound = (await asyncio.wrap_future(pending[0])).waveform
-            yield sound if len(pieces) == 1 else faded(sound, rate)
-            pending = self.batcher.submit(pieces[1:], begun=True)
-            for future in pending:
-                sound = (await asyncio.wrap_future(future)).waveform
-                yield torch.cat([pause(rate), faded(sound, rate)])
-        finally:
-            for future in pending:  # of one who went away
-                future.cancel()
+        with self.batcher.admitted(client, len(pieces)):
+            try:
+                pending = self.batcher.submit(pieces[:1], client)
+                sound = (await asyncio.wrap_future(pending[0])).waveform
+                yield sound if len(pieces) == 1 else faded(sound, rate)
+                pending = self.batcher.submit(pieces[1:], client)
+                for future in pending:
+                    sound = (await asyncio.wrap_future(future)).waveform
+                    yield torch.cat([pause(rate), faded(sound, rate)])
+            finally:
+                for future in pending:  # of one who went away
+                    future.cancel()
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
-        rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces)
+        client = request.client.host if request.client else ""
+        rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces, client)
 
         async def begun() -> torch.Tensor:
             """The first piece, or all where it is sent at once: what goes wrong has a status."""
@@ -143,9 +150,11 @@ class SpeechService:
         try:
             sound = await _unless_gone(request, begun())
         except QueueFull as error:
-            raise Refusal(429, str(error), "queue_full", retry=True) from None
+            raise Refusal(429, str(error), "queue_full", headers={"Retry-After": "1"}) from None
+        except Closed as error:
+            raise Refusal(503, str(error), "ending") from None
         except InputError as error:
-            raise Refusal(400, str(error), "cannot_be_said") from None
+            raise Refusal(400, str(error), "cannot_be_said", "input") from None
         if kind not in STREAMED:
             content = await asyncio.to_thread(encoded, sound, rate, kind)
             return Response(content, media_type=MEDIA_TYPES[kind])
@@ -173,34 +182,20 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]
         await asyncio.wait((working, going), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise Refusal(499, "the client has gone", "client_gone")  # nobody reads it
+        if working.cancelled():  # the batcher has ended
+            raise Closed("the server is ending")
         return working.result()
     finally:
         working.cancel()
         going.cancel()
 
 
-class KeyCheck:
-    """Refuses requests below /v1/ without the key. `@app.middleware("http")` would end an answer that fails
-    midway as if it were complete."""
-
-    def __init__(self, app: Any, key: str):
-        self.app, self.key = app, key
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        answer = self.app
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
-            given = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self.key.encode()):
-                refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")
-                answer = refusal.response()
-        await answer(scope, receive, send)
-
-
 def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) -> FastAPI:
     """The application; the batcher is the caller's to close."""
     service = SpeechService(synthesizer, batcher, settings)
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
-    if settings.api_key:
+    app.add_middleware(BodyCheck, limit=settings.max_bytes, seconds=settings.patience)
+    if settings.api_key:  # asked for before a body is read
         app.add_middleware(KeyCheck, key=settings.api_key)
 
     @app.exception_handler(Refusal)
@@ -210,8 +205,19 @@ def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) ->
     @app.exception_handler(RequestValidationError)
     async def refuse_form(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
-        place = ".".join(str(part) for part in found["loc"][1:]) or "the body"
-        return Refusal(400, f"{place}: {found['msg']}", "invalid_request").response()
+        place = ".".join(str(part) for part in found["loc"][1:])
+        message = f"{place or 'the body'}: {found['msg']}"
+        return Refusal(400, message, "invalid_request", place or None).response()
+
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        code = error.detail.lower().replace(" ", "_")
+        return Refusal(error.status_code, message, code, headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return Refusal(500, "the server has failed; its log says why", "internal_error").response()
 
     @app.post("/v1/audio/speech")
     async def speech(body: SpeechBody, request: Request) -> Response:
@@ -226,6 +232,9 @@ def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) ->
     async def health() -> JSONResponse:
         alive = batcher.alive
         state = {"status": "ok" if alive else "failed", "waiting": batcher.waiting}
-        return JSONResponse(state, 200 if alive else 503)
+        if alive:
+            return JSONResponse(state)
+        failure = Refusal(503, "what was said last has failed", "failed")
+        return JSONResponse(state | failure.content, failure.status)
 
     return app

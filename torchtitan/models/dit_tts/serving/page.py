@@ -65,11 +65,12 @@ def build_page(
             )
             sounds = {place: speech.waveform for place, speech in said}
         except InputError as error:
-            raise gr.Error(str(error)) from None
+            raise gr.Error(str(error), print_exception=False) from None
         rate = synthesizer.sample_rate
         waveform = join([sounds[place] for place in range(len(pieces))], rate)
         samples = (waveform.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
-        about = f"{len(waveform) / rate:.2f} s in {len(pieces)} pieces"
+        parts = "1 piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
+        about = f"{len(waveform) / rate:.2f} s in {parts}"
         return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about
 
     with gr.Blocks(title=f"titan-tts: {name}", analytics_enabled=False) as page:

@@ -32,7 +32,8 @@ class Options(ServerOptions):
     """How long a text waits for others to be said with it."""
 
     max_waiting: int = 64
-    """Texts, or pieces of long ones, that may wait; more requests are answered with status 429."""
+    """Pieces of texts that a client may have asked for, and clients at a time; more requests are answered
+    with status 429."""
 
     max_characters: int = 4096
     """Longest text of a request."""
@@ -46,11 +47,11 @@ def run(options: Options) -> int:
     check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
-    import uvicorn
 
     from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
     from torchtitan.models.dit_tts.serving.app import Settings, build_app
     from torchtitan.models.dit_tts.serving.batcher import Batcher
+    from torchtitan.models.dit_tts.serving.connections import server
 
     synthesizer = load_synthesizer(options, options.data)
     _ = synthesizer.lengths  # what is missing is told now, not to the first who asks
@@ -60,7 +61,8 @@ def run(options: Options) -> int:
     name = options.model_name or Path(options.run).resolve().name
     voices = known_voices(options, synthesizer)
     key = os.environ.get(KEY_VARIABLE, "")
-    app = build_app(synthesizer, batcher, Settings(name, voices, options.max_characters, key))
+    settings = Settings(name, voices, options.max_characters, key)
+    app = build_app(synthesizer, batcher, settings)
     port = listening.getsockname()[1]
     listening.listen()  # whoever reads the line may ask
     print(
@@ -68,7 +70,7 @@ def run(options: Options) -> int:
         flush=True,
     )
     try:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listening])
+        server(app, settings.patience).run([listening])
     finally:
         batcher.close()
     return 0
