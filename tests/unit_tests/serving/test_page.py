@@ -1,12 +1,14 @@
 """The demo's page: through its own client, and as a user in a browser."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 import soundfile
 
 from tests.helpers.browser import browse
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance
 
 pytest.importorskip("gradio", reason="the extra serve is not installed")
@@ -37,7 +39,7 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     )
     samples, rate = soundfile.read(sound)
     assert len(samples) / rate == pytest.approx(seconds_of(synthesizer, "one two", "ann"))
-    assert picture["plot"].startswith("data:image") and about.endswith("1 pieces")
+    assert picture["plot"].startswith("data:image") and about.endswith("1 piece")
     slow, _, _ = client.predict("one two", "ann", None, 0.5, 2, 0.0, 0.0, 0, api_name="/say")
     assert len(soundfile.read(slow)[0]) == pytest.approx(2 * len(samples), abs=4)
     # Pieces of a long text are said together, but not more than a batch.
@@ -55,6 +57,29 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     for text, words in ((" ", "empty"), ("one " * 40, "at most 100")):
         with pytest.raises(Exception, match=words):
             client.predict(text, "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say")
+
+
+def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
+    """Gradio's default, /tmp/gradio, belongs to whoever came first."""
+    from torchtitan.models.dit_tts.inference import sampling_options
+    from torchtitan.models.dit_tts.serving import demo_command, page
+
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    monkeypatch.delenv("GRADIO_TEMP_DIR")
+    monkeypatch.setattr("torchtitan.models.dit_tts.supervisor.interrupt_on_signals", lambda: None)
+    monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
+    seen = []
+
+    def build_page(*_):
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        seen.append((folder, folder.stat().st_mode & 0o777, folder.stat().st_uid))
+        raise InputError("enough")
+
+    monkeypatch.setattr(page, "build_page", build_page)
+    with pytest.raises(InputError, match="enough"):
+        demo_command.run(demo_command.Options(run="voice"))
+    ((folder, mode, owner),) = seen
+    assert (mode, owner) == (0o700, os.getuid()) and not folder.exists()
 
 
 TYPE = """(() => {

@@ -1,5 +1,7 @@
 """`titan-tts demo`: a page to type a text and hear it."""
 
+import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,16 @@ def run(options: Options) -> int:
     check_server_options(options)
     check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("gradio", "soundfile", "matplotlib")
+    from torchtitan.models.dit_tts.supervisor import interrupt_on_signals
+
+    interrupt_on_signals()  # so that the folder is removed
+    # Gradio's default is one folder for all users of a machine, which belongs to the first of them.
+    with tempfile.TemporaryDirectory(prefix="titan-tts-demo-") as folder:
+        os.environ.setdefault("GRADIO_TEMP_DIR", folder)
+        return _serve(options)
+
+
+def _serve(options: Options) -> int:
     from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
     from torchtitan.models.dit_tts.serving.page import build_page
 
