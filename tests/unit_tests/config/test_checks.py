@@ -139,6 +139,7 @@ REFUSED = """
 1 | LENGTHS; alignment.ctc_weight = 0.1 | [alignment] ctc_weight = 0.1
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | LENGTHS; data.conditioning = ['duration'] | conditioning has 'duration' | take it out
+1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
 1 | HELD_OUT; validation.keep_best = 'seconds_error' | keep_best = 'seconds_error'
 """
 # The shard degree -1 stands for the processes that are left; the component "loss" has no mode.
@@ -159,6 +160,8 @@ ALLOWED = """
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_raw'
 1 | HELD_OUT; ema.decays = [0.5, 0.9999]; validation.keep_best = 'heldout_loss_ema:0.9999'
+1 | HELD_OUT; ema.decays = [0.99995, 0.9999995]; validation.keep_best = 'heldout_loss_ema:0.9999995'
+1 | HELD_OUT; ema.decays = [0.99995, 0.9999995]; validation.keep_best = 'heldout_loss_ema:0.99995'
 1 | HELD_OUT; validation.times = [0.25]; validation.keep_best = 'text_gain_at_0.25'
 1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'wer'
 1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'

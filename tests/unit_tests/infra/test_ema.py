@@ -12,6 +12,7 @@ from tests.helpers.small_models import random_model, small_args
 from torchtitan.models.dit_tts.infra.ema import EMA, saved_prefixes
 from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.validation.history import weights_name
 
 ARGS = small_args(dim=16, latent_channels=4)
 
@@ -124,6 +125,13 @@ def test_each_horizon_is_an_average_of_its_own():
         for name, value in average_of(alone).items():
             assert torch.equal(both.averages[decay][name], value)
     assert not torch.equal(both.averages[0.1]["0.weight"], both.averages[0.4]["0.weight"])
+
+
+def test_decays_of_many_digits_have_names_of_their_own():
+    ema = EMA(small_net(), [0.9999995, 0.99995])
+    saved = saved_prefixes([f"ema.{name}" for name in ema.state_dict()])
+    assert saved == ["decay-0.99995.", "decay-0.9999995."]
+    assert [weights_name(each) for each in saved] == ["ema:0.99995", "ema:0.9999995"]
 
 
 def test_one_saved_average_begins_every_other(tmp_path):

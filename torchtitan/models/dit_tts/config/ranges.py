@@ -9,6 +9,7 @@ from typing import Any
 import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW, JobConfig
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
+from torchtitan.models.dit_tts.config.validation_figures import decay_name
 from torchtitan.models.dit_tts.errors import require
 
 _POSITIVE = {
@@ -76,8 +77,9 @@ def check_ranges(config: JobConfig) -> None:
         require(value <= 10**6, f"{name} = {value}, but it must not be greater than 10^6")
     decays = config.ema.decays
     require(
-        len(set(decays)) == len(decays) > 0 and all(0 <= decay <= 1 for decay in decays),
-        f"[ema] decays = {decays}, but it must be one or more different numbers from 0 to 1",
+        len(set(map(decay_name, decays))) == len(decays) > 0
+        and all(0 <= decay <= 1 for decay in decays),
+        f"[ema] decays = {decays}, but it must be one or more different numbers from 0 to 1 (of 10 digits)",
     )
     bad_steps = config.divergence.max_bad_steps
     require(

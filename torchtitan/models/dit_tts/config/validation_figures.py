@@ -13,6 +13,11 @@ HIGHER_IS_BETTER = (
 """Beginnings of their names: also of one time or of certain weights, heldout_loss_at_0.9 or wer_raw"""
 
 
+def decay_name(decay: float) -> str:
+    """Of an average's decay, in names of weights and figures."""
+    return f"{decay:.10g}"
+
+
 def is_higher_better(figure: str) -> bool | None:
     """None for a name that is none of these figures."""
     for higher, names in ((False, LOWER_IS_BETTER), (True, HIGHER_IS_BETTER)):
@@ -24,7 +29,7 @@ def is_higher_better(figure: str) -> bool | None:
 def measured_figures(config: JobConfig) -> set[str]:
     """Those that a run with this config measures."""
     samples, ema = config.samples, config.ema
-    averages = [f"_ema:{decay:.10g}" for decay in ema.decays] if ema.enable else []
+    averages = [f"_ema:{decay_name(decay)}" for decay in ema.decays] if ema.enable else []
     times = [f"_at_{t:g}" for t in config.validation.times]
     found = {"best_heldout_loss"}
     losses = ["heldout_loss"]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
+from torchtitan.models.dit_tts.config.validation_figures import decay_name
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.initialization import plain_name
@@ -18,7 +19,7 @@ _ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
 
 def prefix(decay: float) -> str:
     """Before the names of the weights that are averaged with this decay, in a checkpoint's "ema"."""
-    return f"decay-{decay:.10g}."
+    return f"decay-{decay_name(decay)}."
 
 
 def saved_prefixes(names: Collection[str]) -> list[str]:
