@@ -399,6 +399,38 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Begun(Exception):
+    pass
+
+
+@pytest.mark.parametrize("shards, computed", [(1, torch.bfloat16), (2, torch.float32)])
+def test_tensor_parallelism_alone_computes_in_the_chosen_dtype(
+    monkeypatch, tmp_path, shards, computed
+):
+    """FSDP gathers weights in that dtype by itself; where nothing does, autocast must."""
+    dims = replace(ONE, dp_shard=shards, tp=2, world_size=2 * shards)
+    monkeypatch.setenv("WORLD_SIZE", str(2 * shards))
+
+    def upstream(trainer, view):
+        trainer.device, trainer.parallel_dims = torch.device("cpu"), dims
+        trainer.dataloader = SimpleNamespace(features=None)
+        param = view.training.mixed_precision_param
+        trainer.maybe_enable_amp = dist_utils.maybe_enable_amp(dims, param, "cpu")
+
+    def first_use(trainer, text_encoder):
+        with trainer.maybe_enable_amp:
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == computed
+        raise Begun
+
+    monkeypatch.setattr(Trainer, "__init__", upstream)
+    monkeypatch.setattr(DiTTTSTrainer, "build_forward_pass", first_use)
+    config = load_config(
+        ["--parallelism.tensor_parallel_degree=2", "--parallelism.backend=megatron"]
+    )
+    with pytest.raises(Begun):
+        DiTTTSTrainer(config, RunFolder(tmp_path / "run", 0), SimpleNamespace())
+
+
 def test_progress_of_the_run(one_process_group):
     """From 0 at the first step to 1 at the last."""
     trainer, seen = trainer_on("cpu", replace(ONE), "--training.steps=5"), []
