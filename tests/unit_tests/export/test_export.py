@@ -23,6 +23,7 @@ from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.inference.lengths import TimedText, open_lengths
 from torchtitan.models.dit_tts.inference.load_run import load_run
 from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
+from torchtitan.models.dit_tts.infra.checkpoint_storage import write_manifest
 from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
@@ -296,5 +297,41 @@ def test_weights_that_name_a_place_in_memory_are_not_taken(trained, tmp_path):
     folder = export(trained, tmp_path / "out")
     tensors = load_file(folder / exported.WEIGHTS)
     save_file({**tensors, "more": torch.zeros(1)}, folder / exported.WEIGHTS)
-    (folder / "manifest.json").write_text(json.dumps({"files": {}, "trained_with": {}}))
+    manifest = folder / "manifest.json"
+    before = json.loads(manifest.read_text())["trained_with"]
+    manifest.write_text(json.dumps({"files": {}, "trained_with": before}))
+    refused(lambda: load_run(folder), "manifest.json does not list model.safetensors")
+    write_manifest(folder, [exported.WEIGHTS], before)
     refused(lambda: load_run(folder), "is of another model", "more")
+    whole = {name: value.long() for name, value in tensors.items()}
+    save_file(whole, folder / exported.WEIGHTS)
+    write_manifest(folder, [exported.WEIGHTS], before)
+    refused(lambda: load_run(folder), "torch.int64", "floating-point")
+
+
+def test_a_strangers_config_and_manifest_are_checked_as_a_runs(trained, tmp_path):
+    """Before a model is built by them."""
+    folder = export(trained, tmp_path / "out")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for key, value, words in (
+        ("objective.__class__", 1, "unknown [objective] __class__"),
+        ("objective.time_shift", "1", "time_shift = '1' has the wrong type"),
+        ("objective.time_shift", -1.0, "time_shift = -1.0, but it must be greater than 0"),
+        ("model.flavor", "900B", "[model] flavor = '900B' is not known"),
+    ):
+        changed = manifest | {"trained_with": manifest["trained_with"] | {key: value}}
+        (folder / "manifest.json").write_text(json.dumps(changed))
+        refused(lambda: load_run(folder), words)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    content = json.loads((folder / exported.CONFIG).read_text())
+    for section, key, value, words in (
+        ("encoder", "n_layers", 10**9, "n_layers = 1000000000 is of another model"),
+        ("encoder", "dim", 10**12, "dim = 1000000000000 is of another model"),
+        ("data", "latent_channels", 2**62, "is of another model"),
+        ("sampling", "steps", -1, "[sampling] steps = -1"),
+    ):
+        changed = content["config"] | {section: content["config"][section] | {key: value}}
+        (folder / exported.CONFIG).write_text(json.dumps(content | {"config": changed}))
+        refused(lambda: load_run(folder), words)
+    (folder / exported.CONFIG).write_text(json.dumps(content))
+    assert load_run(folder).step == 2

@@ -2,7 +2,7 @@
 from an exported folder."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from torchtitan.models.dit_tts.config.exported import (
     read_exported,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.config.manager import load_run_config
+from torchtitan.models.dit_tts.config.manager import config_from_dict, load_run_config
+from torchtitan.models.dit_tts.config.ranges import check_ranges
+from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
 from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+    MANIFEST,
     checkpoint_steps,
     load_checkpoint,
     read_manifest,
@@ -43,6 +46,9 @@ from torchtitan.models.dit_tts.validation.history import (
     weights_of,
 )
 from torchtitan.tools.utils import device_type
+
+_TRAINED = ("model", "objective")
+"""Sections of which a manifest has what the weights were trained with"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ def _with_weights_in(dtype: torch.dtype, model: DiTTTSModel) -> DiTTTSModel:
 
 
 def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
-    """The run's model in eval mode, its weights arbitrary."""
+    """The run's model in eval mode, its weights arbitrary. Of an exported folder nothing is allocated before
+    its weights are seen to fit."""
     args = model_flavors()[config.model.flavor]
     args.update_from_config(config, folder=folder)
     remove_heads(args)
@@ -95,18 +102,36 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     args.attention = "sdpa"
     with torch.device("meta"):
         model: Any = DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
+    if is_exported(folder):
+        _check_fits(model, folder)
     model.to_empty(device=device)
     if isinstance(model.text_encoder, PretrainedTextEncoder):
         model.text_encoder.reset_buffers()
     return model.eval()
 
 
-def _apply(trained_with: dict[str, Any], config: JobConfig) -> None:
-    """Sets what the weights were trained with, as a later start may have been allowed to change it."""
-    for key, value in trained_with.items():
+def _trained_config(config: JobConfig, path: Path) -> JobConfig:
+    """The config with what the weights were trained with, as a later start may have been allowed to change
+    it, checked as a run's: the folder may be a stranger's.
+
+    Raises:
+        InputError: an unknown key or model, or a value of the wrong type or range.
+    """
+    where, sections = (
+        str(path / MANIFEST),
+        {name: asdict(getattr(config, name)) for name in _TRAINED},
+    )
+    for key, value in read_manifest(path)["trained_with"].items():
         section, _, name = key.partition(".")
-        if section in ("objective", "model"):
-            setattr(getattr(config, section), name, value)
+        if section in sections:
+            sections[section][name] = value
+    merged = config_from_dict(sections, where)
+    found = replace(config, **{name: getattr(merged, name) for name in _TRAINED})
+    check_ranges(found)
+    check_sampling(found.sampling)
+    if found.model.flavor not in model_flavors():
+        raise InputError(f"{where}: [model] flavor = {found.model.flavor!r} is not known")
+    return found
 
 
 def load_run(
@@ -142,15 +167,15 @@ def load_run(
             raise InputError(f"{problem}; copy the exported folder again")
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
         raise InputError(f"{problem}; give another --step, of: {steps}")
-    _apply(read_manifest(path)["trained_with"], config)
+    config = _trained_config(config, path)
+    if path == folder:
+        _check_bounds(config, path)
     device = torch.device(device_type)
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
     entry = ""
-    if path == folder:
-        _check_fits(model, path)
-    else:
+    if path != folder:
         weights, entry = _find_weights(folder, path, step, weights)
     values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     state = {f"{entry}{name}": value for name, value in values.items()}
@@ -170,6 +195,31 @@ def load_run(
     return LoadedRun(
         folder, config, model, text_encoder, tokenizer, objective, step, device, weights
     )
+
+
+def _check_bounds(config: JobConfig, folder: Path) -> None:
+    """Raises InputError where an exported folder's config asks for more than its weights have, before a
+    model is built by it, or its weights are no floating-point numbers."""
+    table: dict[str, Any] = read_table(folder).state_dict_metadata
+    for name, entry in table.items():
+        if not entry.properties.dtype.is_floating_point:
+            raise InputError(
+                f"{folder / WEIGHTS} has {name} in {entry.properties.dtype}, but weights are floating-point "
+                f"numbers; export the run again"
+            )
+    widest = max((size for entry in table.values() for size in entry.size), default=0)
+    for section, key, most in (
+        ("encoder", "n_layers", len(table)),
+        ("encoder", "n_heads", widest),
+        ("encoder", "dim", widest),
+        ("data", "latent_channels", widest),
+        ("data", "speaker_patch_size", widest),
+    ):
+        if (value := getattr(getattr(config, section), key)) > most:
+            raise InputError(
+                f"{folder / CONFIG}: [{section}] {key} = {value} is of another model than {WEIGHTS}; export "
+                f"the run again"
+            )
 
 
 def _check_fits(model: DiTTTSModel, folder: Path) -> None:

@@ -309,8 +309,9 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
 
 def _corruption(path: Path, number: int, count: int) -> str | None:
     files = read_manifest(path)["files"]
-    if _METADATA not in files and not is_exported(path):
-        return f"{path / MANIFEST} does not list {_METADATA}"
+    read = WEIGHTS if is_exported(path) else _METADATA
+    if read not in files:
+        return f"{path / MANIFEST} does not list {read}"
     names = sorted(files)[number::count]
     total = sum(files[name]["bytes"] for name in names)
     with tqdm(
