@@ -86,10 +86,16 @@ def test_resume_brings_every_line_file_back(tmp_path):
             folder.audit.append(row)
     for row in rows(1, 2, 3):
         folders[0].metrics.append(row)
+        folders[0].validation.append(row)
     folders[1].resume_at(1)  # the first rank does it for all
     assert folders[0].metrics.read() == rows(1, 2, 3)
     folders[0].resume_at(2)
-    for file in (folders[0].metrics, folders[0].audit, folders[1].audit):
+    for file in (
+        folders[0].metrics,
+        folders[0].validation,
+        folders[0].audit,
+        folders[1].audit,
+    ):
         assert file.read() == rows(1, 2)
 
 

@@ -119,6 +119,10 @@ def test_skipped_parts_are_left_out(folder):
     assert list(map(len, ids)) == [1, 2, 4]
     loader.go_to(12)
     assert loader.global_batch == 12 and next(iter(loader))[0]["sample_id"] == ids[1][0]
+    loader.go_to(6)
+    resumed = build_and_load(folder, loader.state_dict(), accumulation=4, **RAMP)
+    numbers = [int(inputs["global_batch"]) for inputs, _ in take(resumed, 6)]
+    assert list(dict.fromkeys(numbers)) == [6, 9, 10, 11][: len(set(numbers))] and 9 in numbers
 
 
 def test_another_ramp_is_refused_and_none_is_as_before(folder):

@@ -19,6 +19,7 @@ from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data import dataset as dataset_module
 from torchtitan.models.dit_tts.data import index, local_reader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
+from torchtitan.models.dit_tts.data.local_reader import SampleExtents
 from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
 
 CHANNELS = 8
@@ -479,3 +480,13 @@ def test_ranks_that_start_together_begin_with_other_shards(tmp_path, monkeypatch
         part = open_dataset(str(tmp_path), CHANNELS, part=(number, 3))
         assert part.fingerprint == alone.fingerprint and part.tar_paths == alone.tar_paths
         assert os.path.basename(order[0]) == f"{8 * number // 3:06d}.tar"
+
+
+def test_one_member_is_read_where_it_lies():
+    """Of a sample whose members stand side by side, and of one whose members other files separate."""
+    parts = [(0, 10), (10, 30), (30, 35)]
+    near = SampleExtents([(50, 85)], parts, (1, 2, 3), (2, 4))
+    far = SampleExtents([(50, 60), (10**6, 10**6 + 20), (7, 12)], parts, (1, 2, 3), (2, 4))
+    assert [near.only(part).spans for part in (0, 1, -1)] == [[(50, 60)], [(60, 80)], [(80, 85)]]
+    assert [far.only(part).spans for part in (0, 1, -1)] == [[each] for each in far.spans]
+    assert far.only(1) == ([far.spans[1]], [(0, 20)], (2,), (4,))

@@ -276,6 +276,13 @@ def test_a_figure_of_speech_is_not_asked_of_a_fine_tune():
     assert "keep_best" not in sections["validation"] and "samples" not in sections
 
 
+def test_what_a_length_depends_on_is_exported():
+    given = {"frames_per_second": 50.0, "max_frames": 999, "speaker_patch_size": 2}
+    config = load_config([f"--data.{name}={value}" for name, value in given.items()])
+    found = exported.kept(config)["data"]
+    assert {name: found[name] for name in given} == given
+
+
 def test_what_is_no_weights_cannot_start_a_run(trained, train, tmp_path, capsys):
     """A run's folder, as one is tempted to give; a pickle."""
     other = tmp_path / "other"

@@ -63,3 +63,12 @@ def test_rows_in_order_of_their_steps(tmp_path):
 def test_names_of_weights():
     assert weights_name("decay-0.999.") == "ema:0.999"
     assert weights_name("decay-1e-05.") == "ema:1e-05"
+
+
+def test_which_way_each_figure_is_better():
+    """The mean opinion score, the similarity and the gains rise; error rates and losses fall."""
+    higher = ("text_gain", "speaker_gain", "speaker_similarity", "opinion", "within_10_percent")
+    lower = ("best_heldout_loss", "heldout_loss_at_0.9", "wer_raw", "cer", "seconds_error")
+    assert [is_higher_better(name) for name in higher] == [True] * 5
+    assert [is_higher_better(name) for name in lower] == [False] * 5
+    assert is_higher_better("opinions") is None
