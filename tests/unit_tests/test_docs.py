@@ -82,3 +82,10 @@ def test_documented_files_exist():
             r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|slurm|py|toml))", line
         ):
             assert (ROOT / path).is_file(), line
+
+
+def test_the_sentences_of_the_index_are_the_products():
+    source = "".join(path.read_text() for path in (ROOT / "torchtitan").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # literals that Python joins
+    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/errors.md").read_text(), re.M)
+    assert len(rows) > 15 and [each for each in rows if each not in source] == []
