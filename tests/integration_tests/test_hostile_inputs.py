@@ -409,7 +409,7 @@ for _name, _given, _args, _words in [
     ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"), ("a binary tokenizer", {"tokenizer.json": b"\xff\xfe"}, [], "tokenizer.json"),
     ("a tokenizer of deep nesting", {"tokenizer.json": "[" * 100000}, [], "tokenizer.json"),
     ("a manifest that is cut", {"checkpoint/step-2/manifest.json": "{"}, [], "manifest.json is corrupt"), ("a manifest of a list", {"checkpoint/step-2/manifest.json": "[]"}, [], "manifest.json is corrupt"),
-    ("a manifest with a path outside", {"checkpoint/step-2/manifest.json": '{"files": {"../../config.toml": {"bytes": 1, "xxh3": ""}}, "trained_with": {}}'}, [], "other bytes|corrupt"),
+    ("a manifest with a path outside", {"checkpoint/step-2/manifest.json": '{"files": {"../../config.toml": {"bytes": 1, "xxh3": ""}}, "trained_with": {}}'}, [], "does not list .metadata"),
     ("weights that are cut", {"checkpoint/step-2/__0_0.distcp": b"x"}, [], "other bytes"), ("a table that is a pickle", {"checkpoint/step-2/.metadata": b"cos\nsystem\n(S'true'\ntR."}, [], "other bytes"),
 ]:
     row(f"generate: {_name}", _given, [*SAY, *_args], _words)
@@ -424,7 +424,7 @@ WORDS = "--recognizer=words:one,two"
 for _name, _given, _args, _words, _status, *_more in [
     ("generate of a file", "x", ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
     ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
-    ("generate without checkpoints", {"config.toml": ""}, ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no complete checkpoint", 2),
+    ("generate without checkpoints", {"config.toml": ""}, ["generate", "{in}", "--text=a", "--speaker=b", "--out={d}/x.wav"], "path is empty", 2),
     ("generate in two voices", {"../r.wav": "x"}, ["generate", "{copy}", "--text=a", "--out={d}/x.wav", "--speaker=s1", "--reference={d}/r.wav"], "either a reference or a speaker", 2),
     ("generate of a binary list", {"../l": b"\0\xff"}, ["generate", "{copy}", "--text-list={d}/l", "--out={d}/o"], "not utf-8", 2),
     ("generate of a list of lists", {"../l": "[" * 99999}, ["generate", "{copy}", "--text-list={d}/l", "--out={d}/o"], "JSON object", 2),
