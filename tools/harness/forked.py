@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GRACE_SECONDS = 10
 """from a rank's SIGTERM to its SIGKILL, where another has failed"""
 
-_IMPORTED = [
+IMPORTED = [
     f"torchtitan.models.dit_tts.{name}"
     for name in (
         "trainer",
@@ -35,8 +35,8 @@ _IMPORTED = [
         "benchmark.loader",
     )
 ]
-_IMPORTED += ["torch.distributed.checkpoint", "torch._inductor.compile_fx", "titan_tts"]
-_IMPORTED += [
+IMPORTED += ["torch.distributed.checkpoint", "torch._inductor.compile_fx", "titan_tts"]
+IMPORTED += [
     "transformers.models.t5gemma2.modeling_t5gemma2",
     "transformers.models.t5.modeling_t5",
 ]
@@ -62,7 +62,7 @@ def environment(**changes: str) -> dict[str, str]:
 def _server():
     """The context of the running server."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload(IMPORTED)
     before = dict(os.environ)
     os.environ.update(environment(PYTHONPATH=str(ROOT)))
     try:
@@ -105,7 +105,7 @@ def _enter(function: Callable, args: tuple, variables: dict[str, str], out: str,
     for number, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
-    for name in _IMPORTED:  # the server is silent about what it could not import
+    for name in IMPORTED:  # the server is silent about what it could not import
         importlib.import_module(name)
     os.environ.clear()
     os.environ.update(variables)

@@ -72,9 +72,7 @@ class Generation:
             tokenizer.encode(request.text)
             unicode_bytes(request.reference_text)
         except InputError as error:
-            sentence = str(error)
-            listed = sentence.startswith(request.where)
-            raise InputError(sentence if listed else f"{request.where}: {sentence}") from None
+            raise request.located(error) from None
         if warn:
             warn_of_untrained_tokens(dict(utterance.conditions), tokenizer)
         longest = data.max_frames / data.frames_per_second

@@ -287,7 +287,7 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
                 try:
                     known.reference(request.speaker)
                 except InputError as error:
-                    raise InputError(f"{request.where}: {error}") from None
+                    raise request.located(error) from None
 
     recognizer = _open_recognizer(options, requests) if options.takes > 1 else None
     synthesizer = load_synthesizer(

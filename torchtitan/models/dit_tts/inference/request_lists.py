@@ -50,6 +50,13 @@ class Request:
         """Of its sound."""
         return Path(folder, f"{self.name}.{suffix}")
 
+    def located(self, error: InputError) -> InputError:
+        """The error with the file and line of this request, or the option, where it names none."""
+        sentence = str(error)
+        if sentence.startswith((self.where, "--") if self.where.startswith("--") else self.where):
+            return error
+        return InputError(f"{self.where}: {sentence}")
+
     def check(self) -> None:
         """Raises InputError for what can be seen without the model."""
         if not self.text:

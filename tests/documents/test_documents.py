@@ -1,0 +1,257 @@
+"""Every command of the documents runs as printed, in order, page by page, each page in a fresh folder."""
+
+import contextlib
+import json
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from tests.documents import commands, world
+from tests.documents.pages import blocks, documents
+from torchtitan.models.dit_tts.files import JsonLines
+
+pytestmark = pytest.mark.documents
+
+# What the reader of a page has, which the page does not make.
+ASSUMED = {
+    "README.md": ("/data/recordings",),
+    "docs/alignment.md": ("/data/ready",),
+    "docs/analysis.md": ("outputs/my_grid", "outputs/debug"),
+    "docs/checkpoints.md": ("outputs/NAME", "outputs/mine", "outputs/debug", "outputs/data"),
+    "docs/codec.md": ("/data/speech", "/models/dacvae", "dacvae", "outputs/NAME", "voice.wav"),
+    "docs/doctor.md": ("outputs/data",),
+    "docs/duration.md": ("outputs/NAME", "outputs/data", "/data/ready", "voice.wav"),
+    "docs/encoders.md": ("outputs/data", "/data/recordings"),
+    "docs/evaluate.md": ("outputs/NAME", "outputs/a", "outputs/b", "/data/ready"),
+    "docs/export.md": (
+        "outputs/debug",
+        "outputs/mine",
+        "outputs/data",
+        "outputs/duration",
+        "/data/new",
+    ),
+    "docs/fine_tune.md": ("outputs/base", "/data/new"),
+    "docs/generate.md": ("voice",),
+    "docs/many_gpus.md": ("/data/ready",),
+    "docs/megatron.md": ("/data/ready",),
+    "docs/monitor.md": ("/data/recordings", "outputs/NAME", "outputs/data"),
+    "docs/plan.md": ("outputs/my_run", "outputs/my_other_run"),
+    "docs/prepare.md": (
+        "/data/LJSpeech-1.1",
+        "/data/LibriTTS_R",
+        "/data/mine/train.jsonl",
+        "/data/vctk.jsonl",
+        "/data/emilia",
+        "/data/hub/datasets--x--y/snapshots/1a2b/data",
+    ),
+    "docs/sampling.md": ("outputs/NAME", "outputs/data", "/data/ready"),
+    "docs/serve.md": ("voice",),
+    "docs/sounds_bad.md": ("/data/mine", "outputs/NAME"),
+    "docs/text.md": ("outputs/NAME", "outputs/data"),
+    "docs/train_your_voice.md": ("recordings.jsonl", "voice.jsonl", "voice.wav"),
+}
+
+
+# Commands that are not run here, by why.
+NOT_RUN = {"network": 0, "GPU": 0, "machines": 0, "here: it is this": 0, "minutes": 0}
+
+
+@pytest.fixture(scope="session")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("documents")
+    hub = world.write_hub(folder / "hub")
+    with commands.titan_tts(folder, **hub) as program:
+        yield world.build(folder / "world", program, hub)
+
+
+@pytest.fixture
+def reader(request, here, tmp_path):
+    """Who follows the page that the test has as its parameter."""
+    yield here.page(tmp_path, ASSUMED.get(request.param, ()))
+
+
+def read(reader: world.Reader, page: str, **variables: str) -> list[str]:
+    """What each block of a page printed."""
+    return [reader.run("\n".join(block.commands), **variables) for block in blocks(page)]
+
+
+def losses(reader: world.Reader, name: str) -> list[float]:
+    return [
+        row["loss"] for row in JsonLines(reader.folder / f"outputs/{name}/metrics.jsonl").read()
+    ]
+
+
+def trained(reader: world.Reader, name: str) -> None:
+    """The run is complete and has kept what it trained."""
+    run = reader.folder / "outputs" / name
+    assert json.loads((run / "state.json").read_text())["state"] == "completed"
+    assert list(run.glob("checkpoint/step-*/manifest.json"))
+
+
+def speaks(reader: world.Reader, *names: str) -> None:
+    """The files hold sound, and are of no other length than speech of a few words can be."""
+    for name in names:
+        samples, rate = soundfile.read(reader.folder / name)
+        assert 0.2 < len(samples) / rate < 30 and abs(samples).max() > 1e-3, name
+
+
+def evaluated(reader: world.Reader, model: str, test: str) -> None:
+    """The utterances of its evaluation are of all speakers of the test data."""
+    [path] = reader.path(model).glob(
+        f"evaluation/*{Path(test).parent.name}-{Path(test).name}/evaluation.json"
+    )
+    heard = {row["speaker"] for row in json.loads(path.read_text())["utterances"]}
+    recorded = set()
+    for shard in reader.path(test).glob("*.tar"):
+        with tarfile.open(shard) as tar:
+            recorded |= {
+                json.load(tar.extractfile(member))["speaker"]
+                for member in tar
+                if member.name.endswith(".json")
+            }
+    assert heard == recorded
+
+
+@contextlib.contextmanager
+def served(reader: world.Reader, command: str) -> Iterator[str]:
+    """The port of a server, which is not the printed one, as that may be taken."""
+    server = reader.start(re.sub(r"--port \d+", "--port 0", command))
+    try:
+        for line in server.stdout:
+            if port := re.search(r"http://[\d.]+:(\d+)", line):
+                yield port[1]
+                break
+        else:
+            pytest.fail("it served nothing")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def starts_from_the_base(reader: world.Reader, name: str, base: str) -> None:
+    """Its first loss is near the base's last ones, not where random weights begin."""
+    known = losses(reader, base)
+    assert losses(reader, name)[0] < (known[0] + known[-1]) / 2
+
+
+def test_what_is_not_run_is_counted():
+    counted = Counter(
+        why for page in documents() for block in blocks(page) for _, why in block.left_out
+    )
+    assert counted == NOT_RUN
+
+
+LOOKED_AT = {
+    "docs/checkpoints.md",
+    "docs/evaluate.md",
+    "docs/export.md",
+    "docs/fine_tune.md",
+    "docs/generate.md",
+    "docs/serve.md",
+    "docs/train_your_voice.md",
+    "README.md",
+}
+"""pages with a test of their own, which looks at what the commands did"""
+
+
+def follows(*pages: str):
+    return pytest.mark.parametrize(
+        "reader, page", [(each, each) for each in pages], indirect=["reader"]
+    )
+
+
+@follows(*[each for each in documents() if each not in LOOKED_AT])
+def test_a_page(reader, page):
+    read(reader, page)
+
+
+@follows("README.md")
+def test_the_first_page(reader, page):
+    main_job, listed, digits = [each for each in blocks(page) if each.commands]
+    main_job.commands[0] += " --training.steps 4"
+    reader.run("\n".join(main_job.commands))
+    trained(reader, "debug")
+    assert list(reader.folder.glob("outputs/debug/evaluation/*/evaluation.html"))
+    reader.run("\n".join(listed.commands))
+    trained(reader, "mine")
+    evaluated(reader, "outputs/mine", "/data/ready/heldout")
+    reader.run("\n".join(digits.commands))
+    speaks(reader, "speech.wav", "two_four_six.wav")
+
+
+@follows("docs/train_your_voice.md")
+def test_the_way_to_a_voice(reader, page):
+    prepared, *_ = read(reader, page)
+    suggested = re.findall(r"path *= *(.*)", prepared)
+    assert suggested and not [each for each in suggested if "heldout" in each]
+    for name in ("mine", "mine300", "tuned", "mixed"):
+        trained(reader, name)
+    speaks(reader, "morning.wav")
+    evaluated(reader, "outputs/tuned", "/data/voice/heldout")
+
+
+@follows("docs/fine_tune.md")
+def test_a_fine_tune_starts_from_the_weights(reader, page):
+    read(reader, page)
+    trained(reader, "tuned")
+    starts_from_the_base(reader, "tuned", "base")
+
+
+@follows("docs/export.md")
+def test_an_exported_folder_speaks_and_is_fine_tuned(reader, page):
+    read(reader, page)
+    speaks(reader, "speech.wav")
+    evaluated(reader, "voice", "outputs/data/spoken_digits/heldout")
+    trained(reader, "tuned")
+    starts_from_the_base(reader, "tuned", "debug")
+
+
+@follows("docs/checkpoints.md")
+def test_a_run_is_changed_and_branched_off(reader, page):
+    verified, *_ = read(reader, page, STEPS=str(world.BASE_STEPS + 2))
+    assert f"step-{world.BASE_STEPS}: valid" in verified
+    assert len(losses(reader, "mine")) == world.BASE_STEPS + 2
+    trained(reader, "longer")
+    # The optimizer's state, its schedule and the step go on, too.
+    assert len(losses(reader, "longer")) == 2
+
+
+@follows("docs/evaluate.md")
+def test_evaluations_are_of_all_voices(reader, page):
+    read(reader, page)
+    evaluated(reader, "outputs/NAME", "/data/ready/heldout")
+
+
+@follows("docs/generate.md")
+def test_texts_are_said(reader, page):
+    read(reader, page)
+    speaks(
+        reader,
+        "speech.wav",
+        "speech.flac",
+        "story.ogg",
+        "speech/greeting.wav",
+        "book/greeting.wav",
+        "played.wav",
+    )
+
+
+@follows("docs/serve.md")
+def test_a_voice_is_served(reader, page):
+    demo, programs, guarded = [each.commands for each in blocks(page)]
+    serve, ask = programs
+    with served(reader, serve) as port:
+        reader.run(ask.replace(":8000", f":{port}"))
+    speaks(reader, "speech.wav")
+    with served(reader, guarded[0]) as port:
+        status = reader.run(
+            f"curl -so no.wav -w '%{{http_code}}' -d '{{}}' http://127.0.0.1:{port}/v1/audio/speech"
+        )
+        assert status == "401"
+    with served(reader, demo[0]) as port:
+        assert "gradio" in reader.run(f"curl -s http://127.0.0.1:{port}/")
