@@ -52,7 +52,7 @@ ASSUMED = {
     "docs/sampling.md": ("outputs/NAME", "outputs/data", "/data/ready"),
     "docs/serve.md": ("voice",),
     "docs/sounds_bad.md": ("/data/mine", "outputs/NAME"),
-    "docs/text.md": ("outputs/NAME", "outputs/data"),
+    "docs/text.md": ("/data/recordings",),
     "docs/train_your_voice.md": ("recordings.jsonl", "voice.jsonl", "voice.wav"),
 }
 
@@ -153,6 +153,7 @@ LOOKED_AT = {
     "docs/fine_tune.md",
     "docs/generate.md",
     "docs/serve.md",
+    "docs/text.md",
     "docs/train_your_voice.md",
     "README.md",
 }
@@ -225,6 +226,16 @@ def test_a_run_is_changed_and_branched_off(reader, page):
 def test_evaluations_are_of_all_voices(reader, page):
     read(reader, page)
     evaluated(reader, "outputs/NAME", "/data/ready/heldout")
+
+
+@follows("docs/text.md")
+def test_a_condition_is_given(reader, page):
+    reader.run(
+        "titan-tts prepare /data/recordings /data/ready --language en --heldout-fraction 0.05;"
+        "titan-tts train debug --data.path /data/ready/train --data.conditioning language --job.experiment NAME"
+    )
+    read(reader, page)
+    speaks(reader, "speech.wav")
 
 
 @follows("docs/generate.md")
