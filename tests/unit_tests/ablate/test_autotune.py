@@ -43,7 +43,8 @@ def tune(tmp_path, monkeypatch):
             return [sys.executable, "-c", RUN, str(Path(config).parent), str(limit)]
 
         monkeypatch.setattr(runner, "train_command", command)
-        config = load_config(["--job.config_file", "train_configs/debug.toml", *arguments])
+        start = ["--job.config_file=train_configs/debug.toml", "--training.global_batch_size=800"]
+        config = load_config([*start, *arguments])
         options = {"axes": {}, "buckets": FRAMES, "gpu": "", "memory_gib": 0.0}
         options = options | {"timeout_seconds": 60.0} | changes
         return Autotune(config, 2, tmp_path / "work", **options)
@@ -53,8 +54,8 @@ def tune(tmp_path, monkeypatch):
 
 def test_every_bucket_has_its_largest_micro_batch(tune, monkeypatch):
     found = tune(64 * 20).run()
-    assert found.alone == [80, 40, 19]  # 20 in a trial, but not in ten steps
-    assert found.micro_batches == [75, 38, 18]  # all in one run need 1 % more
+    assert found.alone == [76, 38, 19]  # 20 in a trial, but not in ten steps; as many frames of each
+    assert found.micro_batches == [76, 38, 19]
     assert found.best.batch == 19 and found.best.samples_per_second == pytest.approx(19 / 24)
     # Another command takes the trials that are there.
     assert tune(64 * 20, buckets=[64]).run().micro_batches == [19]
@@ -63,8 +64,17 @@ def test_every_bucket_has_its_largest_micro_batch(tune, monkeypatch):
         assert tune(64 * 20).run() == found
 
 
+def test_a_micro_batch_is_at_most_a_ranks_part_of_the_global_batch(tune, capsys):
+    found = tune(64 * 200, "--training.global_batch_size=12").run()
+    assert found.alone == found.micro_batches == [24, 12, 6]
+    assert found.keys["data"]["bucket_batch_sizes"] == [48, 24, 12]
+    said = capsys.readouterr().out
+    assert "bucket of 64 frames: the first guess is 6, the limit 6\n" in said
+    assert "bucket of 16 frames: the first guess is 24, the limit 24\n" in said
+
+
 @pytest.mark.parametrize(
-    "wanted, steps, micro", [(12, 1, 6), (36, 1, 18), (40, 2, 10), (200, 6, 17)]
+    "wanted, steps, micro", [(12, 1, 6), (38, 1, 19), (40, 2, 10), (200, 6, 17)]
 )
 def test_the_keys_are_a_config_of_about_the_same_global_batch(tune, wanted, steps, micro):
     arguments = [f"--training.global_batch_size={wanted}", "--data.batch_multiple=2"]
@@ -80,8 +90,8 @@ def test_the_keys_are_a_config_of_about_the_same_global_batch(tune, wanted, step
     # As many frames as in the longest bucket, as far as they fit.
     blocks = 2 * steps
     assert data["bucket_batch_sizes"] == [
-        min(75, micro * 4) * blocks,
-        min(38, micro * 2) * blocks,
+        micro * 4 * blocks,
+        micro * 2 * blocks,
         micro * blocks,
     ]
     validate_config(config_from_dict(keys | {"job": {"experiment": "x"}}, "found"), 2, ["debug"])
@@ -89,12 +99,14 @@ def test_the_keys_are_a_config_of_about_the_same_global_batch(tune, wanted, step
 
 def test_the_largest_batches_where_they_are_wanted(tune):
     found = tune(64 * 20, largest=True).run()
-    assert found.keys["data"]["bucket_batch_sizes"] == [150, 76, 12]
+    assert found.alone == [80, 40, 19]
+    assert found.micro_batches == [75, 38, 18]  # all in one run need 1 % more
+    assert found.keys["data"]["bucket_batch_sizes"] == [75 * 46, 38 * 46, 18 * 46]
 
 
 def test_the_result_can_be_tuned_again(tune):
     sizes = ["--data.bucket_frames=16,32,64", "--data.bucket_batch_sizes=48,24,12"]
-    assert tune(64 * 20, *sizes, buckets=[]).run().micro_batches == [75, 38, 18]
+    assert tune(64 * 20, *sizes, buckets=[]).run().micro_batches == [76, 38, 19]
 
 
 def test_trials_of_another_model_are_not_taken(tune):

@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.ablate.forecast import Forecaster
 from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
 from torchtitan.models.dit_tts.ablate.runner import Runner, figures
 from torchtitan.models.dit_tts.ablate.search import (
+    MAX_BATCH,
     TRIAL_SETTINGS,
     TrialError,
     completes,
@@ -122,6 +123,7 @@ class Autotune:
     ):
         self.config = config
         self.ranks = max(1, ranks // config.parallelism.tensor_parallel_degree)
+        self.global_batch, _ = batch_split(config.training, self.ranks)
         self.largest = largest
         self.axes = {axis: values for axis, values in axes.items() if values}
         self.buckets = buckets
@@ -157,7 +159,9 @@ class Autotune:
         batches = {frames[-1]: best.batch}
         longer = frames[-1]
         for edge in frames[-2::-1]:
-            batches[edge] = self._largest(best.axes, edge, batches[longer] * longer // edge)
+            # No more is used: a bucket has at most the frames of the longest, unless `largest`.
+            limit = MAX_BATCH if self.largest else best.batch * frames[-1] // edge
+            batches[edge] = self._largest(best.axes, edge, batches[longer] * longer // edge, limit)
             longer = edge
         alone = [batches[edge] for edge in frames]
         sizes = self._checked(best.axes, frames, alone)
@@ -207,15 +211,18 @@ class Autotune:
         changed["data.bucket_batch_sizes"] = []
         return self.cells.make(axes | {"batch": batch}, 0, None, changed | settings, folder)
 
-    def _largest(self, axes: dict[str, Any], edge: int, guess: int) -> int:
+    def _largest(self, axes: dict[str, Any], edge: int, guess: int, limit: int) -> int:
         chosen = "".join(f", {axis} {value}" for axis, value in axes.items())
-        print(f"bucket of {edge} frames{chosen}: the first guess is {guess}", flush=True)
+        print(
+            f"bucket of {edge} frames{chosen}: the first guess is {min(guess, limit)}, the limit {limit}",
+            flush=True,
+        )
 
         def fits(batch: int) -> bool:
             cell = self._cell(axes, edge, batch, TRIAL_SETTINGS)
             return completes(self.runner, cell, f"batch {batch}")
 
-        return largest_that_fits(fits, guess)
+        return largest_that_fits(fits, guess, limit)
 
     def _refusal(self, axes: dict[str, Any], frames: list[int]) -> str:
         """The sentence with which training would refuse trials of a choice; empty where it starts."""
@@ -240,7 +247,8 @@ class Autotune:
 
     def _measured(self, axes: dict[str, Any], edge: int) -> Choice | None:
         one = self._cell(axes, edge, 1, TRIAL_SETTINGS)
-        batch = self._largest(axes, edge, self.forecaster.largest(one) or 8)
+        limit = self.global_batch // self.ranks  # of one step without accumulation
+        batch = self._largest(axes, edge, self.forecaster.largest(one) or 8, limit)
         while batch:
             cell = self._cell(axes, edge, batch, _MEASURED)
             if completes(self.runner, cell, f"micro-batch {batch} for some steps"):
@@ -282,7 +290,7 @@ class Autotune:
         self, best: Choice, frames: list[int], sizes: list[int]
     ) -> tuple[int, dict[str, dict[str, Any]]]:
         """(accumulation steps, keys of the config) of global batches of about the config's size."""
-        wanted, _ = batch_split(self.config.training, self.ranks)
+        wanted = self.global_batch
         steps = -(-wanted // (sizes[-1] * self.ranks))
         micro = -(-wanted // (self.ranks * steps))  # the smallest that comes to the global batch
         blocks = self.ranks * steps
