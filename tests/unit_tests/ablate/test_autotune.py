@@ -54,7 +54,11 @@ def tune(tmp_path, monkeypatch):
 
 def test_every_bucket_has_its_largest_micro_batch(tune, monkeypatch):
     found = tune(64 * 20).run()
-    assert found.alone == [76, 38, 19]  # 20 in a trial, but not in ten steps; as many frames of each
+    assert found.alone == [
+        76,
+        38,
+        19,
+    ]  # 20 in a trial, but not in ten steps; as many frames of each
     assert found.micro_batches == [76, 38, 19]
     assert found.best.batch == 19 and found.best.samples_per_second == pytest.approx(19 / 24)
     # Another command takes the trials that are there.

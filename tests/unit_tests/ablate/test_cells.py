@@ -134,7 +134,7 @@ def test_sizes_are_configs(tmp_path):
         ("[axes]\nbatch = [1]\n[[exclude]]\nbatch = 2", "", "which no axis has"),
         ("[axes]\nbatch = [1]\n[[extra]]\nbatch = 1", "", "two runs come to the same name"),
         ('[axes]\n"optimizer.lrr" = [1]', "", r"\[optimizer\] lrr: did you mean lr"),
-        ('[axes]\n"optimizer.lr" = ["x"]', "", "has the wrong type"),
+        ('[axes]\n"optimizer.lr" = ["x"]', "", "but it must be a number"),
         ("[settings]\noptimiser.lr = 1.0", "", "optimizer"),
         ("", "repeats = 0", "repeats = 0"),
         ("", "steps = 5\ncounted_steps = 5", "counted_steps = 5"),

@@ -23,6 +23,7 @@ def validate(toml: str, world_size: int = 1, accelerator: str | None = None) -> 
 
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
+1 | model.flavor = '60m' | [model] flavor = '60m' is not known; did you mean 60M? allowed are debug, 60M
 1 | model.flavor = '2B' | [model] flavor | '2B' | debug, 60M, 300M, 800M, 3B, 8B
 1 | model.name = 'llama3' | [model] name | 'llama3' | 'dit_tts'
 1 | job.experiment = 'a/b' | [job] experiment | 'a/b' | '/'

@@ -152,12 +152,18 @@ def test_every_field_of_ours_says_what_it_is():
         ("[data]\nzzz = 1", ["[data] zzz", "allowed are", "max_frames", "seed"]),
         ("[trainin]\nsteps = 1", ["section [trainin]", "did you mean training?"]),
         ("data = 3", ["[data]", "3", "must be a section"]),
-        ("[training]\nsteps = 'many'", ["[training] steps", "'many'", "int"]),
-        ("[training]\nsteps = true", ["[training] steps", "True", "int"]),
-        ("[optimizer]\nlr = '1e-3'", ["[optimizer] lr", "'1e-3'", "float"]),
-        ("[data]\npath = ['a', 1]", ["[data] path", "['a', 1]", "str"]),
+        ("[training]\nsteps = 'many'", ["[training] steps", "'many'", "a whole number"]),
+        ("[training]\nsteps = true", ["[training] steps", "True", "a whole number"]),
+        ("[optimizer]\nlr = '1e-3'", ["[optimizer] lr", "'1e-3'", "a number"]),
+        (
+            "[data]\npath = ['a', 1]",
+            ["[data] path", "['a', 1]", "a text or a list, each element a text"],
+        ),
         ("[data]\non_too_long = 'keep'", ["[data] on_too_long", "'keep'", "'drop', 'error'"]),
-        ("[data]\nbucket_frames = [64, 'x']", ["[data] bucket_frames", "'x'", "list[int]"]),
+        (
+            "[data]\nbucket_frames = [64, 'x']",
+            ["[data] bucket_frames", "'x'", "a list, each element a whole number"],
+        ),
         ("[quantize.linear.float8]\nx = 1", ["[quantize.linear.float8] x"]),
         ("[training\nsteps = 1", ["not valid TOML", "line 1"]),
         (b"[data]\npath = '\xff'", ["not valid TOML", "utf-8"]),
@@ -178,6 +184,11 @@ def test_mistakes_in_the_file(tmp_path, toml, words):
         ("[training]\ncompile = true", ["unknown [training] compile: use [compile] enable"]),
         ("[training]\nwarmup_steps = 9", ["use [lr_scheduler] warmup_steps"]),
         ("[float8]\nenable_float8_linear = true", ["section [float8]", "[model] converters"]),
+        ("scale = '800m'", ["unknown scale: use [model] flavor"]),
+        ("[model]\nscale = '800m'", ["unknown [model] scale: use [model] flavor"]),
+        ("parallelism = 'fsdp'", ["must be a section, [parallelism]: use [parallelism] data_"]),
+        ("[train]\nprecision = 'bf16'", ["unknown section [train]: did you mean training?"]),
+        ("[training]\nnum_workers = 4", ["use [data] num_workers"]),
         ("[parallelism]\ntensor_parallel_size = 2", ["use [parallelism] tensor_parallel_degree"]),
     ],
 )
@@ -194,6 +205,13 @@ def test_an_old_key_in_the_file_has_a_pointer(tmp_path, toml, words):
         ("--training.compile", "unknown option --training.compile: use [compile] enable"),
         ("--training.no-compile", "unknown option --training.no_compile: use [compile] enable"),
         ("--batch-size=4", "unknown option --batch_size: use [training] global_batch_size"),
+        ("--scale", "unknown option --scale: use [model] flavor"),
+        ("--training.scale", "unknown option --training.scale: use [model] flavor"),
+        (
+            "--parallelism",
+            "unknown option --parallelism: use [parallelism] data_parallel_shard_degree",
+        ),
+        ("--compile", "unknown option --compile: use [compile] enable"),
         ("--model.remat", "use [activation_checkpoint] mode"),
     ],
 )
@@ -226,23 +244,28 @@ def test_a_missing_file(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "arguments, words",
+    "arguments, sentence",
     [
-        (["--training.step=1"], ["--training.step", "--training.steps"]),
-        (["--data.no-seed"], ["--data.no-seed"]),
-        (["--training.steps=many"], ["--training.steps", "'many'", "int"]),
-        (["--data.on_too_long=keep"], ["--data.on-too-long", "'keep'", "'drop'"]),
-        (["--data.bucket_frames", "64", "x"], ["--data.bucket-frames", "'x'"]),
-        (["stray"], ["stray"]),
+        ("--training.step=1", "unknown option --training.step: did you mean --training.steps?"),
+        ("--data.no-path", "unknown option --data.no_path: did you mean --data.path?"),
+        ("--data.zzzz=1", "unknown option --data.zzzz: titan-tts train --help-config lists what"),
+        ("--training.steps=ten", "--training.steps = 'ten', but it must be a whole number"),
+        ("--training.steps 1.5", "--training.steps = '1.5', but it must be a whole number"),
+        ("--training.steps", "--training.steps has no value, but it must be a whole number"),
+        ("--debug.seed x", "--debug.seed = 'x', but it must be a whole number"),
+        ("--data.on_too_long=keep", "'keep', but it must be one of 'crop', 'drop', 'error'"),
+        ("--data.bucket_frames 64 x", "'x', but it must be a list, each element a whole number"),
+        (
+            "--ema.decays 0.9,b",
+            "--ema.decays = '0.9,b', but it must be a list, each element a number",
+        ),
+        ("--ema.enable maybe", "--ema.enable = 'maybe', but it must be true or false"),
+        ("stray", "'stray' has no option --section.key before it"),
     ],
 )
-def test_mistakes_on_the_command_line(arguments, words, capfd):
-    with pytest.raises(SystemExit) as stop:
-        load_config(arguments)
-    assert stop.value.code == 2
-    said = capfd.readouterr().err
-    for word in words:
-        assert word.lower() in said.lower(), said
+def test_mistakes_on_the_command_line(arguments, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load_config(arguments.split())
 
 
 # Held-out samples

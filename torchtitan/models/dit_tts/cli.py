@@ -12,11 +12,17 @@ import importlib
 import inspect
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import tyro
 
-from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
+from torchtitan.models.dit_tts.config.options import (
+    check_command_line,
+    check_value,
+    option_kinds,
+    option_name,
+)
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
 _DESCRIPTION = (
@@ -86,6 +92,8 @@ def main(args: list[str]) -> int:
     config_args: list[str] = []
     if command is not None and "config_args" in command.Options.__dataclass_fields__:
         args, config_args = _split_config_args(args, command.Options.__dataclass_fields__)
+    if command is not None and not completion and {"-h", "--help"}.isdisjoint(args):
+        _check_options(args, command.Options)
     options: Any = tyro.cli(
         _union(_COMMANDS, None if completion else args),
         prog="titan-tts",
@@ -111,6 +119,36 @@ def _split_config_args(args: list[str], options: Collection[str]) -> tuple[list[
             target = config if of_config else own
         target.append(arg)
     return own, config
+
+
+def _check_options(args: list[str], cls: Any) -> None:
+    """Raises InputError: an option that the command lacks, a value that one does not take, too many or too
+    few arguments."""
+    commands = 1 if isinstance(_COMMANDS[args[0]][0], str) else 2
+    command = " ".join(["titan-tts", *args[:commands]])
+    fields = dataclasses.fields(cls)
+    positional = [f for f in fields if tyro.conf.Positional in getattr(f.type, "__metadata__", ())]
+    kinds = option_kinds(cls)
+    several = [f for f in positional if get_origin(get_args(f.type)[0]) in (list, tuple)]
+    for each in positional:
+        del kinds[each.name]
+    names, alone = check_command_line(args[commands:], kinds, {}, f"{command} --help")
+    for each, value in zip(positional, alone):
+        check_value(each.name.upper(), value, each.type)
+        names.add(each.name)
+    missing = [
+        f.name.upper() if f in positional else f"--{f.name.replace('_', '-')}"
+        for f in fields
+        if f.name not in names and f.default is f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InputError(
+            f"{command} needs {' and '.join(missing)}; {command} --help says what that is"
+        )
+    if len(alone) > len(positional) and not several:
+        raise InputError(
+            f"{command}: {alone[len(positional)]!r} is one argument too many; {command} --help lists what there is"
+        )
 
 
 def _load(target: str) -> Any:

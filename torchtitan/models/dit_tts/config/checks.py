@@ -46,9 +46,11 @@ def validate_config(
         config.model.name == "dit_tts",
         f"[model] name = {config.model.name!r}: train.py trains only 'dit_tts'",
     )
+    flavor = config.model.flavor
+    meant = [f" did you mean {each}?" for each in flavors if each.lower() == flavor.lower()]
     require(
-        config.model.flavor in flavors,
-        f"[model] flavor = {config.model.flavor!r} is not known; allowed are {', '.join(flavors)}",
+        flavor in flavors,
+        f"[model] flavor = {flavor!r} is not known;{''.join(meant)} allowed are {', '.join(flavors)}",
     )
     name = config.job.experiment
     require(

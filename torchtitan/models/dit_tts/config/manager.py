@@ -17,7 +17,13 @@ import tyro
 from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, option_name, refuse_old_options
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
+from torchtitan.models.dit_tts.config.options import (
+    check_command_line,
+    describe,
+    option_kinds,
+    option_name,
+)
 from torchtitan.models.dit_tts.config.trust import check_export_runs_nothing
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path
@@ -55,16 +61,15 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
         kind: Any = fields[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, dict):
-                raise InputError(f"{where}: {shown} = {value!r} must be a section, [{key}]")
+                raise InputError(
+                    f"{where}: {shown} = {value!r} must be a section, [{key}]"
+                    + (f": {OLD_KEYS[key]}" if key in OLD_KEYS else "")
+                )
             made[key] = dataclass_from_dict(kind, value, where, f"{name}.{key}" if name else key)
         elif _of_type(value, kind):
             made[key] = value
         else:
-            allowed = kind.__name__ if isinstance(kind, type) else str(kind)
-            raise InputError(
-                f"{where}: {shown} = {value!r} has the wrong type; allowed is "
-                f"{allowed.removeprefix('typing.')}"
-            )
+            raise InputError(f"{where}: {shown} = {value!r}, but it must be {describe(kind)}")
     return cls(**made)
 
 
@@ -121,8 +126,10 @@ class TTSConfigManager(ConfigManager):
             )
 
     def parse_args(self, args: list[str] = sys.argv[1:]) -> JobConfig:
-        names = filter(None, map(option_name, args))
-        refuse_old_options(name for name in names if _type_of(name.replace(".no_", ".")) is None)
+        kinds = option_kinds(JobConfig, sections=True)
+        _, alone = check_command_line(args, kinds, OLD_KEYS, "titan-tts train --help-config")
+        for arg in alone:
+            raise InputError(f"{arg!r} has no option --section.key before it")
         return super().parse_args(_boolean_flags(args))  # type: ignore[return-value]
 
     def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
@@ -176,11 +183,11 @@ class TTSConfigManager(ConfigManager):
 
 def _boolean_flags(args: list[str]) -> list[str]:
     """`--a.b true`, `--a.b=true` and the like as `--a.b` or `--a.no-b`, which is what tyro takes."""
-    flags, rest = [], list(args)
+    flags, rest, kinds = [], list(args), option_kinds(JobConfig, sections=True)
     while rest:
         arg = rest.pop(0)
         flag, given, value = arg.partition("=")
-        if _type_of(option_name(flag)) is bool:
+        if kinds.get(option_name(flag)) is bool:
             if not given and rest and rest[0].lower() in ("true", "false"):
                 value = rest.pop(0)
             if value.lower() == "false":
@@ -190,17 +197,6 @@ def _boolean_flags(args: list[str]) -> list[str]:
                 arg = flag
         flags.append(arg)
     return flags
-
-
-def _type_of(name: str) -> Any:
-    """The type of section.key, None where there is none."""
-    kind: Any = JobConfig
-    for part in name.split("."):
-        fields = {f.name: f.type for f in dataclasses.fields(kind)}
-        kind = fields.get(part)
-        if not dataclasses.is_dataclass(kind):
-            return kind
-    return kind
 
 
 def without_none(value: Any) -> Any:
@@ -224,7 +220,6 @@ def load_config(args: list[str]) -> JobConfig:
 
     Raises:
         InputError: an unreadable file, an unknown key, a value of the wrong type.
-        SystemExit: a mistake on the command line, which tyro has printed.
     """
     return resolve(TTSConfigManager().parse_args(args))
 

@@ -3,10 +3,6 @@
 They are refused like any unknown key; docs/old_keys.md has the same table.
 """
 
-from collections.abc import Iterable
-
-from torchtitan.models.dit_tts.errors import InputError
-
 OLD_KEYS = {
     "framework": "use [parallelism] backend",
     "tensor_parallel_size": "use [parallelism] tensor_parallel_degree",
@@ -31,17 +27,38 @@ OLD_KEYS = {
     "warmup_steps": "use [lr_scheduler] warmup_steps",
     "enable_checkpoint": "use [checkpoint] enable",
     "model_weights_only": "use [checkpoint] last_save_model_only",
+    "scale": "use [model] flavor",
+    "parallelism": "use [parallelism] data_parallel_shard_degree (FSDP) or "
+    "data_parallel_replicate_degree (DDP); both are HSDP",
+    "tp": "use [parallelism] tensor_parallel_degree",
+    "tp_size": "use [parallelism] tensor_parallel_degree",
+    "num_nodes": "start the processes by titan-tts train --nodes or titan-tts launch; "
+    "[parallelism] data_parallel_shard_degree divides them",
+    "num_gpus": "start the processes by titan-tts train --nproc or torchrun; [parallelism] "
+    "data_parallel_shard_degree divides them",
+    "precision": "use [training] mixed_precision_param",
+    "compile_mode": "use [compile] mode, and [compile] enable",
+    "activation_checkpointing": "use [activation_checkpoint] mode",
+    "gradient_checkpointing": "use [activation_checkpoint] mode",
+    "learning_rate": "use [optimizer] lr",
+    "lr": "use [optimizer] lr",
+    "weight_decay": "use [optimizer] weight_decay",
+    "max_steps": "use [training] steps",
+    "num_steps": "use [training] steps",
+    "epochs": "use [data] epochs",
+    "max_grad_norm": "use [training] max_norm",
+    "grad_clip": "use [training] max_norm",
+    "micro_batch_size": "use [training] local_batch_size",
+    "grad_accumulation_steps": "set [training] local_batch_size: global_batch_size / "
+    "(local_batch_size × ranks) are the accumulation steps",
+    "num_warmup_updates": "use [lr_scheduler] warmup_steps",
+    "ema_decay": "use [ema] decays, a list",
+    "save_every": "use [checkpoint] interval",
+    "num_workers": "use [data] num_workers",
+    "text_condition_dropout": "use [objective] text_dropout",
+    "speaker_condition_dropout": "use [objective] speaker_dropout",
+    "cond_drop_prob": "use [objective] text_dropout and [objective] speaker_dropout",
+    "audio_drop_prob": "use [objective] speaker_dropout",
+    "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
 }
 """name, in whatever section it was -> what to do instead"""
-
-
-def option_name(arg: str) -> str:
-    """section.key of an argument --section.key[=value]; empty for another."""
-    return arg[2:].partition("=")[0].replace("-", "_") if arg.startswith("--") else ""
-
-
-def refuse_old_options(names: Iterable[str]) -> None:
-    """Raises InputError at the first of these unknown options that has a successor."""
-    for name in names:
-        if instead := OLD_KEYS.get(name.rpartition(".")[2].removeprefix("no_")):
-            raise InputError(f"unknown option --{name}: {instead}")

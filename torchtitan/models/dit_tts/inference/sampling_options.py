@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.config.old_keys import option_name
+from torchtitan.models.dit_tts.config.options import option_name
 from torchtitan.models.dit_tts.errors import InputError, check_range
 
 if TYPE_CHECKING:

@@ -1,0 +1,129 @@
+"""A command line against the fields that it sets: one sentence for a mistake, before tyro has a box of lines."""
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from torchtitan.models.dit_tts.errors import InputError
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def option_name(arg: str) -> str:
+    """section.key of an argument --section.key[=value]; empty for another."""
+    return arg[2:].partition("=")[0].replace("-", "_") if arg.startswith("--") else ""
+
+
+def option_kinds(cls: Any, sections: bool = False) -> dict[str, Any]:
+    """The type of each option that a dataclass has, by its name.
+
+    Args:
+        sections: a nested dataclass's fields are named section.key, not by the key alone.
+    """
+    kinds: dict[str, Any] = {}
+    for each in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(each.type):
+            inner = option_kinds(each.type, sections)
+            start = f"{each.name}." if sections else ""
+            kinds |= {start + name: kind for name, kind in inner.items()}
+        else:
+            kinds[each.name] = each.type
+    return kinds
+
+
+def describe(kind: Any) -> str:
+    """What values of a type are, in words."""
+    inner = [each for each in get_args(kind) if each is not type(None)]
+    if get_origin(kind) is Annotated:
+        return describe(inner[0])
+    if get_origin(kind) is Literal:
+        return ("one of " if len(inner) > 1 else "") + ", ".join(map(repr, inner))
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(map(describe, inner))
+    if get_origin(kind) is list:
+        return f"a list, each element {describe(inner[0])}"
+    return _WORDS.get(kind, "a text")
+
+
+def check_command_line(
+    args: list[str], kinds: Mapping[str, Any], instead: Mapping[str, str], help_command: str
+) -> tuple[set[str], list[str]]:
+    """(names of the options, arguments without one).
+
+    Args:
+        kinds: the types of all options.
+        instead: what to write for a key that is none, in whatever section it is.
+        help_command: what lists the options.
+
+    Raises:
+        InputError: an unknown option, or a value that it does not take.
+    """
+    names: set[str] = set()
+    alone = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        if not arg.startswith("--"):
+            alone.append(arg)
+            continue
+        option, equals, value = arg.partition("=")
+        name = option_name(option)
+        positive = name.replace(".no_", ".")
+        kind = kinds.get(name, bool if kinds.get(positive) is bool else None)
+        if kind is None:
+            close = difflib.get_close_matches(name, kinds, n=1)
+            hint = instead.get(name.rpartition(".")[2].removeprefix("no_")) or (
+                f"did you mean --{close[0]}?" if close else f"{help_command} lists what there is"
+            )
+            raise InputError(f"unknown option --{name}: {hint}")
+        names.add(name)
+        many = get_origin(_plain(kind)) is list
+        values = [value] if equals else list(takewhile(lambda each: each[:2] != "--", rest))
+        if kind is bool and "." not in name:
+            if equals:
+                raise InputError(f"{option} is a switch and takes no value, but {value!r} is given")
+            continue
+        if not many:
+            del values[1:]
+        if not equals:
+            del rest[: len(values)]
+        if not values and not many and kind is not bool:
+            raise InputError(f"{option} has no value, but it must be {describe(kind)}")
+        for value in values:
+            check_value(option, value, kind)
+    return names, alone
+
+
+def _plain(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def check_value(option: str, value: str, kind: Any) -> None:
+    """Raises InputError unless the text is a value of the type, or one or more of a list."""
+    elements, element = [value], _plain(kind)
+    if get_origin(element) is list:
+        element = get_args(element)[0]
+        if element in (int, float):
+            elements = [each for each in value.split(",") if each]
+    if not all(_is_value(each, element) for each in elements):
+        raise InputError(f"{option} = {value!r}, but it must be {describe(kind)}")
+
+
+def _is_value(text: str, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return text in get_args(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_is_value(text, each) for each in get_args(kind))
+    if kind is type(None):
+        return text == "None"
+    if kind is bool:
+        return text.lower() in ("true", "false")
+    if kind in (int, float):
+        try:
+            kind(text)
+        except ValueError:
+            return False
+    return True
