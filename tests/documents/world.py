@@ -43,6 +43,9 @@ SMALL = (
     " --validation.samples=4 --sampling.steps=2 --samples.count=1 --metrics.log_freq=1"
     " --lr_scheduler.warmup_steps=1 --alignment.ctc_layer=0 --sampling.codec=mel_dct"
 )
+STEPS = 2
+"""of a training on a page"""
+
 BASE_STEPS = 40
 """of the run that pages start from"""
 
@@ -52,8 +55,8 @@ case " $* " in
 " plan "*" --calibrate"*) exec {{program}} "$@" ;;
 " plan "*) exec {{program}} "$@" --model.flavor=debug --compile.no-enable --activation_checkpoint.mode=none ;;
 *" --dry-run"* | *" --help"*) exec {{program}} "$@" ;;
-" train duration "*) exec {{program}} "$@" {_DURATION} --training.steps=2 ;;
-" train "*) exec {{program}} "$@" {SMALL} --training.steps=${{{{STEPS:-2}}}} ;;
+" train duration "*) exec {{program}} "$@" {_DURATION} --training.steps={STEPS} ;;
+" train "*) exec {{program}} "$@" {SMALL} --training.steps=${{{{STEPS:-{STEPS}}}}} ;;
 esac
 exec {{program}} "$@"
 """
@@ -68,16 +71,16 @@ _HUB = {
 }
 
 
-def as_here(command: str, folder: Path) -> str:
-    """A command as printed, with the paths, sizes and devices that are here."""
+def as_here(command: str, folder: Path, last_step: int) -> str:
+    """A command as printed, with the paths, sizes, steps and devices that are here."""
     command = re.sub(r"(?<![\w./])/(data|models|tmp)/", rf"{folder}/root/\1/", command)
     steps = r"(?<=step-)\d{3,}|(?<=@)\d{4,}"
     for saved, step in enumerate(sorted(set(re.findall(steps, command)), key=int, reverse=True)):
-        command = re.sub(rf"(?:{steps})(?<=\D{step})\b", str(BASE_STEPS - 2 * saved), command)
+        command = re.sub(rf"(?:{steps})(?<=\D{step})\b", str(last_step - 2 * saved), command)
     command = re.sub(r"(?<=--nproc )8|(?<=--nproc-per-node )8", "2", command)
     command = command.replace("..000099}.tar", "..000001}.tar")
     command = re.sub(r"(--benchmark.steps) \d+", r"\1 3", command)
-    command = re.sub(r"(--heldout-fraction) 0\.0\d", r"\1 0.3", command)
+    command = re.sub(r"(--heldout-fraction) 0\.[01]\d?\b", r"\1 0.3", command)
     command = command.replace("--device cuda", "--device cpu").replace('"..."', '"two four"')
     return command.replace("| aplay", "| cat > played.wav")
 
@@ -113,7 +116,9 @@ class World:
             place = folder / "root" / path[1:] if path.startswith("/") else folder / path
             place.parent.mkdir(parents=True, exist_ok=True)
             _copy(self.folder / _source(path), place)
-        return Reader(folder, self._environment(folder))
+        starts_from_a_run = any(path.startswith("outputs/") for path in assumed)
+        last_step = BASE_STEPS if starts_from_a_run else STEPS
+        return Reader(folder, self._environment(folder), last_step)
 
     def _environment(self, folder: Path) -> dict[str, str]:
         places = {"HOME": f"{folder}/home", "XDG_CACHE_HOME": f"{folder}/home/.cache"}
@@ -128,15 +133,17 @@ class Reader:
 
     folder: Path
     environment: dict[str, str]
+    last_step: int
+    """of the checkpoints that the page names"""
 
     def path(self, printed: str) -> Path:
         """Of a path as it is printed."""
-        return Path(self.folder, as_here(printed, self.folder))
+        return Path(self.folder, as_here(printed, self.folder, self.last_step))
 
     def run(self, script: str, **variables: str) -> str:
         """Runs commands in bash, which must succeed. Returns what they printed."""
         done = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", as_here(script, self.folder)],
+            ["bash", "-eo", "pipefail", "-c", as_here(script, self.folder, self.last_step)],
             cwd=self.folder,
             env=self.environment | variables,
             stdin=subprocess.DEVNULL,
@@ -152,7 +159,7 @@ class Reader:
     def start(self, script: str) -> subprocess.Popen:
         """Starts a server."""
         return subprocess.Popen(
-            ["bash", "-ec", f"exec {as_here(script, self.folder)}"],
+            ["bash", "-ec", f"exec {as_here(script, self.folder, self.last_step)}"],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,

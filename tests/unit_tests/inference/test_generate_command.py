@@ -258,7 +258,10 @@ def test_what_is_not_there_is_told_before_the_model_is_loaded(
     loaded.config.samples.recognizer = "shutil:rmtree"
     missing = "whisper:/nowhere/whisper"
     for arguments, words in (
-        (["--speaker=eve"], "error: --speaker = eve, but the data have no such speaker; they have: 'ann', 'bob'"),
+        (
+            ["--speaker=eve"],
+            "error: --speaker = eve, but the data have no such speaker; they have: 'ann', 'bob'",
+        ),
         (["--takes=2"], "if you trust it give --recognizer shutil:rmtree"),
         (["--takes=2", f"--recognizer={missing}"], f"'{missing}' cannot be loaded"),
         (["--reference=nowhere.wav"], "reference = nowhere.wav, but there is no such file"),

@@ -5,10 +5,9 @@ import os
 
 import pytest
 import soundfile
-import tyro
 
 from tests.helpers.speech_corpora import RATE, tone
-from torchtitan.models.dit_tts import errors
+from torchtitan.models.dit_tts import cli, errors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -16,14 +15,16 @@ from torchtitan.models.dit_tts.prepare import command
 from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 
-def parse(*args: str) -> Options:
-    return tyro.cli(Options, args=list(args), config=(tyro.conf.OmitArgPrefixes,))
-
-
-def test_options_on_the_command_line():
-    assert parse("in", "out") == Options("in", "out")
-    options = parse("in", "out", "--loudness", "off", "--max-silence", "0.5", "--seed", "3")
-    assert options == Options("in", "out", audio=AudioSettings(None, 0.5), seed=3)
+def test_options_on_the_command_line(monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(command, "run", lambda options: given.append(options) or 0)
+    assert cli.main(["prepare", "in", "out"]) == 0
+    more = ["--loudness", "off", "--max-silence", "0.5", "--seed", "3"]
+    assert cli.main(["prepare", "in", "out", *more]) == 0
+    audio = AudioSettings(None, 0.5)
+    assert given == [Options("in", "out"), Options("in", "out", audio=audio, seed=3)]
+    assert cli.main(["prepare", "in", "out", "--loudness=loud"]) == 2
+    assert "--loudness = 'loud', but it must be a number or off" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

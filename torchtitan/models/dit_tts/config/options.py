@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from tyro.constructors import PrimitiveConstructorSpec
+
 from torchtitan.models.dit_tts.errors import InputError
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -36,6 +38,10 @@ def option_kinds(cls: Any, sections: bool = False) -> dict[str, Any]:
 
 def describe(kind: Any) -> str:
     """What values of a type are, in words."""
+    if spec := _own_reading(kind):
+        return " or ".join(
+            {"FLOAT": "a number"}.get(each, each) for each in spec.metavar.split("|")
+        )
     inner = [each for each in get_args(kind) if each is not type(None)]
     if get_origin(kind) is Annotated:
         return describe(inner[0])
@@ -97,13 +103,19 @@ def check_command_line(
     return names, alone
 
 
+def _own_reading(kind: Any) -> PrimitiveConstructorSpec | None:
+    """How a type that brings its own reading of a text does it."""
+    metadata = getattr(kind, "__metadata__", ())
+    return next((each for each in metadata if isinstance(each, PrimitiveConstructorSpec)), None)
+
+
 def _plain(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def check_value(option: str, value: str, kind: Any) -> None:
     """Raises InputError unless the text is a value of the type, or one or more of a list."""
-    elements, element = [value], _plain(kind)
+    elements, element = [value], _own_reading(kind) or _plain(kind)
     if get_origin(element) is list:
         element = get_args(element)[0]
         if element in (int, float):
@@ -113,6 +125,12 @@ def check_value(option: str, value: str, kind: Any) -> None:
 
 
 def _is_value(text: str, kind: Any) -> bool:
+    if isinstance(kind, PrimitiveConstructorSpec):
+        try:
+            kind.instance_from_str([text])
+        except ValueError:
+            return False
+        return True
     if get_origin(kind) is Literal:
         return text in get_args(kind)
     if get_origin(kind) in (Union, types.UnionType):
