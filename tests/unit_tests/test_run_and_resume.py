@@ -301,6 +301,17 @@ def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_pa
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("key", ["recognizer=whisper", "speaker_scorer=xvector"])
+def test_a_scorer_that_is_not_there_is_told_before_data_are_read(tmp_path, train, key, capfd):
+    scorer = f"--samples.{key}:/nowhere/model"
+    missing = ["--data.path=/nowhere", "--validation.path=/nowhere", "--validation.enable"]
+    assert train("run", *missing, "--samples.freq=1", scorer) == 2
+    said = capfd.readouterr().err
+    assert ":/nowhere/model' cannot be loaded" in said and "there is no such folder" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
 def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
     benchmark = ["--benchmark.enable", "--benchmark.steps=3", "--benchmark.warmup_steps=2"]
     lengths = ["--benchmark.mean_seconds=1", "--data.frames_per_second=16"]

@@ -1,6 +1,7 @@
 """Whisper's real loading and decoding, on small random checkpoints in the hub's layout."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -127,6 +128,26 @@ def test_a_size_is_a_name_of_the_hub_unless_a_folder_has_it(folder, tmp_path, mo
             open_recognizer(f"whisper:{name}")
     shutil.copytree(folder, tmp_path / "large-v3")
     assert open_recognizer("whisper:large-v3").name == "Whisper large-v3"
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path, monkeypatch):
+    """Its client would ask six times for each file, for minutes where a firewall drops packets."""
+    asked = []
+
+    def from_pretrained(path, local_files_only):
+        asked.append(local_files_only)
+        raise OSError("not in the cache")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", from_pretrained)
+    sentence = (
+        "'whisper:tiny' cannot be loaded (not complete on this machine, and http://127.0.0.1:9 cannot be "
+        "reached); give a folder, or download it where there is a network: hf download openai/whisper-tiny"
+    )
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        open_recognizer("whisper:tiny")
+    assert asked == [True]
 
 
 def without(name):

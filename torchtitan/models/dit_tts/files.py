@@ -148,6 +148,24 @@ def check_writable(path: str | os.PathLike, option: str) -> None:
         raise InputError(f"{option} = {path}, but no file can be written there; give another path")
 
 
+def require_hub() -> None:
+    """Asks once whether the Hugging Face hub is there: its client asks six times for each file, with a line
+    on the terminal for each.
+
+    Raises:
+        ConnectionError: it does not answer within 10 seconds, or HF_HUB_OFFLINE is set.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception as error:  # the HTTP clients of its versions have no common kind of error
+        raise ConnectionError(
+            f"not complete on this machine, and {constants.ENDPOINT} cannot be reached"
+        ) from error
+
+
 def user_cache_folder(name: str) -> str:
     """`name` in this program's part of the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -104,6 +104,7 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
+    from torchtitan.models.dit_tts.scoring.plugins import check_pretrained
     from torchtitan.models.dit_tts.trackers import check_trackers
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
@@ -115,6 +116,8 @@ def train(args: list[str]) -> int:
     check_kind(config.sampling.codec, config.data.path)
     if rank == 0:
         check_trackers(config)
+        if config.samples.freq:
+            check_pretrained(config.samples)
     init_logger()
     logger.addFilter(concerns_this_run)
     quiet_known_warnings()

@@ -8,20 +8,46 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from torchtitan.models.dit_tts.config.job_config import Samples
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.scoring.interface import (
     OpinionPredictor,
     Recognizer,
     SpeakerScorer,
 )
+from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub
 
 RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
 SPEAKER_SCORERS = "own, xvector:HUB_NAME_OR_FOLDER"
 OPINION_PREDICTORS = "dnsmos"
+
+
+def check_pretrained(samples: Samples) -> None:
+    """Before a run reads data and loads its model: whether the models of its scorers can be found.
+
+    Raises:
+        InputError: one is neither on this machine nor on a hub that answers.
+    """
+    for spec in (samples.recognizer, samples.speaker_scorer):
+        kind, _, model = spec.partition(":")
+        if kind == "whisper":
+            from torchtitan.models.dit_tts.scoring.whisper import check_whisper
+
+            check_whisper(model)
+        elif kind == "faster-whisper" and not os.path.isdir(model):
+            require_modules("faster_whisper")
+            from faster_whisper import download_model
+
+            from_folder_or_hub(partial(download_model, model), model, spec)
+        elif kind == "xvector":
+            from transformers import AutoConfig
+
+            from_folder_or_hub(partial(AutoConfig.from_pretrained, model), model, spec)
 
 
 def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:

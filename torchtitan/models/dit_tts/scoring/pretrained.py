@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import require_hub
 
 # What only training uses, and checkpoints of the hub lack: the loss's class vectors, the mask.
 _OF_TRAINING = ("objective.", "masked_spec_embed")
@@ -45,17 +46,19 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
     Raises:
         InputError: neither has it.
     """
-    is_folder = os.path.isdir(name)
+    is_folder, is_path = os.path.isdir(name), name.startswith((".", "/", "~"))
     reason: Exception | None = None
-    for offline in (True,) if is_folder else (True, False):
+    for offline in (True,) if is_folder or is_path else (True, False):
         try:
+            if not offline:
+                require_hub()
             return load(local_files_only=offline)
         except Exception as error:  # the libraries' validators raise kinds of their own
             reason = error
     lines = str(reason).strip().splitlines() or [type(reason).__name__]
     if is_folder:
         advice = "give a folder that holds the complete model, as it was downloaded"
-    elif name.startswith((".", "/", "~")):
+    elif is_path:
         advice = "there is no such folder"
     else:
         hub = f"Systran/faster-whisper-{name}" if spec.startswith("faster") else name

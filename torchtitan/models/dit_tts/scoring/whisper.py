@@ -49,8 +49,7 @@ class WhisperRecognizer(_Whisper):
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
         spec = f"whisper:{model}"
-        path = model if os.path.isdir(model) or "/" in model else f"openai/whisper-{model}"
-        _check_is_whisper(path, spec)
+        path = check_whisper(model)
         dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
         self.model = load_model(WhisperForConditionalGeneration, path, spec, dtype=dtype).to(device)
         self.processor: Any = from_folder_or_hub(
@@ -156,9 +155,13 @@ class FasterWhisperRecognizer(_Whisper):
         return "".join(segment.text for segment in segments).strip()
 
 
-def _check_is_whisper(path: str, spec: str) -> None:
+def check_whisper(model: str) -> str:
+    """Folder or hub name of what `WhisperRecognizer` takes. Raises InputError: it cannot be found, or is
+    another model."""
     from transformers import AutoConfig
 
+    spec = f"whisper:{model}"
+    path = model if os.path.isdir(model) or "/" in model else f"openai/whisper-{model}"
     kind = from_folder_or_hub(
         lambda **where: AutoConfig.from_pretrained(path, **where), path, spec
     ).model_type
@@ -167,6 +170,7 @@ def _check_is_whisper(path: str, spec: str) -> None:
             f"'{spec}': {path} holds a model of type {kind}, not whisper; give a Whisper checkpoint, or "
             "another recognizer as package.module:factory"
         )
+    return path
 
 
 def _check_english(code: str, name: str) -> None:

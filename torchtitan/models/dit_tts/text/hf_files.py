@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import user_cache_folder, write_atomic
+from torchtitan.models.dit_tts.files import require_hub, user_cache_folder, write_atomic
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
@@ -68,6 +68,8 @@ def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]
     with quiet():
         for offline in (True, False) if download else (True,):
             try:
+                if not offline:
+                    require_hub()
                 return AutoConfig.from_pretrained(model, local_files_only=offline), False
             except Exception as error:  # the library's validators raise kinds of their own
                 reason = error

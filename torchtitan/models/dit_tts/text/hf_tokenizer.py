@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import require_hub
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import first_line
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
@@ -259,6 +260,8 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
     model, reason = source.model, ""
     for offline in (True, False) if download and not os.path.isdir(model) else (True,):
         try:
+            if not offline:
+                require_hub()
             found = AutoTokenizer.from_pretrained(model, local_files_only=offline)
         except Exception as error:  # the kind depends on the file
             reason = first_line(error)
