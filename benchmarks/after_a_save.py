@@ -4,8 +4,8 @@
 
 Prepares the embedded corpus and trains the debug flavor, with the threads that the main job takes: 40 steps up to
 a save, 40 after it, 40 after a validation, 40 after samples, and 40 in a second process that resumes. Seconds are
-metrics.jsonl's; voluntary context switches are those of all threads of the process, read when a step's line
-appears. Each part leaves its first five steps out. libgomp throttles how it waits, for ever, once more threads than
+metrics.jsonl's; voluntary context switches are those of all threads that the process has had, read when a step's
+line appears. Each part leaves its first five steps out. libgomp throttles how it waits, for ever, once more threads than
 CPUs have opened a team: that is what a slower part would show.
 
 Writes benchmarks/results/after_a_save.json.
@@ -35,16 +35,20 @@ _PARTS = ("before", "after a save", "after a validation", "after samples", "afte
 _SETTLING = 5
 
 
-def context_switches(process: int) -> int:
-    """Voluntary ones of all threads that the process has."""
-    total = 0
+def context_switches(process: int, counts: dict[str, int]) -> int:
+    """Voluntary ones of all threads that the process has had.
+
+    Args:
+        counts: thread -> its last count, brought up to date: a thread that ends keeps it.
+    """
     for status in Path(f"/proc/{process}/task").glob("*/status"):
         try:
             lines = status.read_text().splitlines()
         except OSError:  # the thread has ended
             continue
-        total += int(next(each for each in lines if each.startswith("voluntary")).split()[1])
-    return total
+        voluntary = next(each for each in lines if each.startswith("voluntary"))
+        counts[status.parent.name] = int(voluntary.split()[1])
+    return sum(counts.values())
 
 
 def train(folder: Path, steps: int) -> dict[int, int]:
@@ -79,13 +83,14 @@ def train(folder: Path, steps: int) -> dict[int, int]:
         stderr=subprocess.PIPE,
     )
     lines, found, size = JsonLines(folder / "run/metrics.jsonl"), {}, -1
+    counts: dict[str, int] = {}
     while process.poll() is None:
         now = lines.path.stat().st_size if lines.path.exists() else -1
         if now != size:
             size = now
             rows = lines.read()
             if rows:
-                found.setdefault(rows[-1]["step"], context_switches(process.pid))
+                found.setdefault(rows[-1]["step"], context_switches(process.pid, counts))
         time.sleep(0.005)
     if process.returncode:
         assert process.stderr is not None
