@@ -151,11 +151,12 @@ def test_a_signal_right_after_a_bad_step_changes_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("log_freq", [1, 100])
+@pytest.mark.parametrize("log_freq, excluded", [(1, ""), (100, ""), (1, "dataloader,optimizer")])
 def test_broken_weights_are_replaced_by_the_last_checkpoints(
-    tmp_path, train, after_step, skip_from_the_start, log_freq
+    tmp_path, train, after_step, skip_from_the_start, log_freq, excluded
 ):
-    """As by a flipped bit in memory: every step is bad from then on, whatever its batch."""
+    """As by a flipped bit in memory: every step is bad from then on, whatever its batch. What a start was
+    not to load goes back with the rest: the run has saved it itself."""
 
     @torch.no_grad()
     def break_once(trainer):
@@ -165,6 +166,8 @@ def test_broken_weights_are_replaced_by_the_last_checkpoints(
     steps = {5: break_once}
     after_step(steps)
     arguments = ["--training.steps=9", f"--metrics.log_freq={log_freq}"]
+    if excluded:
+        arguments.append(f"--checkpoint.exclude_from_loading={excluded}")
     assert train("run", *arguments) == 0
     # Four bad steps are one too many: the run goes back to step 4 and skips what it had taken since.
     skip_from_the_start(range(4, 9))

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torchtitan.config.job_config import ActivationCheckpoint
 
 from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config, shipped_debug_config
 from torchtitan.models.dit_tts.benchmark.synthetic import BYTES_PER_SECOND, SyntheticDataset
 from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.model.flops import Lengths, repeated_flops, training_flops
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory
 from torchtitan.models.dit_tts.plan.devices import Cluster
 from torchtitan.models.dit_tts.plan.memory import Activations
@@ -68,6 +69,14 @@ def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand):
     matmuls = GUESS.value * 3 * flops / H200.peak_flops
     assert step.time.parts["matmuls and attention"] == pytest.approx(matmuls)
 
+    # Blocks that are computed again take time, and count in no rate.
+    full = replace(planner.config, activation_checkpoint=ActivationCheckpoint(mode="full"))
+    again = planner.step(full, cluster, GUESS, Batches(lengths, 12, 3))
+    repeated = 12 * repeated_flops(planner.sizes.args, lengths, {"full": 4})
+    matmuls += GUESS.value * 3 * repeated / H200.peak_flops
+    assert again.time.parts["matmuls and attention"] == pytest.approx(matmuls)
+    assert repeated > 0.2 * flops and again.flops == step.flops
+
 
 def test_every_bucket_has_to_fit(by_hand):
     """Short utterances need more than long ones where their references are long: they decide."""
@@ -112,6 +121,11 @@ def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
     config = debug_config(*arguments, "--training.global_batch_size=16")
     plan = make_plan(config, Cluster(H200, 2, 1), GUESS, price=2.5)
     run, data = plan.run, config.data
+    # The mean over the buckets' steps is of one GPU, too.
+    flops = sum(each.fraction * each.step.flops for each in plan.buckets)
+    assert plan.mean_mfu.middle == pytest.approx(
+        flops / 2 / plan.mean_seconds.middle / H200.peak_flops
+    )
     frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames
     steps = (frames <= 32).sum() / 32 + (frames > 32).sum() / 16
     assert run.hours_per_step == pytest.approx(frames.sum() / 25 / 3600 / steps)
