@@ -100,10 +100,9 @@ def speaks(reader: world.Reader, *names: str) -> None:
         assert 0.2 < len(samples) / rate < 30 and abs(samples).max() > 1e-3, name
 
 
-def evaluated(reader: world.Reader, model: str, test: str) -> None:
-    """The utterances of its evaluation are of all speakers of the test data."""
-    known = reader.path(model).glob(f"evaluation/*-{Path(test).parent.name}-heldout/*.json")
-    [path, *_] = sorted(known)
+def evaluated(reader: world.Reader, test: str) -> None:
+    """The utterances of an evaluation are of all speakers of the test data."""
+    [path, *_] = reader.folder.rglob(f"*{Path(test).parent.name}-heldout*/evaluation.json")
     heard = {row["speaker"] for row in json.loads(path.read_text())["utterances"]}
     recorded = set()
     for shard in reader.path(test).glob("*.tar"):
@@ -178,7 +177,7 @@ def test_the_first_page(reader, page):
     assert list(reader.folder.glob("outputs/debug/evaluation/*/evaluation.html"))
     reader.run("\n".join(listed.commands))
     trained(reader, "mine")
-    evaluated(reader, "outputs/mine", "/data/ready/heldout")
+    evaluated(reader, "/data/ready/heldout")
     reader.run("\n".join(digits.commands))
     speaks(reader, "speech.wav", "two_four_six.wav")
 
@@ -191,7 +190,7 @@ def test_the_way_to_a_voice(reader, page):
     for name in ("mine", "mine300", "tuned", "mixed"):
         trained(reader, name)
     speaks(reader, "morning.wav")
-    evaluated(reader, "outputs/tuned", "/data/voice/heldout")
+    evaluated(reader, "/data/voice/heldout")
 
 
 @follows("docs/fine_tune.md")
@@ -205,7 +204,7 @@ def test_a_fine_tune_starts_from_the_weights(reader, page):
 def test_an_exported_folder_speaks_and_is_fine_tuned(reader, page):
     read(reader, page)
     speaks(reader, "speech.wav")
-    evaluated(reader, "voice", "outputs/data/spoken_digits/heldout")
+    evaluated(reader, "outputs/data/spoken_digits/heldout")
     trained(reader, "tuned")
     starts_from_the_base(reader, "tuned", "debug")
 
@@ -223,7 +222,7 @@ def test_a_run_is_changed_and_branched_off(reader, page):
 @follows("docs/evaluate.md")
 def test_evaluations_are_of_all_voices(reader, page):
     read(reader, page)
-    evaluated(reader, "outputs/NAME", "/data/ready/heldout")
+    evaluated(reader, "/data/ready/heldout")
 
 
 @follows("docs/text.md")

@@ -159,7 +159,7 @@ class Reader:
     def start(self, script: str) -> subprocess.Popen:
         """Starts a server."""
         return subprocess.Popen(
-            ["bash", "-ec", f"exec {as_here(script, self.folder, self.last_step)}"],
+            ["bash", "-ec", f"exec env {as_here(script, self.folder, self.last_step)}"],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
