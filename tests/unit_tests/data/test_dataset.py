@@ -385,6 +385,14 @@ def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
     (other / "000000.tar").rename(other / "renamed.tar")
     assert open_dataset(str(other), CHANNELS).fingerprint != fingerprints[2]
+    # Another text of the same length in a tar of the same size.
+    samples = make_samples(2, channels=CHANNELS)
+    digests = set()
+    for text in ("one", "two"):
+        samples[1].metadata["text"] = text
+        write_shard(tmp_path / f"{text}.tar", samples)
+        digests.add(index.load_index(str(tmp_path / f"{text}.tar")).digest)
+    assert len(digests) == 2
 
 
 def test_many_threads_few_open_files(tmp_path, monkeypatch):

@@ -144,6 +144,7 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     whole = str(tmp_path / "sub/whole.v2.wav")
     part = {"audio_filepath": "long.wav", "text": "a", "duration": 0.25, "speaker": 7}
     rows = [
+        part | {"offset": 0},
         part | {"offset": 0.5},
         part | {"offset": 0.75, "snr": float("nan"), "tags": ["x", 1]},
         {"audio_filepath": whole, "text": "c", "duration": 0.99, "speaker": 8, "utt_id": "my.id"},
@@ -151,12 +152,14 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     manifest = tmp_path / "train.jsonl"
     manifest.write_text("\ufeff" + "\n".join(json.dumps(row) for row in rows) + "\n\n")
     items = items_of(manifest)
-    assert [item.key for item in items] == ["long-00000500", "long-00000750", "my_id"]
-    assert [item.speaker for item in items] == ["7", "7", "8"]
-    assert items[1].metadata["snr"] is None and items[1].metadata["tags"] == ["x", 1]
+    assert [item.key for item in items] == [
+        *("long-00000000", "long-00000500", "long-00000750", "my_id")
+    ]
+    assert [item.speaker for item in items] == ["7", "7", "7", "8"]
+    assert items[2].metadata["snr"] is None and items[2].metadata["tags"] == ["x", 1]
     loader = Loader(str(tmp_path))
     lengths = [len(loader.load(item.audio, 128).samples) for item in items]
-    assert lengths == [4000, 4000, 16_000]  # a duration alone is no cut
+    assert lengths == [4000, 4000, 4000, 16_000]  # a duration alone is no cut
 
 
 @pytest.mark.parametrize(
@@ -440,6 +443,8 @@ def test_columns_become_an_item():
     item = item_of({"said": "x", "who": 3}, text_column="said", speaker_column="who", language="de")
     assert (item.text, item.speaker, item.metadata["language"]) == ("x", "3", "de")
     assert Item.from_json(item.to_json()) == item
+    own = item_of({"text": "x", "speaker": "s", "locale": "fr"}, language="de")
+    assert own.metadata["language"] == "fr"  # the option is for rows without one
     rows = ({"speaker": "ann"}, {"speaker": ""}, {}, {"speaker_id": 7}, {"speaker": 3.0})
     items = [item_of({"text": "x"} | row, speaker="someone") for row in rows]
     assert [item.speaker for item in items] == ["ann", "someone", "someone", "7", "3"]

@@ -93,11 +93,13 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
     assert shards(out) != before
     assert beside(out) == ["out"] and sorted(os.listdir(out)) == OUTPUT_NAMES
 
-    text = corpus.read_text()
+    text, times = corpus.read_text(), (corpus.stat().st_atime_ns, corpus.stat().st_mtime_ns)
     corpus.write_text(text.replace("text 3", "text three"))
     with pytest.raises(InputError, match="other recordings, or the source's files have changed"):
         prepare(corpus, out, **OTHER)
     corpus.write_text(text)
+    os.utime(corpus, ns=times)
+    assert prepare(corpus, out, **OTHER)["reused"]
     os.utime(corpus.parent / "0.wav", (1, 1))
     with pytest.raises(InputError, match="other recordings, or the source's files have changed"):
         prepare(corpus, out, **OTHER)
@@ -269,6 +271,14 @@ def test_killed_in_the_last_steps(corpus, out, monkeypatch):
     assert shards(out) == before and (out / "replaced").exists()
     assert prepare(corpus, out, **SMALL)["reused"] is True
     assert sorted(os.listdir(out)) == OUTPUT_NAMES and beside(out) == ["out"]
+
+
+def test_complete_work_of_another_source_is_not_put_in_place(corpus, out, monkeypatch):
+    killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
+    os.utime(corpus.parent / "0.wav", (1, 1))
+    with pytest.raises(InputError, match="earlier run on a source that has changed since"):
+        prepare(corpus, out, **SMALL)
+    assert beside(out) == ["out.partial"]
 
 
 def test_two_runs_do_not_meet(corpus, out):
