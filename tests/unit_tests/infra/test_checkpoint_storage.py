@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import warnings
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,13 @@ def test_getattr_of_a_table_reaches_enums_only(saved, call):
 
     (saved / ".metadata").write_bytes(pickle.dumps(Metadata({}, planner_data=Call())))
     with pytest.raises(InputError, match="could run code: it takes"):
+        storage.read_table(saved)
+
+
+@pytest.mark.parametrize("function", [torch.load, namedtuple, dcp.filesystem.FileSystem])
+def test_modules_of_the_table_give_their_classes_only(saved, function):
+    (saved / ".metadata").write_bytes(pickle.dumps(function))
+    with pytest.raises(InputError, match=f"it names {function.__module__}.{function.__name__},"):
         storage.read_table(saved)
 
 
