@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import Divergence
 from torchtitan.models.dit_tts.infra.divergence import (
     ABSURD_FACTOR,
@@ -125,6 +127,23 @@ def test_bad_steps_are_counted_among_the_last():
     for step in range(7, 7 + 31):
         assert not judged(resumed, step, 1.0, 0.5)
     assert resumed.bad_recently == 1
+
+
+def judge_on_two_ranks(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    guard, norm = DivergenceGuard(SIGMAS), torch.tensor(0.5)
+    # Bad on both ranks, on one, whose norm is rounded differently, and on none.
+    for step, bad in enumerate(((0, 1), (1,), ()), 1):
+        loss = torch.tensor(math.nan if rank in bad else 1.0)
+        left_out = guard.judge(step, step - 1, loss, norm, dist.group.WORLD)
+        assert left_out == float(bool(bad)) == guard.read().bad  # optimizers compare with 1
+        assert guard.bad_recently == min(step, 2)
+    dist.destroy_process_group()
+
+
+@pytest.mark.long
+def test_ranks_judge_alike(tmp_path):
+    run_ranks(judge_on_two_ranks, 2, str(tmp_path))
 
 
 def curve(steps: int, seed: int = 0) -> np.ndarray:
