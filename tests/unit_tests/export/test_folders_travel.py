@@ -1,5 +1,6 @@
 """A text encoder and a codec that a run had from folders are in its export, which needs these no longer."""
 
+import json
 import shutil
 
 import pytest
@@ -13,6 +14,8 @@ from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.export.exporter import safe_files
+from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
+from torchtitan.models.dit_tts.prepare.settings import AudioSettings
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
 
@@ -24,6 +27,10 @@ def test_encoder_and_codec(frozen, train, tmp_path):
     weights = write_tiny_dac_vae(sources / "dac")
     channels = build_codec(str(weights)).latent_channels
     make_shards(sources / "data", 16, channels=channels, frames=lambda _: 16)
+    codec = {"codec": str(weights), "codec_fingerprint": build_codec(str(weights)).fingerprint}
+    audio = {"loudness": -20.0, "max_silence": 0.5}
+    settings = {"settings": codec | {"audio": audio}}
+    (sources / "data/prepare.json").write_text(json.dumps(settings))
     options = [
         f"--data.path={sources / 'data'}",
         f"--data.latent_channels={channels}",
@@ -43,6 +50,7 @@ def test_encoder_and_codec(frozen, train, tmp_path):
     shutil.rmtree(tmp_path / "run")
     shutil.rmtree(tmp_path / "there")
     moved = from_pretrained(folder.rename(tmp_path / "moved"))
+    assert reference_settings(moved.data_path) == AudioSettings(**audio)
     [again] = moved.synthesize(["one two"], ["s1"], seed=4)
     assert torch.equal(said.waveform, again.waveform) and said.sample_rate == again.sample_rate
     assert (tmp_path / "moved/text_encoder").is_dir() == frozen
