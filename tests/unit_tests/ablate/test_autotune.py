@@ -135,6 +135,16 @@ def test_the_fastest_choice_is_tuned(tune):
     assert len(few.choices) == 4 and "# layout ddp, checkpointing full: micro-batch 8" in few.toml()
 
 
+@pytest.mark.parametrize("checkpointing", ["every 3", "op", "memory_budget 0.3"])
+def test_the_keys_train_as_was_measured(tune, checkpointing):
+    compiled = "--compile.enable"  # which a memory budget needs
+    tuned = tune(64 * 8, compiled, axes={"checkpointing": [checkpointing]}, buckets=[64])
+    found = tuned.run()
+    measured = tuned._cell(found.best.axes, 64, 1, {"benchmark.steps": 1}).config
+    suggested = config_from_dict(found.keys, "found")
+    assert suggested.activation_checkpoint == measured.activation_checkpoint
+
+
 def test_more_memory_is_no_gain_where_batches_are_large(tune):
     many = tune(64 * 200.0, axes={"checkpointing": ["none", "full"]}).run()
     assert many.best.axes == {"checkpointing": "none"}

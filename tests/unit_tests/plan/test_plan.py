@@ -51,23 +51,29 @@ def by_hand(monkeypatch):
     monkeypatch.setattr(Activations, "memory", memory)
 
 
-def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand):
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand, tensor):
+    """With tensor parallelism two GPUs have one sample."""
     config = debug_config("--parallelism.data_parallel_replicate_degree=2")
-    planner = Planner(config, 2)
-    lengths, cluster = Lengths(64, 40, 64), Cluster(H200, 2, 1)
+    if tensor > 1:
+        config.parallelism.backend = "megatron"
+        config.parallelism.tensor_parallel_degree = tensor
+    planner = Planner(config, 2 * tensor)
+    lengths, cluster = Lengths(64, 40, 64), Cluster(H200, 2 * tensor, 1)
     step = planner.step(planner.config, cluster, GUESS, Batches(lengths, 12, 3))
     seconds = step.seconds
     assert seconds.low < seconds.middle == step.time.seconds < seconds.high
     flops = 12 * training_flops(planner.sizes.args, lengths)
     for rate, amount in (
         (step.samples_per_second, 2 * 3 * 12),
-        (step.mfu, 3 * flops / H200.peak_flops),
+        (step.mfu, 3 * flops / tensor / H200.peak_flops),
     ):
         expected = [amount / each for each in (seconds.high, seconds.middle, seconds.low)]
         assert [rate.low, rate.middle, rate.high] == pytest.approx(expected)
     assert step.flops == 2 * 3 * flops
-    matmuls = GUESS.value * 3 * flops / H200.peak_flops
-    assert step.time.parts["matmuls and attention"] == pytest.approx(matmuls)
+    if tensor == 1:  # else each GPU has a part of some matmuls
+        matmuls = GUESS.value * 3 * flops / H200.peak_flops
+        assert step.time.parts["matmuls and attention"] == pytest.approx(matmuls)
 
     # Blocks that are computed again take time, and count in no rate.
     full = replace(planner.config, activation_checkpoint=ActivationCheckpoint(mode="full"))

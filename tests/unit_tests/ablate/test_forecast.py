@@ -1,0 +1,38 @@
+"""What the plan predicts of a grid's runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.plan_cases import SMALL, shipped_debug_config
+from torchtitan.models.dit_tts.ablate.cells import Cells
+from torchtitan.models.dit_tts.ablate.forecast import Forecaster
+from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
+from torchtitan.models.dit_tts.plan.activations import ActivationMemory
+from torchtitan.models.dit_tts.plan.memory import Activations
+
+GIB = 2**30
+
+
+@pytest.mark.usefixtures("remembered_passes")
+def test_a_run_of_mixed_lengths_fits_where_every_bucket_does(tmp_path, monkeypatch):
+    """Short utterances with long references need more than long ones."""
+
+    def memory(self, config, sharded, samples, lengths):
+        return ActivationMemory(0, samples * (100 + lengths.frames) * 2**20, 0)
+
+    monkeypatch.setattr(Activations, "memory", memory)
+    arguments = ["--data.bucket_frames=32,64", "--data.bucket_batch_sizes=32,16"]
+    arguments += ["--data.max_reference_ratio=0", "--training.global_batch_size=16"]
+    base = shipped_debug_config(*SMALL, *arguments)
+    forecaster = Forecaster("H200")
+
+    def forecast(lengths: str):
+        grid = GridFile(Options(config="base", lengths=lengths))
+        return forecaster.forecast(Cells(grid, tmp_path, base).make({}, 0))
+
+    longest, mixed = forecast("longest"), forecast("mixed")
+    assert longest["fits"] and mixed["fits"] and mixed["gib"] > longest["gib"] + 1
+    room = (longest["gib"] + mixed["gib"]) / 2 + 1.5
+    forecaster.device = replace(forecaster.device, memory_gib=room / 0.96)
+    assert forecast("longest")["fits"] and not forecast("mixed")["fits"]
