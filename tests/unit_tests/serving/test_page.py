@@ -20,7 +20,7 @@ def address(synthesizer, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
     from torchtitan.models.dit_tts.serving.page import build_page
 
-    page = build_page(synthesizer, {}, 100, "tiny")
+    page = build_page(synthesizer, {}, 100, "tiny", 5)
     _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
     yield address
     page.close()
@@ -34,6 +34,8 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     from gradio_client import Client
 
     client = Client(address, verbose=False, download_files=str(tmp_path / "files"))
+    api = client.view_api(return_format="dict")["named_endpoints"]["/say"]
+    assert api["parameters"][-1]["parameter_default"] == 5
     sound, picture, about = client.predict(
         "one two", "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say"
     )
@@ -60,7 +62,7 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
 
 
 def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
-    """Gradio's default, /tmp/gradio, belongs to whoever came first."""
+    """Gradio's default, /tmp/gradio, belongs to whoever came first. It is told the seed."""
     from torchtitan.models.dit_tts.inference import sampling_options
     from torchtitan.models.dit_tts.serving import demo_command, page
 
@@ -70,14 +72,15 @@ def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
     monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
     seen = []
 
-    def build_page(*_):
+    def build_page(*given):
+        assert given[-1] == 5
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         seen.append((folder, folder.stat().st_mode & 0o777, folder.stat().st_uid))
         raise InputError("enough")
 
     monkeypatch.setattr(page, "build_page", build_page)
     with pytest.raises(InputError, match="enough"):
-        demo_command.run(demo_command.Options(run="voice"))
+        demo_command.run(demo_command.Options(run="voice", seed=5))
     ((folder, mode, owner),) = seen
     assert (mode, owner) == (0o700, os.getuid()) and not folder.exists()
 

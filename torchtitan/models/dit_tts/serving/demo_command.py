@@ -41,7 +41,8 @@ def _serve(options: Options) -> int:
     synthesizer = load_synthesizer(options, options.data)
     _ = synthesizer.lengths  # what is missing is told now
     voices = known_voices(options, synthesizer)
-    page = build_page(synthesizer, voices, options.max_characters, Path(options.run).resolve().name)
+    name = Path(options.run).resolve().name
+    page = build_page(synthesizer, voices, options.max_characters, name, options.seed)
     try:
         _, address, _ = page.launch(
             server_name=options.host,

@@ -25,9 +25,13 @@ _BATCH = 16
 
 
 def build_page(
-    synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str
+    synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str, seed: int
 ) -> gr.Blocks:
-    """The page; its one function is also to be called as the API `/say`."""
+    """The page; its one function is also to be called as the API `/say`.
+
+    Args:
+        seed: of the noise, unless the user gives another.
+    """
     names = [ANY, *sorted({*synthesizer.speakers, *voices})]
     sampling = synthesizer.sampling
 
@@ -97,13 +101,13 @@ def build_page(
                         step=0.1,
                         label="Guidance towards the speaker",
                     )
-                    seed = gr.Number(0, precision=0, minimum=0, label="Seed of the noise")
+                    noise = gr.Number(seed, precision=0, minimum=0, label="Seed of the noise")
                 button = gr.Button("Say it", variant="primary", elem_id="say")
             with gr.Column():
                 sound = gr.Audio(label="Speech", format="wav", elem_id="speech")
                 picture = gr.Plot(label="Spectrogram")
                 about = gr.Textbox(label="Length", interactive=False, elem_id="about")
-        inputs = [text, voice, recording, speed, steps, text_scale, speaker_scale, seed]
+        inputs = [text, voice, recording, speed, steps, text_scale, speaker_scale, noise]
         button.click(say, inputs, [sound, picture, about], api_name="say", concurrency_limit=1)
     return page
 
