@@ -36,6 +36,20 @@ def test_alone_as_in_a_batch(synthesizer):
     refused(lambda: synthesizer.synthesize(["one"], ["eve"]), "--speaker = eve", "'ann', 'bob'")
 
 
+def test_any_number_is_said_in_batches_of_similar_length(synthesizer, monkeypatch):
+    voice = synthesizer.speaker("ann")
+    utterances = [Utterance("one", voice, seconds=seconds) for seconds in (0.4, 0.1, 0.3, 0.2)]
+    requests = synthesizer.requests(utterances)
+    sampling = replace(synthesizer.sampling, text_scale=4.0)
+    expected = synthesizer.speak(requests, 2, sampling)
+    [other] = synthesizer.speak(requests[:1], 2)
+    assert not torch.allclose(other.waveform, expected[0].waveform, atol=1e-4)
+    found = list(synthesizer.speak_sorted(requests, 2, 3, sampling))
+    assert [place for place, _ in found] == [1, 3, 2, 0]
+    for place, speech in found:
+        torch.testing.assert_close(speech.waveform, expected[place].waveform, atol=1e-5, rtol=0)
+
+
 def test_speed_and_length(synthesizer):
     ann = synthesizer.speaker("ann")
     usual = Utterance("one two one two", ann)

@@ -18,6 +18,7 @@ import torch
 import tyro
 
 from tests.helpers.sampled_run import HOP
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.inference.joining import join
 from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
 
@@ -356,6 +357,28 @@ def test_defaults_keep_the_server_to_this_machine():
 
     for command in (demo_command, serve_command):
         assert tyro.cli(command.Options, args=["run"]).host == "127.0.0.1"
+
+
+def test_options_of_serve_arrive(synthesizer, monkeypatch):
+    from torchtitan.models.dit_tts.inference import sampling_options
+    from torchtitan.models.dit_tts.serving import app, serve_command
+
+    arrived = []
+
+    def build_app(_, batcher, settings):
+        batcher.close()
+        arrived.extend([batcher.max_batch, batcher.window_seconds, batcher.max_waiting])
+        arrived.extend([batcher.seed, settings.model, settings.max_characters, settings.api_key])
+        raise InputError("enough")
+
+    monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
+    monkeypatch.setattr(app, "build_app", build_app)
+    monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
+    numbers = "--port 0 --max-batch 3 --window-ms 40 --max-waiting 5 --max-characters 60 --seed 7"
+    options = tyro.cli(serve_command.Options, args=["run", "--model-name=it", *numbers.split()])
+    with pytest.raises(InputError, match="enough"):
+        serve_command.run(options)
+    assert arrived == [3, 0.04, 5, 7, "it", 60, "secret"]
 
 
 def test_an_address_that_is_taken():
