@@ -138,13 +138,20 @@ def test_a_run_that_a_full_disk_ends_beside_a_save_is_failed(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "size, words",
+    [
+        (32 << 10, ["a file of it is larger than", "continues from step 2"]),
+        (512, [".jsonl: a file is larger than", "give the same command again"]),
+    ],
+)
 def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
-    tmp_path, train, after_step, capsys
+    tmp_path, train, after_step, capsys, size, words
 ):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(trainer) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
     run, steps = Folder(tmp_path / "run"), {3: limit}
     after_step(steps)
@@ -153,7 +160,7 @@ def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     error = capsys.readouterr().err
-    assert "a file of it is larger than" in error and "continues from step 2" in error
+    assert all(each in error for each in words), error
     assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
     steps.clear()
     assert train("run", "--training.steps=4") == 0

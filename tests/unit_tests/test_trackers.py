@@ -1,10 +1,13 @@
 """TensorBoard and Weights & Biases: what comes back from them, resumes, keys, and what is missing."""
 
+import errno
 import io
 import json
 import logging
 import os
+import re
 import sys
+import threading
 from itertools import count
 from types import SimpleNamespace
 
@@ -249,14 +252,40 @@ def check(*arguments: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("package", ["wandb", "dotenv"])
-def test_a_missing_package_ends_the_start_before_it_writes(tmp_path, train, monkeypatch, package):
+@pytest.mark.parametrize(
+    "package, enabled, installs",
+    [
+        ("wandb", ENABLED, "'titan-tts[wandb]'"),
+        ("dotenv", ENABLED, "'titan-tts[wandb]'"),
+        ("tensorboard", "--metrics.enable-tensorboard", "tensorboard"),
+    ],
+)
+def test_a_missing_package_ends_the_start_before_it_writes(
+    tmp_path, train, monkeypatch, package, enabled, installs
+):
     find = errors.find_spec
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(InputError, match=rf"{package} is not installed.*'titan-tts\[wandb\]'"):
-        check(ENABLED)
-    assert train("mine", ENABLED) == 2 and not (tmp_path / "mine").exists()
-    check()
+    sentence = f"the package {package} is not installed; run: pip install {installs}"
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        check(enabled)
+    assert train("mine", enabled) == 2 and not (tmp_path / "mine").exists()
+    check("--metrics.no-enable-tensorboard")
+
+
+@pytest.mark.parametrize(
+    "code, shown", [(errno.EFBIG, False), (errno.ENOSPC, False), (errno.EIO, True)]
+)
+def test_the_traceback_of_a_writing_thread_on_a_full_disk_is_not_shown(
+    monkeypatch, capsys, code, shown
+):
+    def write() -> None:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(threading, "excepthook", errors.report_thread_error)
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert ("Traceback" in capsys.readouterr().err) == shown
 
 
 def test_without_a_key_the_sentence_says_what_to_set(alone):

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +30,12 @@ _LOST_PEER = (
 
 _NO_MEMORY = ("out of memory", "status_alloc_failed", "can't allocate memory")
 """Lower-case substrings of out-of-memory errors of the libraries below torch."""
+
+_FULL = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "no space is left on the disk; free some"),
+    errno.EFBIG: "a file is larger than this process or the file system allows; raise the limit (ulimit -f "
+    "unlimited)",
+}
 
 # The scheme's length is limited, or a long text without a URL would take quadratic time.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
@@ -60,6 +67,7 @@ _EXTRAS = {
     "megatron": "megatron",
     "transformer_engine": "transformer-engine",
     **dict.fromkeys(("wandb", "dotenv", "PIL"), "wandb"),
+    "tensorboard": "",  # every installation has it, unless somebody has removed it
 }
 
 
@@ -117,7 +125,8 @@ def require_modules(*names: str) -> None:
 
 
 def _missing_module(name: str) -> str:
-    return f"the package {name} is not installed; run: pip install 'titan-tts[{_EXTRAS[name]}]'"
+    package = f"'titan-tts[{_EXTRAS[name]}]'" if _EXTRAS[name] else name
+    return f"the package {name} is not installed; run: pip install {package}"
 
 
 def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
@@ -143,10 +152,10 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
                     raise
                 message = _missing_module(error.name)
             elif isinstance(error, OSError):
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in _FULL:
                     raise
                 where = f"{error.filename}: " if error.filename else ""
-                message = f"{where}no space is left on the disk; free some and give the same command again"
+                message = f"{where}{_FULL[error.errno]} and give the same command again"
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
             print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
@@ -214,6 +223,13 @@ def failure_state(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and ("timed out" in message or "timeout" in message):
         return "timeout"
     return "failed"
+
+
+def report_thread_error(args: threading.ExceptHookArgs) -> None:
+    """In the place of threading.excepthook: a thread that writes (TensorBoard's) hands a full disk on to the
+    main thread, which ends with the sentence; a traceback beside it would say no more."""
+    if not isinstance(args.exc_value, OSError) or args.exc_value.errno not in _FULL:
+        threading.__excepthook__(args)
 
 
 def quiet_known_warnings() -> None:

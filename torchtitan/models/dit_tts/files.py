@@ -95,7 +95,11 @@ class JsonLines:
     def append(self, row: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "ab", buffering=0) as file:
-            file.write((json.dumps(row) + "\n").encode())
+            try:
+                file.write((json.dumps(row) + "\n").encode())
+            except OSError as error:
+                error.filename = str(self.path)
+                raise
 
 
 def is_remote(path: str) -> bool:

@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import sys
+import threading
 
 from torchtitan.models.dit_tts.errors import (
     failure_state,
     quiet_known_warnings,
     report_input_errors,
+    report_thread_error,
     require,
 )
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
@@ -121,6 +123,7 @@ def train(args: list[str]) -> int:
     init_logger()
     logger.addFilter(concerns_this_run)
     quiet_known_warnings()
+    threading.excepthook = report_thread_error
     if rank != 0:
         logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
     if compile_cache:

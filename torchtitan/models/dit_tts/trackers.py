@@ -200,6 +200,8 @@ def check_trackers(config: JobConfig) -> None:
     Raises:
         InputError: something is missing.
     """
+    if config.metrics.enable_tensorboard:
+        require_modules("tensorboard")
     if not config.metrics.enable_wandb:
         return
     require_modules("wandb", "dotenv", "soundfile", "PIL")

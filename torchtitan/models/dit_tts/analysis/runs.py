@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
 from torchtitan.models.dit_tts.factors import FACTORS, factors
 from torchtitan.models.dit_tts.files import JsonLines
 
@@ -387,6 +387,7 @@ def _tensorboard(folder: Path) -> dict[str, list[Any]]:
             holders.append(holder)
     if not holders:
         return {}
+    require_modules("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(max(holders), size_guidance={"scalars": 0})  # named by date: the last
