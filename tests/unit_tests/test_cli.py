@@ -219,6 +219,8 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
     ("given", "said"),
     [
         ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but a launcher sets it to a whole number from 1"),
+        ({"LOCAL_WORLD_SIZE": "abc"}, "LOCAL_WORLD_SIZE is abc"),
         ({"LOCAL_RANK": "first"}, "LOCAL_RANK is first"),
         ({"MASTER_PORT": "abc"}, "MASTER_PORT is abc"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
@@ -226,6 +228,7 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
     ],
 )
 def test_what_a_launcher_leaves_out_is_named(tmp_path, monkeypatch, capsys, given, said):
+    """LOCAL_WORLD_SIZE is read by env.json's writer."""
     launcher = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in ({**launcher, "MASTER_PORT": "29500"} | given).items():
         if value is None:
@@ -235,6 +238,19 @@ def test_what_a_launcher_leaves_out_is_named(tmp_path, monkeypatch, capsys, give
     assert main.train(["--job.config_file", DEBUG, f"--job.dump_folder={tmp_path}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, value", [("WORLD_SIZE", "abc"), ("RANK", "x"), ("WORLD_SIZE", "0")])
+@pytest.mark.parametrize(
+    "command", ["train debug --dry-run", "generate run --text-list a.txt --out wavs"]
+)
+def test_other_commands_name_what_is_no_launchers_too(monkeypatch, capsys, command, name, value):
+    for each, number in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", name: value}.items():
+        monkeypatch.setenv(each, number)
+    assert cli.main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert f"the environment variable {name} is {value}, but a launcher sets it" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.long

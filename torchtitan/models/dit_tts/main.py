@@ -12,10 +12,14 @@ from torchtitan.models.dit_tts.errors import (
     quiet_known_warnings,
     report_input_errors,
     report_thread_error,
-    require,
 )
 from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
-from torchtitan.models.dit_tts.supervisor import RANK_VARIABLES, die_with_parent, say_start
+from torchtitan.models.dit_tts.supervisor import (
+    RANK_VARIABLES,
+    check_launcher,
+    die_with_parent,
+    say_start,
+)
 
 _UPSTREAM_LOG = (
     "Starting job",
@@ -56,18 +60,7 @@ def set_single_process_defaults() -> None:
     if "RANK" not in os.environ:
         # Port 0: the store takes a free one itself. One that is looked for before may be taken meanwhile.
         os.environ.update(zip(RANK_VARIABLES, ("0", "0", "1", "127.0.0.1", "0"), strict=True))
-    for name in RANK_VARIABLES:
-        value = os.environ.get(name, "")
-        fits, kind = value.isdecimal(), "a whole number"
-        if name == "MASTER_ADDR":
-            fits, kind = bool(value), "a host"
-        require(
-            fits,
-            f"the environment variable {name} is {value or 'not set'}, but with RANK it must be {kind}; "
-            f"start the processes by titan-tts train --nproc or torchrun, or unset RANK for one process",
-        )
-    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    require(int(rank) < int(ranks), f"the environment has RANK = {rank}, but only {ranks} ranks")
+    check_launcher()
 
 
 @report_input_errors

@@ -31,6 +31,7 @@ from torchtitan.models.dit_tts.errors import (
     without_secrets,
 )
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
+from torchtitan.models.dit_tts.supervisor import launcher_number
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
@@ -58,7 +59,7 @@ def _git_commit() -> str | None:
 
 def gpus_per_node() -> int:
     """Processes of this run on this machine, as torchrun sets it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    return launcher_number("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))
 
 
 def _cuda() -> dict[str, str | None]:
@@ -94,7 +95,7 @@ def environment() -> dict[str, Any]:
         "device": utils.device_module.get_device_name(),
         "device_type": utils.device_type,
         "cpu_threads": torch.get_num_threads(),
-        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "world_size": launcher_number("WORLD_SIZE", "1"),
         "gpus_per_node": gpus_per_node(),
         "git_commit": _git_commit(),
         "command": without_secrets(sys.argv),

@@ -21,7 +21,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE, printable, without_secrets
+from torchtitan.models.dit_tts.errors import (
+    ERROR_FILE_VARIABLE,
+    InputError,
+    printable,
+    without_secrets,
+)
 
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
@@ -32,6 +37,38 @@ _PORT = 15_000
 """where nodes meet: between it and twice as much, by the job's number"""
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.05
+
+
+def launcher_number(name: str, default: str = "") -> int:
+    """The value of a launcher's variable: a rank, a number of processes or a port.
+
+    Raises:
+        InputError: it is no such number, or not set and without a default.
+    """
+    value, least = os.environ.get(name, default), int(name.endswith("SIZE"))
+    if not value.isdecimal() or int(value) < least:
+        raise InputError(_not_of_a_launcher(name, f"a whole number from {least}"))
+    return int(value)
+
+
+def check_launcher() -> None:
+    """Raises InputError unless RANK_VARIABLES are those of a process among others."""
+    for name in RANK_VARIABLES:
+        if name != "MASTER_ADDR":
+            launcher_number(name)
+        elif not os.environ.get(name):
+            raise InputError(_not_of_a_launcher(name, "a host"))
+    rank, ranks = launcher_number("RANK"), launcher_number("WORLD_SIZE")
+    if rank >= ranks:
+        raise InputError(f"the environment has RANK = {rank}, but only {ranks} ranks")
+
+
+def _not_of_a_launcher(name: str, kind: str) -> str:
+    return (
+        f"the environment variable {name} is {os.environ.get(name) or 'not set'}, but a launcher sets it to "
+        f"{kind}; start the processes by titan-tts train --nproc or torchrun, or unset RANK, LOCAL_RANK and "
+        f"WORLD_SIZE for one process"
+    )
 
 
 def die_with_parent() -> None:

@@ -29,7 +29,7 @@ from torchtitan.models.dit_tts.inference.sampling_options import (
     load_synthesizer,
 )
 from torchtitan.models.dit_tts.sampling.sound_files import SUFFIXES, is_cut
-from torchtitan.models.dit_tts.supervisor import read_json
+from torchtitan.models.dit_tts.supervisor import launcher_number, read_json
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.inference.narration import Narrator
@@ -206,7 +206,7 @@ def _conditions(given: Iterable[str]) -> dict[str, str]:
 
 def _choose_rank(options: Options) -> tuple[int, int] | None:
     """(rank, processes) under torchrun, whose processes take a GPU each; None without."""
-    processes = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+    processes = launcher_number("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else 1
     if processes == 1:
         return None
     if not options.text_list:
@@ -215,12 +215,12 @@ def _choose_rank(options: Options) -> tuple[int, int] | None:
         raise InputError("--text-list = -, but processes of torchrun need a file")
     import torch
 
-    local, devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    local, devices = launcher_number("LOCAL_RANK"), torch.cuda.device_count()
     if devices:
         if local >= devices:
             raise InputError(f"process {local} of this machine has no GPU; it has {devices}")
         torch.cuda.set_device(local)
-    return int(os.environ["RANK"]), processes
+    return launcher_number("RANK"), processes
 
 
 def _with_checkpoint(options: Options) -> Options:

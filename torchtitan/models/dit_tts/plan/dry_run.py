@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.supervisor import launcher_number
 
 _FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
 
@@ -48,7 +49,7 @@ def run_dry(options: DryRunOptions) -> int:
     Raises:
         InputError: what a run with these settings would end with before it reads data.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if launcher_number("RANK", "0") > 0:
         return 0  # under torchrun, one process prints it
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
@@ -60,7 +61,7 @@ def run_dry(options: DryRunOptions) -> int:
     if options.gpus is not None:
         gpus, why = options.gpus, _GPUS
     elif "WORLD_SIZE" in os.environ:
-        gpus, why = int(os.environ["WORLD_SIZE"]), "the number of processes"
+        gpus, why = launcher_number("WORLD_SIZE"), "the number of processes"
     else:
         degrees = config.parallelism
         gpus = max(1, degrees.data_parallel_replicate_degree)
