@@ -56,7 +56,7 @@ def check_table(out: Path, folder: Path) -> int:
 
 _SHOWN = {
     "samples/s": ("samples_per_second", 1),
-    "audio-s/s": ("audio_seconds_per_second", 1),
+    "seconds of audio per second": ("audio_seconds_per_second", 1),
     "MFU %": ("mfu", 100),
     "goodput MFU %": ("goodput_mfu", 100),
     "HFU %": ("hfu", 100),

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from tests.helpers.analysis_table import check_page, check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts, screenshot
 from torchtitan.models.dit_tts import cli
+from torchtitan.models.dit_tts.analysis.drawing import panel_title
 from torchtitan.models.dit_tts.analysis.plots import _lost_cells
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,6 +110,12 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
     svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
     for text in ("out of memory", "failed", "timed out", "skipped", "MFU (%)", "4 GPUs"):
         assert text in svg
+
+
+def test_the_title_of_a_panel_is_as_wide_as_the_panel():
+    grid = Figure().subplots(2, 3)
+    panel_title(grid[0, 0], "800M, 8 GPUs, mixed lengths, fp8, a device with a long name, " * 2)
+    assert max(map(len, grid[0, 0].get_title().splitlines())) <= 36
 
 
 def test_a_lost_cell_has_the_color_of_its_own_configuration_only():
@@ -243,5 +251,7 @@ def test_the_script_is_the_command(tmp_path):
     command = [sys.executable, "optimization_analysis.py", str(run)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     page = run / "analysis" / "index.html"
-    assert (done.returncode, done.stdout) == (0, f"1 runs (1 completed): {page}\n"), done.stderr
-    assert page.exists()
+    assert (done.returncode, done.stdout) == (0, f"1 run (1 completed): {page}\n"), done.stderr
+    said = page.read_text()
+    assert "<h1>Analysis of 1 run</h1>" in said and "<span>run</span>" in said and "(1 run)" in said
+    assert "1 runs" not in said and "<th>seconds of audio per second</th>" in said

@@ -67,7 +67,7 @@ def test_bad_input_is_one_sentence(folder, capsys, command):
     for arguments, words in (
         (["nowhere", *WIDTH], "nowhere"),
         (["set"], "8 wide"),
-        ([], "no path was given"),
+        ([], f"titan-tts data {command} needs PATH"),
         (["prepared"], "/prepared/train"),
         (["set", "--frames-per-second=0"], "--frames-per-second = 0.0, but"),
     ):
@@ -85,6 +85,10 @@ def test_doctor_of_valid_data(folder, capsys):
     assert f"page: {folder}/{name}" in printed
     page = (folder / name).read_text()
     assert "None: every check passed." in page and page.count("<svg") == 4
+    assert page.count("<figcaption>") == 4 and "<figcaption>Speech rate</figcaption>" in page
+    for meaning in ("ends of the suggested buckets", "median"):  # of the orange lines
+        assert page.count(f">{meaning}<") == 1
+    assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
     # A page is replaced, and nothing else is.
     assert data("doctor", "set", "--output", name, "--max-samples=5", "--json") == 0
     result = json.loads(capsys.readouterr().out)

@@ -34,7 +34,8 @@ def test_the_worst_are_first_and_the_rest_is_counted(evaluated):
     shown = re.findall(r"<h3>(.*?)</h3>", page)
     wanted = [UTTERANCES[number][1] for number in (3, 1, 0)]  # 3 is never heard right
     assert sorted(map(html.unescape, shown)) == sorted(wanted) and SCRIPT in html.unescape(shown[0])
-    assert "3 of 5" in page and "the other 2 are in wavs/" in page
+    assert "3 of 5" in page and "2 more in wavs/" in page
+    assert "5 utterances of" in page and "2 noise seeds each" in page
 
 
 def test_nothing_breaks_out_and_nothing_is_loaded(evaluated):

@@ -1,4 +1,4 @@
-"""What the HTML pages of the doctor and of the analysis share: templates that escape, plots as SVG."""
+"""What the HTML pages share: templates that escape, counts with their nouns, plots as SVG."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,16 @@ PLOT_STYLE: Any = {
 """matplotlib's rcParams"""
 
 
+def noun(count: int, word: str) -> str:
+    """The word, in the plural unless the count is 1."""
+    return word if count == 1 else f"{word}s"
+
+
+def counted(count: int, word: str) -> str:
+    """1 run; 1,200 runs."""
+    return f"{count:,} {noun(count, word)}"
+
+
 def page_template(package: str, name: str, filters: Mapping[str, Any]) -> "Template":
     """A jinja template of a package's folder, in which every value is escaped and none may be missing."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -38,5 +48,5 @@ def page_template(package: str, name: str, filters: Mapping[str, Any]) -> "Templ
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= filters
+    environment.filters |= {"noun": noun, "counted": counted} | dict(filters)
     return environment.get_template(name)

@@ -11,6 +11,7 @@ import tyro
 
 from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
+from torchtitan.models.dit_tts.html_page import counted
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.analysis.runs import Run
@@ -33,8 +34,6 @@ class Options:
 
 def run(options: Options) -> int:
     require_modules("pandas", "scipy", "matplotlib")
-    if not options.runs:
-        raise InputError("RUNS is empty; give folders of runs")
     out = _output_folder(options.out or str(Path(options.runs[0]) / "analysis"))
     from torchtitan.models.dit_tts.analysis.page import render
     from torchtitan.models.dit_tts.analysis.plots import draw_all
@@ -45,7 +44,7 @@ def run(options: Options) -> int:
     _write(out, content, plots)
     write_atomic(out / PAGE, render(GENERATOR, content, plots).encode("utf-8", "backslashreplace"))
     states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
-    print(printable(f"{len(content['all'])} runs ({states}): {out / PAGE}"), flush=True)
+    print(printable(f"{counted(len(content['all']), 'run')} ({states}): {out / PAGE}"), flush=True)
     return 0
 
 

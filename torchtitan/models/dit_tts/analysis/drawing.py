@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,6 +89,12 @@ def panels(figure: Any, count: int, height: float, legend_lines: int) -> list[An
     for axes in grid[count:]:
         axes.set_axis_off()
     return list(grid[:count])
+
+
+def panel_title(axes: Any, text: str) -> None:
+    """Of one panel, in lines that are as long as the panel is wide."""
+    columns = axes.get_subplotspec().get_gridspec().ncols
+    axes.set_title(textwrap.fill(text, 108 // columns))
 
 
 def ticks(axes: Any, values: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from torchtitan.models.dit_tts.analysis.drawing import label
 from torchtitan.models.dit_tts.analysis.effects import Noise
 from torchtitan.models.dit_tts.analysis.runs import FIGURES
 from torchtitan.models.dit_tts.analysis.verdicts import WITHOUT_REPEATS
-from torchtitan.models.dit_tts.html_page import page_template
+from torchtitan.models.dit_tts.html_page import counted, page_template
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""
@@ -15,7 +15,7 @@ MAX_LISTED = 30
 UNITS = {
     "seconds_per_step": "s/step",
     "samples_per_second": "samples/s",
-    "audio_seconds_per_second": "audio-s/s",
+    "audio_seconds_per_second": "seconds of audio per second",
     "tokens_per_second_per_device": "tokens/s per device",
     "mfu": "MFU %",
     "goodput_mfu": "goodput MFU %",
@@ -92,12 +92,14 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
         lines.append({"verdict": "cannot tell", "text": text})
     forecasts = content["forecasts"]
     if forecasts["tried"]:
-        right = f"{forecasts['right']} of {forecasts['tried']}"
+        right = f"{forecasts['right']} of {counted(forecasts['tried'], 'run')}"
         verdict = "pass" if forecasts["right"] == forecasts["tried"] else "fail"
-        text = f"the forecast whether a run fits into memory was right for {right} runs"
+        text = f"the forecast whether a run fits into memory was right for {right}"
         lines.append({"verdict": verdict, "text": text})
     if compiles := content["notes"].get("compiles", {}).get("runs"):
-        text = f"{compiles} runs compiled while they were timed; raise [benchmark] warmup_steps"
+        text = (
+            f"{counted(compiles, 'run')} compiled while being timed; raise [benchmark] warmup_steps"
+        )
         lines.append({"verdict": "fail", "text": text})
     return lines
 

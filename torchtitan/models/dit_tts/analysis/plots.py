@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.analysis.drawing import (
     legend,
     line,
     log_axis,
+    panel_title,
     panels,
     ticks,
 )
@@ -128,7 +129,7 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
         if group:
             words = {each: None for each in NO_ALTERNATIVES if each in names}
-            axes.set_title(label(dict(zip(words, group, strict=True))))
+            panel_title(axes, label(dict(zip(words, group, strict=True))))
         axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
     if len(groups) > len(shown):
         figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
@@ -268,7 +269,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
             axes.plot(x, y, **style)
         if key:
             words = [name for name in NO_ALTERNATIVES if name in names]
-            axes.set_title(label(dict(zip(words, key, strict=True))))
+            panel_title(axes, label(dict(zip(words, key, strict=True))))
         axes.margins(0.1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")

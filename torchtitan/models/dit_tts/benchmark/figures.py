@@ -309,7 +309,7 @@ def summary(report: dict[str, Any]) -> list[str]:
         f"benchmark: {report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, "
         f"p90 {step['p90']:.4f}, {step['min']:.4f} to {step['max']:.4f}); "
         f"{report['samples_per_second']:.1f} samples/s, "
-        f"{report['audio_seconds_per_second']:.0f} audio-s/s; peak memory "
+        f"{report['audio_seconds_per_second']:.0f} seconds of audio per second; peak memory "
         f"{report['peak_allocated_gib']:.2f} GiB allocated, {report['peak_reserved_gib']:.2f} reserved; "
         f"text encoder {report['text_encoder']}",
         f"benchmark: seconds of a step: {parts}; exchange {exchange}, which overlaps",

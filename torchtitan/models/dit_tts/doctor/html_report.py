@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,31 +84,37 @@ def draw_plots(
     characters, text_bytes = dataset.text_chars, dataset.text_bytes
     plots = {
         "Length of latents": partial(
-            _histogram, dataset.frames / fps, "seconds", [edge / fps for edge in edges]
+            _histogram,
+            dataset.frames / fps,
+            "seconds",
+            [edge / fps for edge in edges],
+            "ends of the suggested buckets",
         ),
-        "Length of texts": partial(_histogram, characters, "characters", []),
-        "Speech rate": partial(_histogram, rate, "characters per second", [np.median(rate)]),
+        "Length of texts": partial(_histogram, characters, "characters"),
+        "Speech rate": partial(
+            _histogram, rate, "characters per second", [np.median(rate)], "median"
+        ),
     }
     if (characters != text_bytes).any():
-        plots["Length of texts in bytes"] = partial(_histogram, text_bytes, "bytes", [])
+        plots["Length of texts in bytes"] = partial(_histogram, text_bytes, "bytes")
     if found.channels.frames:
         plots["Latent channels"] = partial(_channel_moments, found.channels)
     return {title: _draw(title, paint) for title, paint in plots.items()}
 
 
-def _draw(title: str, paint: Callable[[Any], None]) -> str:
-    """An `<svg>` element; `paint` gets the axes to draw on."""
+def _draw(title: str, paint: Callable[..., None]) -> str:
+    """An `<svg>` element without the title, which the page has; `paint` gets the axes to draw on."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     # A salt of its own keeps the ids of one plot apart from another's on the same page.
     with matplotlib.rc_context(PLOT_STYLE | {"svg.hashsalt": title}):
-        figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+        # Of the width at which two stand in a row of the page, so that letters are as large as its own.
+        figure = Figure(figsize=(5.0, 2.6), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        paint(axes)
-        axes.set_title(title)
+        paint(axes=axes)
         buffer = io.StringIO()
         with warnings.catch_warnings():
             # Widths of glyphs that matplotlib's own font lacks are guessed, which is near enough.
@@ -118,20 +124,29 @@ def _draw(title: str, paint: Callable[[Any], None]) -> str:
     return re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
 
 
-def _histogram(values: np.ndarray, unit: str, marks: list[float], axes: Any) -> None:
-    """Samples by value, with lines at the bucket edges or the median."""
+def _histogram(
+    values: np.ndarray, unit: str, marks: Sequence[float] = (), meaning: str = "", *, axes: Any
+) -> None:
+    """Samples by value, with lines at `marks`, which the legend explains."""
     axes.hist(values, bins=60, color=_BLUE)
-    for mark in marks:
-        axes.axvline(mark, color=_ORANGE, linewidth=1)
+    for number, mark in enumerate(marks):
+        axes.axvline(mark, color=_ORANGE, linewidth=1, label="" if number else meaning)
+    if marks:
+        _legend(axes)
     axes.set(xlabel=unit, ylabel="samples")
 
 
-def _channel_moments(channels: ChannelMoments, axes: Any) -> None:
+def _legend(axes: Any) -> None:
+    """Above the plot, where it covers nothing."""
+    axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
+
+
+def _channel_moments(channels: ChannelMoments, *, axes: Any) -> None:
     """Mean and standard deviation of every channel."""
     number, mean, std = np.arange(len(channels.mean)), channels.mean, channels.std
     axes.fill_between(number, mean - std, mean + std, step="mid", color=_BLUE, alpha=0.2)
     axes.step(number, mean, where="mid", color=_BLUE, linewidth=1, label="mean ± std")
     axes.step(number, std, where="mid", color=_ORANGE, linewidth=1, label="standard deviation")
-    axes.margins(x=0.01, y=0.25)
-    axes.legend(fontsize=8, ncols=2, loc="lower left")
+    axes.margins(x=0.01)
+    _legend(axes)
     axes.set(xlabel="channel", ylabel="value")

@@ -50,8 +50,6 @@ def run(options: Options) -> int:
 
 def check_input(paths: list[str], frames_per_second: float) -> None:
     """Raises InputError where nothing can come of it."""
-    if not paths:
-        raise InputError("no path was given; give a folder of .tar, a .tar, a glob or a URL")
     if not 0 < frames_per_second < math.inf:
         raise InputError(
             f"--frames-per-second = {frames_per_second}, but it must be positive and finite"

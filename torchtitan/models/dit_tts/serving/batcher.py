@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.html_page import counted
 from torchtitan.models.dit_tts.inference.synthesizer import Speech, Synthesizer, Utterance
 
 
@@ -73,9 +74,13 @@ class Batcher:
         with self._changed:
             others = self._asked[client]
             if others and others + utterances > self.max_waiting:
-                raise QueueFull(f"{others} pieces of your texts wait already; try again later")
+                raise QueueFull(
+                    f"{counted(others, 'piece')} of your texts still to be said; try again later"
+                )
             if not others and len(self._asked) >= self.max_waiting:
-                raise QueueFull(f"{len(self._asked)} clients wait already; try again later")
+                raise QueueFull(
+                    f"{counted(len(self._asked), 'client')} still to be served; try again later"
+                )
             self._asked[client] += utterances
         try:
             yield
