@@ -76,9 +76,10 @@ def _execute_late(execute: _Execute, module: ModuleType) -> None:
     _with_getattr(module, load)
 
 
-def _after_attention(execute: _Execute, module: ModuleType) -> None:
-    """Executes a module that names an operator which `attention` defines, but does not import it itself."""
-    import_module("torchtitan.models.attention")
+def _after_varlen(execute: _Execute, module: ModuleType) -> None:
+    """Executes a module beside which the operator of variable-length attention is named, as upstream's tests
+    and families do: upstream has it registered by any import of its package."""
+    import_module("torch.nn.attention.varlen")
     execute(module)
 
 
@@ -90,7 +91,7 @@ def _choose_device(execute: _Execute, module: ModuleType) -> None:
 _IMPORTS = {
     **dict.fromkeys(_LATE, _import_late),
     "torchtitan.config": _execute_late,  # a table of torch's dtypes stands in it
-    "torchtitan.models.llama3.infra.parallelize": _after_attention,  # every family imports it
+    "torchtitan.distributed.activation_checkpoint": _after_varlen,  # every family imports it
     "torchtitan.tools.utils": _choose_device,
 }
 

@@ -74,10 +74,27 @@ print(json.dumps(parallelize_llama.__module__))
 """
 
 
+# As upstream's own test of it, which fails without the operator.
+CHECKPOINTING_FIRST = """
+import json
+import torch
+from torchtitan.distributed.activation_checkpoint import apply_ac
+
+print(json.dumps(str(torch.ops.torch_attn._varlen_attn)))
+"""
+
+
 @pytest.mark.long
-def test_a_family_of_upstreams_can_be_the_first_import():
-    found = run_python(FAMILY_FIRST, ROOT)
-    assert found == "torchtitan.models.llama3.infra.parallelize"
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        (FAMILY_FIRST, "torchtitan.models.llama3.infra.parallelize"),
+        (CHECKPOINTING_FIRST, "torch_attn._varlen_attn"),
+    ],
+    ids=["family", "checkpointing"],
+)
+def test_a_module_of_upstreams_can_be_the_first_import(code, found):
+    assert run_python(code, ROOT) == found
 
 
 def test_the_cpu_stands_in_where_there_is_no_accelerator():

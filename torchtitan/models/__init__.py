@@ -23,12 +23,9 @@ def __getattr__(name: str) -> frozenset[str]:
 
     Upstream registers its float8 and mx converters in `torchtitan/__init__.py`, which ours replaces. They
     are registered here instead: their import is slow and needs triton, and only a family needs them.
-    So is the operation of variable-length attention, which upstream's families name.
     """
     if name != "_supported_models":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import torch.nn.attention.varlen  # noqa: F401
-
     try:
         import torchtitan.components.quantization  # noqa: F401
     except ModuleNotFoundError as error:
