@@ -50,7 +50,7 @@ class InfillPass(ForwardPass):
     def loss_sums(
         self, batch: dict[str, Any], labels: torch.Tensor, step: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Without and with the losses of alignment heads, of which there are none."""
+        """Without and with the loss of an alignment head, of which there is none."""
         rows, spans = batch["rows"], batch["spans"]
         with torch.no_grad():
             place = batch["global_batch"], batch["row"]

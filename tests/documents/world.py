@@ -18,11 +18,7 @@ import soundfile
 
 from tests.helpers.benchmark_runs import combinations, write_grid
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from tests.helpers.speech_checkpoints import (
-    write_tiny_wav2vec2,
-    write_tiny_wavlm,
-    write_tiny_whisper,
-)
+from tests.helpers.speech_checkpoints import write_tiny_wavlm, write_tiny_whisper
 from tests.helpers.speech_corpora import (
     RATE,
     Speech,
@@ -64,7 +60,6 @@ _HUB = {
     "openai/whisper-large-v3": write_tiny_whisper,
     "openai/whisper-small": write_tiny_whisper,
     "microsoft/wavlm-base-plus-sv": write_tiny_wavlm,
-    "facebook/hubert-base-ls960": write_tiny_wav2vec2,
     "google/t5gemma-2-270m-270m": write_tiny_t5gemma2,
     "google/t5gemma-2-1b-1b": write_tiny_t5gemma2,
     "facebook/dacvae-watermarked": write_tiny_dac_vae,

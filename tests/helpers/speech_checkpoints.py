@@ -7,9 +7,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import (
     GenerationConfig,
-    Wav2Vec2Config,
     Wav2Vec2FeatureExtractor,
-    Wav2Vec2Model,
     WavLMConfig,
     WavLMForXVector,
     WhisperConfig,
@@ -114,21 +112,4 @@ def write_tiny_wavlm(folder: str | Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     WavLMForXVector(config).save_pretrained(folder)
     Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
-    return Path(folder)
-
-
-def write_tiny_wav2vec2(folder: str | Path, layers: int = 4, seed: int = 0) -> Path:
-    """A speech encoder, 32 wide, of 50 hidden states per second."""
-    torch.manual_seed(seed)
-    config = Wav2Vec2Config(
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=48,
-        conv_dim=[16] * 7,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-    )
-    Wav2Vec2Model(config).save_pretrained(folder)
-    Wav2Vec2FeatureExtractor().save_pretrained(folder)
     return Path(folder)

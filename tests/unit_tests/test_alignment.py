@@ -30,7 +30,7 @@ def test_a_head_acts_on_the_weights_and_not_on_the_loss(tmp_path, train, caplog)
         caplog.clear()
         assert train(name, "--training.steps=4", *arguments) == 0
         runs[name] = Folder(tmp_path / name).metrics()
-        assert ("8,513 of alignment heads" in caplog.text) == (name != "plain")
+        assert ("8,513 of the alignment head" in caplog.text) == (name != "plain")
         assert ("alignment" in Folder(tmp_path / name).checkpoint(4)["ema"]) is False
     plain, ctc, whole, heavier = runs.values()
     # The loss is the flow's alone, and the first is of the same weights.

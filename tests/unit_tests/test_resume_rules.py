@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage
 from torchtitan.models.dit_tts.infra.checkpoint_storage import write_manifest
@@ -55,6 +56,22 @@ def test_what_a_resume_and_a_new_run_may_change(tmp_path, key, value, of_weights
     with refused if of_weights else nullcontext():
         check([], False)
     check([key], True)
+
+
+@pytest.mark.parametrize(("key", "neutral", "other"), [("alignment.teacher", "", "hubert")])
+def test_keys_that_an_earlier_version_had(tmp_path, key, neutral, other):
+    """The one that the run was trained with changed nothing, or cannot be the same."""
+    now = trained_with(JobConfig())
+    section, name = key.split(".")
+    for value, refused in ((neutral, False), (other, True)):
+        write_manifest(tmp_path, [], {**now, key: value})
+        sentence = f"was trained with {value!r}; this version has no such key; .*allow {key}$"
+        with pytest.raises(InputError, match=sentence) if refused else nullcontext():
+            check_trained_with(tmp_path, now, [], True)
+        check_trained_with(tmp_path, now, [key], True)
+        check_trained_with(tmp_path, now, [], False)
+        with pytest.raises(InputError, match="leave it out") if refused else nullcontext():
+            config_from_dict({section: {name: value}}, "outputs/old/config.toml")
 
 
 SHIFT = "objective.time_shift"

@@ -61,32 +61,6 @@ def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
                 assert torch.equal(left["latents"][row], right["latents"][row])
 
 
-def test_nothing_of_a_corrupt_teacher_feature_stays_in_its_row(tmp_path):
-    class Teacher:
-        width, torch_dtype, encoder_fingerprint = 2, torch.float16, "teacher"
-
-        def __init__(self, dataset):
-            self.dataset = dataset
-
-        def read(self, sample, out):
-            if sample % 7 == 0:
-                out.view(np.float16)[:] = np.nan
-                raise CorruptSampleError("of the teacher")
-            out[: self.dataset.frames[sample]] = 1
-
-    job = config(
-        make_shards(tmp_path, 60, seed=7, channels=CHANNELS), **SKIP | {"max_corrupt_fraction": 1.0}
-    )
-    replaced = 0
-    for inputs, labels in take(
-        build_dataloader(1, 0, byte_tokenizer(), job, find_teacher=Teacher), 12
-    ):
-        replaced += inputs["replaced"]
-        assert (inputs["teacher_features"].ne(0).all(2) == (labels == 0)).all()
-        assert (inputs["text_ids"][~inputs["text_mask"]] == byte_tokenizer().pad_id).all()
-    assert replaced
-
-
 def test_skip_survives_a_resume_and_threads(corrupt):
     wanted = take(build(corrupt, **SKIP), 30)
     first = build(corrupt, **SKIP)

@@ -1,4 +1,4 @@
-"""Alignment heads: what they read, what they leave alone, and what they cost."""
+"""The alignment head: what it reads, what it leaves alone, and what it costs."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers.small_models import full_inputs, initialized_model, random_model, small_args
-from torchtitan.models.dit_tts.model.alignment import is_of_head, parameter_counts, remove_heads
+from torchtitan.models.dit_tts.model.alignment import is_of_head, parameter_counts
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
@@ -21,12 +21,12 @@ def inputs(args=ARGS):
 
 
 @pytest.mark.parametrize("layer", [1, 3, 4])
-def test_the_gradient_reaches_the_blocks_up_to_the_heads(layer):
+def test_the_gradient_reaches_the_blocks_up_to_the_head(layer):
     model = random_model(replace(ARGS, ctc_layer=layer))
-    prediction, aligned = model(**inputs())
-    assert prediction.shape == (2, 12, 16) and aligned["ctc"].shape == (2, 12, 257)
-    assert aligned["ctc"].dtype == torch.float32
-    aligned["ctc"].log_softmax(-1)[..., 3].sum().backward()
+    prediction, logits = model(**inputs())
+    assert prediction.shape == (2, 12, 16) and logits.shape == (2, 12, 257)
+    assert logits.dtype == torch.float32
+    logits.log_softmax(-1)[..., 3].sum().backward()
     reached = [
         any(p.grad is not None and bool(p.grad.any()) for p in block.parameters())
         for block in model.layers
@@ -39,15 +39,15 @@ def test_the_head_reads_the_normalized_output_of_its_block():
     model = random_model(replace(ARGS, ctc_layer=2))
     seen = []
     model.layers[1].register_forward_hook(lambda block, args, x: seen.append(x))
-    _, aligned = model(**inputs())
+    _, logits = model(**inputs())
     [x] = seen
     head = model.alignment.ctc
     normed = x / (x.square().mean(-1, keepdim=True) + ARGS.norm_eps).sqrt() * head.norm.weight
     expected = normed @ head.output.weight.T + head.output.bias
-    torch.testing.assert_close(aligned["ctc"], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_model_is_the_same_beside_its_heads():
+def test_the_model_is_the_same_beside_its_head():
     """Initial weights, prediction and gradients of the flow loss."""
     plain, headed = initialized_model(ARGS), initialized_model(replace(ARGS, ctc_layer=2))
     weights = dict(plain.named_parameters())
@@ -60,37 +60,32 @@ def test_the_model_is_the_same_beside_its_heads():
     assert heads["ctc.output.weight"].std() > 0.1 and (heads["ctc.norm.weight"] == 1).all()
 
 
-def test_counted_apart_and_removed():
-    args = replace(ARGS, ctc_layer=2, teacher_layer=4, teacher_dim=6)
+def test_counted_apart():
+    args = replace(ARGS, ctc_layer=2)
     with torch.device("meta"):
         plain, headed = DiTTTSModel(ARGS), DiTTTSModel(args)
     of_model = sum(p.numel() for p in plain.parameters())
     assert parameter_counts(plain.named_parameters()) == (of_model, 0)
-    assert parameter_counts(headed.named_parameters()) == (
-        of_model,
-        32 + 257 * 33 + 32 + 32 * 33 + 6 * 33,
-    )
-    remove_heads(args)
-    assert args == ARGS
+    assert parameter_counts(headed.named_parameters()) == (of_model, 32 + 257 * 33)
 
 
 def test_training_flops_equal_the_counter_and_generation_has_none_of_them():
-    args = replace(ARGS, ctc_layer=2, teacher_layer=3, teacher_dim=6)
+    args = replace(ARGS, ctc_layer=2)
     with torch.device("meta"):
         model = DiTTTSModel(args)
         batch = {name: value.to("meta") for name, value in inputs().items()}
     with FlopCounterMode(display=False) as counter:
-        prediction, aligned = model(**batch)
-        (prediction.sum() + aligned["ctc"].sum() + aligned["teacher"].sum()).backward()
+        prediction, logits = model(**batch)
+        (prediction.sum() + logits.sum()).backward()
     assert counter.get_total_flops() == 2 * training_flops(args, LENGTHS)
     assert forward_flops(args, LENGTHS) == forward_flops(ARGS, LENGTHS)
     assert training_flops(args, LENGTHS) > training_flops(ARGS, LENGTHS)
 
 
 @torch.no_grad()
-def test_what_samplers_call_does_not_run_the_heads():
+def test_what_samplers_call_does_not_run_the_head():
     model = random_model(replace(ARGS, ctc_layer=2))
-    model.alignment.register_forward_hook(lambda *_: pytest.fail("a head ran"))
+    model.alignment.ctc.register_forward_hook(lambda *_: pytest.fail("the head ran"))
     batch = inputs()
     names = ("text_ids", "text_mask", "speaker", "speaker_mask")
     conditions = model.encode_conditions(*(batch[name] for name in names))

@@ -55,7 +55,7 @@ def test_alignment_heads_are_counted_apart():
     config = shipped_debug_config(alignment={"ctc_weight": 0.1})
     sizes = model_sizes(config)
     parts = count_parameters(build_on_meta(sizes.args, "float32"), config.encoder, None)
-    [heads] = [part for part in parts if part.name == "alignment heads"]
+    [heads] = [part for part in parts if part.name == "alignment head"]
     assert sizes.args.ctc_layer == 2  # half of four blocks
     assert heads.parameters == 192 + 257 * 193 and heads.trained
 

@@ -7,11 +7,10 @@ import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.flow.alignment import cosine_sums, ctc_sums
+from torchtitan.models.dit_tts.flow.alignment import ctc_sums
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.alignment import CTC, TEACHER
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.text.packing import TextRows
@@ -92,8 +91,8 @@ class ForwardPass:
     def loss_sums(
         self, batch: dict[str, Any], labels: torch.Tensor, step: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of a micro-batch, summed over its valid frames, without and with the weighted losses
-        of the alignment heads."""
+        """The loss of a micro-batch, summed over its valid frames, without and with the weighted loss
+        of the alignment head."""
         frame_mask = labels != IGNORE_INDEX
         with torch.no_grad():
             place = batch["global_batch"], batch["row"], batch["global_batch_size"]
@@ -114,28 +113,18 @@ class ForwardPass:
                 batch["text_rows"],
                 batch["text_places"],
             )
-        prediction, aligned = output if isinstance(output, tuple) else (output, {})
+        prediction, ctc_logits = output if isinstance(output, tuple) else (output, None)
         losses = self.loss_fn(prediction, noisy.target, frame_mask)
         self.metrics.count_losses(noisy.t, losses.detach(), frame_mask)
         loss = total = losses.sum()
-        if CTC in aligned:
+        if ctc_logits is not None:
             frames, lengths = zip(*batch["ctc_lengths"], strict=True)
             # A hidden text would have to be recognized from noise: its row would only disturb the others.
             counted = batch["aligns"] & noisy.keep_text
-            ctc = ctc_sums(aligned[CTC], frames, batch["text_bytes"], lengths, counted).sum()
-            self.metrics.count_head(CTC, ctc.detach())
+            ctc = ctc_sums(ctc_logits, frames, batch["text_bytes"], lengths, counted).sum()
+            self.metrics.count_ctc(ctc.detach())
             total = total + self.config.alignment.ctc_weight * ctc
-        if TEACHER in aligned:
-            features = batch["teacher_features"][:, : frame_mask.shape[1]]
-            cosines = cosine_sums(aligned[TEACHER], features, frame_mask).sum()
-            self.metrics.count_head(TEACHER, cosines.detach())
-            total = total + self._teacher_weight(step) * cosines
         return loss, total
-
-    def _teacher_weight(self, step: int) -> float:
-        """Of this step: an early guide holds a late model back (HASTE, arXiv 2505.16792)."""
-        alignment, steps = self.config.alignment, self.config.training.steps
-        return alignment.teacher_weight if step <= alignment.stop_fraction * steps else 0.0
 
     def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """(B, L, h) of a text encoder beside the model; None where it is inside."""

@@ -52,7 +52,7 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
 
 _TRAIN = (
     "grad_norm lr padding_fraction text_padding_fraction reference_padding_fraction replaced_samples "
-    "skipped_batches progress ctc teacher"
+    "skipped_batches progress ctc"
 ).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
@@ -135,7 +135,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """that the run takes after `total_steps`, which are then those of its warm-up"""
         self.counts = Counts()
         self._losses: torch.Tensor | None = None
-        self._heads: dict[str, torch.Tensor] = {}
+        self._ctc: torch.Tensor | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.gpu = GpuMonitor()
         self.compiles = 0
@@ -156,7 +156,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         Raises:
             InputError: W&B cannot be used.
         """
-        self.counts, self._losses, self._heads = Counts(), None, {}
+        self.counts, self._losses, self._ctc = Counts(), None, None
         self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
@@ -225,22 +225,19 @@ class TTSMetricsProcessor(MetricsProcessor):
         sums = (counted[:, :, None] * inside).sum(1)
         self._losses = sums if self._losses is None else self._losses + sums
 
-    def count_head(self, name: str, loss: torch.Tensor) -> None:
-        """Adds an alignment head's loss (), a sum over valid frames, unless it is not finite. The host does
+    def count_ctc(self, loss: torch.Tensor) -> None:
+        """Adds the alignment head's loss (), a sum over valid frames, unless it is not finite. The host does
         not wait."""
-        self._heads[name] = self._heads.get(name, 0.0) + loss.where(loss.isfinite(), 0.0)
+        loss = loss.where(loss.isfinite(), 0.0)
+        self._ctc = loss if self._ctc is None else self._ctc + loss
 
-    def _head_losses(self, valid_frames: float) -> dict[str, float]:
-        """The mean loss of each alignment head since the last logged step, on all ranks; without its
-        weight."""
-        if not self._heads:
+    def _ctc_loss(self, valid_frames: float) -> dict[str, float]:
+        """The mean CTC loss since the last logged step, on all ranks; without its weight."""
+        if self._ctc is None:
             return {}
-        sums = torch.stack(list(self._heads.values()))
-        self._sum_over_ranks(sums)
-        names, self._heads = list(self._heads), {}
-        return {
-            name: total / valid_frames for name, total in zip(names, sums.tolist(), strict=True)
-        }
+        total, self._ctc = self._ctc, None
+        self._sum_over_ranks(total)
+        return {"ctc": total.item() / valid_frames}
 
     def _losses_by_time(self) -> list[float | None]:
         """The mean training loss of each tenth of the diffusion times since the last logged step, on all
@@ -332,7 +329,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "gpu_power_watts": counts.per_gpu(counts.power_watts),
             "gpu_utilization": counts.per_gpu(counts.utilization),
             "gpu_memory_used_gib": counts.per_gpu(counts.memory_used_gib),
-            **self._head_losses(counts.valid_frames),
+            **self._ctc_loss(counts.valid_frames),
         }
         by_time = self._losses_by_time()
         if self.trackers is not None:

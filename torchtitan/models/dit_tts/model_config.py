@@ -88,17 +88,14 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
 
     def _take_alignment(self, job_config: JobConfig) -> None:
         alignment, n_layers = job_config.alignment, self.n_layers
-        for key in ("ctc_layer", "teacher_layer"):
-            require(
-                getattr(alignment, key) <= n_layers,
-                f"[alignment] {key} = {getattr(alignment, key)}, but [model] flavor = "
-                f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0, which "
-                f"chooses one",
-            )
-        half, two_thirds = max(1, n_layers // 2), max(1, round(2 * n_layers / 3))
+        require(
+            alignment.ctc_layer <= n_layers,
+            f"[alignment] ctc_layer = {alignment.ctc_layer}, but [model] flavor = "
+            f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0, which "
+            f"chooses one",
+        )
+        half = max(1, n_layers // 2)
         self.ctc_layer = (alignment.ctc_layer or half) if alignment.ctc_weight else 0
-        self.teacher_layer = (alignment.teacher_layer or two_thirds) if alignment.teacher else 0
-        self.teacher_dim = alignment.teacher_dim if alignment.teacher else 0
 
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
@@ -127,7 +124,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Parameters without alignment heads, and training FLOPs per frame at `seq_len` latent frames without conditions.
+        """Parameters without the alignment head, and training FLOPs per frame at `seq_len` latent frames without conditions.
 
         The trainer's own figures come from `flops.py` with the true lengths.
         """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage
 
@@ -53,16 +54,17 @@ def check_trained_with(
         InputError: a key that is not allowed to differ does.
     """
     try:
-        # What an earlier version did not record has the value that changes nothing.
-        defaults = trained_with(JobConfig())
+        # What an earlier version did not record, or this one has no more, has the value that changes nothing.
+        defaults = {**trained_with(JobConfig()), **REMOVED}
         saved = {**defaults, **checkpoint_storage.read_manifest(path)["trained_with"]}
     except InputError:
         return  # initial weights of another program; the caller has said so
-    for key, value in training.items():
+    for key, value in {**training, **REMOVED}.items():
         if saved[key] == value or key in allowed:
             continue
         if resumes or key in _OF_WEIGHTS:
-            remedy = f"set it back, or accept the change with --resume.allow {key}"
+            remedy = "this version has no such key;" if key in REMOVED else "set it back, or"
+            remedy = f"{remedy} accept the change with --resume.allow {key}"
             if key == "model.flavor":  # weights of another size fit nowhere
                 remedy = f"give --model.flavor {saved[key]}"
             raise InputError(

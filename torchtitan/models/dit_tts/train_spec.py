@@ -28,7 +28,6 @@ from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_optimizers,
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.infra.teacher import ready_teacher_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.duration import DurationModel
@@ -89,22 +88,17 @@ def build_agreed_dataloader(
     find_features = None
     if job_config.encoder.cache_features:
         find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
-    alignment = job_config.alignment
-    find_teacher = partial(ready_teacher_features, job_config=job_config)
     loader = build_dataloader(
         dp_world_size,
         dp_rank,
         tokenizer,
         job_config,
         find_features,
-        text_bytes=alignment.ctc_weight > 0,
-        find_teacher=find_teacher if alignment.teacher else None,
+        text_bytes=job_config.alignment.ctc_weight > 0,
     )
     parts = json.loads(loader.state_dict()["order_fingerprint"])
     parts["tokens"] = tokenizer.vocabulary.fingerprint
     parts["steps"] = job_config.training.steps
-    if loader.teacher is not None:
-        parts["teacher_features"] = loader.teacher.encoder_fingerprint
     if loader.features is not None:
         parts["text_features"] = loader.features.encoder_fingerprint
     assert_equal_across_ranks(parts)

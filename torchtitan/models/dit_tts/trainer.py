@@ -169,7 +169,7 @@ class DiTTTSTrainer(Trainer):
             )
         else:
             parameters, of_heads = parameter_counts(self.model_parts[0].named_parameters())
-            heads = f" and {of_heads:,} of alignment heads" if of_heads else ""
+            heads = f" and {of_heads:,} of the alignment head" if of_heads else ""
             device = self.metrics_processor.device_memory_monitor.device_name
             last = "the benchmark's end" if self.benchmark is not None else steps
             logger.info(
@@ -239,8 +239,8 @@ class DiTTTSTrainer(Trainer):
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
-        by the number of valid frames in the global batch. The losses of the alignment heads, which are
-        divided alike, are in the gradients only."""
+        by the number of valid frames in the global batch. The loss of the alignment head, which is
+        divided alike, is in the gradients only."""
         self.micro_batch += 1
         reduce_gradients(
             self.model_parts[0],

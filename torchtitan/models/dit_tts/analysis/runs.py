@@ -67,7 +67,6 @@ WORKLOAD = (
         "ema.decays",
         "model.text_positions",
         "alignment.ctc_weight",
-        "alignment.teacher",
     ),
     *("compile.components", "training.enable_cpu_offload", "quantize.linear.float8.recipe_name"),
     *("megatron.transformer_impl", "megatron.use_te_attn"),

@@ -121,7 +121,6 @@ def build_synthetic_dataloader(
         frames_per_second=data.frames_per_second,
         features=_features(job_config, dataset, tokenizer.n_conditions),
         text_bytes=job_config.alignment.ctc_weight > 0,
-        teacher=_teacher(job_config, dataset),
     )
     if dp_rank == 0:
         everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)
@@ -145,15 +144,6 @@ def _features(
     dtype = TORCH_DTYPE_MAP[encoder.cache_dtype or encoder.dtype]
     tokens = dataset.tokens - n_conditions
     return RandomFeatures(source.width, dtype, tokens, data.max_text_tokens, data.seed)
-
-
-def _teacher(job_config: JobConfig, dataset: SyntheticDataset) -> RandomFeatures | None:
-    """Random features of the utterances, for a run with a teacher."""
-    alignment, data = job_config.alignment, job_config.data
-    if not alignment.teacher:
-        return None
-    width, frames = alignment.teacher_dim, dataset.frames
-    return RandomFeatures(width, torch.float16, frames, data.max_frames, data.seed)
 
 
 def build_random_encoder(

@@ -1,7 +1,7 @@
 """An exported folder: a trained model with all that it speaks with, and nothing of its training.
 
     config.json          step, weights, codec, treatment of references, and what is kept of the run's config
-    model.safetensors    weights under the model's names, without alignment heads
+    model.safetensors    weights under the model's names, without the alignment head
     manifest.json        size and XXH3 of the files, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
     text_encoder/        a frozen encoder that the run had from a folder

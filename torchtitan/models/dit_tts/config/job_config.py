@@ -374,27 +374,6 @@ class Alignment:
     ctc_layer: int = 0
     """Block, counted from 1, whose output the CTC head reads; 0: the block at half the depth"""
 
-    teacher: str = ""
-    """Speech encoder whose features a second head learns to predict: a folder or hub name of
-    transformers, such as facebook/hubert-base-ls960; empty: no such head. The first start computes the
-    features, from what [sampling] codec decodes, and stores them beside the shards"""
-
-    teacher_weight: float = 0.5
-    """Weight of its loss, 1 - cosine, beside the flow loss"""
-
-    teacher_layer: int = 0
-    """Block, counted from 1, whose output this head reads; 0: the block at two thirds of the depth"""
-
-    teacher_hidden_layer: int = 0
-    """Block of the teacher, counted from 1, whose output the features are; 0: at three quarters of its
-    depth"""
-
-    teacher_dim: int = 256
-    """Principal components that are kept of the features"""
-
-    stop_fraction: float = 0.5
-    """Fraction of [training] steps after which the teacher's loss counts no more"""
-
 
 @dataclass
 class EMA:

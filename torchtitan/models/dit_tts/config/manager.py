@@ -17,7 +17,7 @@ import tyro
 from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, REMOVED
 from torchtitan.models.dit_tts.config.options import (
     check_command_line,
     describe,
@@ -53,6 +53,8 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
         outside = f"section [{key}]" if isinstance(value, dict) else key
         shown = f"[{name}] {key}" if name else outside
         if key not in fields:
+            if REMOVED.get(f"{name}.{key}", ...) == value:
+                continue
             close = difflib.get_close_matches(key, fields, n=1)
             hint = OLD_KEYS.get(key) or (
                 f"did you mean {close[0]}?" if close else f"allowed are {', '.join(fields)}"

@@ -3,6 +3,8 @@
 They are refused like any unknown key; docs/old_keys.md has the same table.
 """
 
+from typing import Any
+
 OLD_KEYS = {
     "framework": "use [parallelism] backend",
     "tensor_parallel_size": "use [parallelism] tensor_parallel_degree",
@@ -60,5 +62,16 @@ OLD_KEYS = {
     "cond_drop_prob": "use [objective] text_dropout and [objective] speaker_dropout",
     "audio_drop_prob": "use [objective] speaker_dropout",
     "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
+    "teacher": "leave it out: the alignment head learns from the text, by [alignment] ctc_weight",
 }
 """name, in whatever section it was -> what to do instead"""
+
+REMOVED: dict[str, Any] = {
+    "alignment.teacher": "",
+    "alignment.teacher_weight": 0.5,
+    "alignment.teacher_layer": 0,
+    "alignment.teacher_hidden_layer": 0,
+    "alignment.teacher_dim": 256,
+    "alignment.stop_fraction": 0.5,
+}
+"""section.key that runs of earlier versions recorded -> the value that changes nothing, which is still read"""

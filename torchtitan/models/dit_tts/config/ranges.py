@@ -24,7 +24,6 @@ _POSITIVE = {
     "validation": "freq samples batch_size",
     "samples": "count",
     "objective": "logit_std time_shift",
-    "alignment": "teacher_dim",
     "benchmark": "warmup_steps mean_seconds sigma",
 }
 _NOT_NEGATIVE = {
@@ -38,14 +37,13 @@ _NOT_NEGATIVE = {
     "validation": "seed",
     "samples": "freq seed",
     "divergence": "spike_sigmas max_bad_steps max_rollbacks",
-    "alignment": "ctc_weight ctc_layer teacher_weight teacher_layer teacher_hidden_layer",
+    "alignment": "ctc_weight ctc_layer",
 }
 _FRACTIONS = {
     "data": "conditioning_dropout max_corrupt_fraction max_dropped_fraction",
     "objective": "text_dropout speaker_dropout",
     "optimizer": "beta1 beta2",
     "lr_scheduler": "min_lr_factor",
-    "alignment": "stop_fraction",
     "activation_checkpoint": "memory_budget",
 }
 _LIMITED = "max_frames max_speaker_frames max_reference_ratio epochs cache_gib num_workers prefetch_batches"

@@ -35,13 +35,12 @@ def build_dataloader(
     job_config,
     find_features: Callable[[Dataset], Features] | None = None,
     text_bytes: bool = False,
-    find_teacher: Callable[[Dataset], Features] | None = None,
 ) -> LatentDataLoader:
     """The loader of data-parallel rank `dp_rank`, as upstream's `build_dataloader_fn`.
 
     Reads `job_config.data` and the batch sizes of `job_config.training`. Every rank computes the same
     order, so nothing is exchanged. `find_features` gives the features of the dataset's texts that
-    batches are to have, `find_teacher` those of its utterances; `text_bytes` as of the loader.
+    batches are to have; `text_bytes` as of the loader.
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
@@ -113,7 +112,6 @@ def build_dataloader(
         frames_per_second=data.frames_per_second,
         features=features,
         text_bytes=text_bytes,
-        teacher=None if find_teacher is None else find_teacher(dataset),
         ramp=ramp,
         references=_drawn_references(data, dataset, samples),
     )

@@ -47,8 +47,6 @@ class Collator:
                                           their frames
     aligns            (B,) bool           likewise: which those are
     ctc_lengths       list of B pairs     likewise: valid frames, and bytes (0 of the others)
-    teacher_features  (B, T, K)           with `teacher`: in its dtype, zero at padding and in cropped
-                                          samples
     ================  ==================  =====================================================
 
     `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
@@ -96,7 +94,7 @@ class Collator:
     def collate(self, batch: GlobalBatch, first: int, rows: int) -> MicroBatch:
         """So many rows of a global batch, from row `first` on. Thread-safe."""
         dataset, tokenizer = self.row_loader.dataset, self.row_loader.tokenizer
-        features_of, teacher_of = self.row_loader.features, self.row_loader.teacher
+        features_of = self.row_loader.features
         samples = batch.samples[first : first + rows]
         T, L, R = self.policy.shapes[batch.bucket]
         padded = {"frames": T, "reference_frames": R}
@@ -116,11 +114,6 @@ class Collator:
             features_rows = list(features.view(bits).numpy())
         text_ids = np.full((rows, L), tokenizer.pad_id, np.int64)
         text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else [None] * rows
-        teacher: Sequence[np.ndarray | None] = [None] * rows
-        if teacher_of is not None:
-            assert teacher_of.torch_dtype == torch.float16
-            teacher_features = np.zeros((rows, T, teacher_of.width), np.float16)
-            teacher = list(teacher_features)
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         drop = tokenizer.dropped(self.order.seed, batch.number, global_rows)
         crops = self.order.crops(batch)[first : first + rows].tolist()
@@ -139,7 +132,6 @@ class Collator:
             crops,
             words,
             text_bytes,
-            teacher,
         )
         lengths, used = self._load(batch, first, samples.tolist(), pieces, into_rows)
         frames, speaker_frames, tokens, n_bytes = lengths.T.copy()
@@ -165,8 +157,6 @@ class Collator:
         }
         if features_of is not None:
             input_dict["text_features"] = features
-        if teacher_of is not None:
-            input_dict["teacher_features"] = self._tensor(teacher_features)
         if self.text_bytes:
             input_dict["text_bytes"] = self._tensor(np.asarray(text_bytes))
             input_dict["aligns"] = self._tensor(n_bytes >= 0)
@@ -216,10 +206,6 @@ class Collator:
                 raise error
             corrupt_samples.count(self.row_loader.dataset, sample, error)
             sample = self.order.replacement(batch, row, attempt)
-            # What the corrupt one may have left: loading writes no padding to these.
-            into.text_ids.fill(self.row_loader.tokenizer.pad_id)
-            if into.teacher is not None:
-                into.teacher.fill(0)
             try:
                 return sample, self.row_loader.load(sample, self.row_loader.fetch([sample]), into)
             except CorruptSampleError as next_error:

@@ -64,7 +64,6 @@ class LatentDataLoader(BaseDataLoader):
         accumulation_steps: micro-batches of a global batch of the order.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         text_bytes: whether batches have the texts' bytes.
-        teacher: features of the utterances, frame by frame.
         ramp: the smaller global batches of the start.
         references: draws references; None: those that are stored.
         num_workers: threads that fill batches; 0 fills them in the calling thread.
@@ -89,7 +88,6 @@ class LatentDataLoader(BaseDataLoader):
         frames_per_second: float,
         features: Features | None = None,
         text_bytes: bool = False,
-        teacher: Features | None = None,
         ramp: BatchRamp = BatchRamp(),
         references: DrawnReferences | None = None,
     ):
@@ -108,7 +106,6 @@ class LatentDataLoader(BaseDataLoader):
         self.prefetch_batches = prefetch_batches
         self.frames_per_second = frames_per_second
         self.features = features
-        self.teacher = teacher
         self.ramp = ramp
         self.references = references
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
@@ -122,7 +119,6 @@ class LatentDataLoader(BaseDataLoader):
                 corrupt_samples,
                 frames_per_second,
                 features,
-                teacher,
                 references,
             ),
             order,

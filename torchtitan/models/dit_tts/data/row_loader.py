@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
     which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
-    random words of a drawn one, text_bytes (N,) or None, and a teacher's features (T, K), zero, or None.
+    random words of a drawn one, and text_bytes (N,) or None.
     """
 
     arrays: Sequence[np.ndarray]
@@ -86,7 +86,6 @@ class Row(NamedTuple):
     crop: int
     words: Sequence[int]
     text_bytes: np.ndarray | None = None
-    teacher: np.ndarray | None = None
 
 
 class Fetched(NamedTuple):
@@ -102,7 +101,7 @@ class RowLoader:
     Args:
         frames_per_second: of the latents.
         corrupt_samples: what to do about corrupt pieces of references, and their count.
-        features, teacher, references: as of the loader.
+        features, references: as of the loader.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class RowLoader:
         corrupt_samples: CorruptSampleCounter,
         frames_per_second: float,
         features: Features | None,
-        teacher: Features | None,
         references: DrawnReferences | None,
     ):
         self.dataset = dataset
@@ -120,7 +118,6 @@ class RowLoader:
         self.corrupt_samples = corrupt_samples
         self.frames_per_second = frames_per_second
         self.features = features
-        self.teacher = teacher
         self.references = references
 
     def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
@@ -132,7 +129,7 @@ class RowLoader:
     def load(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int, int]:
         """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
         text's bytes, or -1 where they are not asked for or cannot be aligned with the frames."""
-        arrays, text_ids, features, drop, _, words, text_bytes, teacher = into
+        arrays, text_ids, features, drop, _, words, text_bytes = into
         pieces = []
         if self.references is not None:
             pieces = self.references.draw(words, sample, len(arrays[_REFERENCE]))
@@ -157,10 +154,7 @@ class RowLoader:
             )
         n_bytes = -1
         # A cropped sample speaks a part of its text only.
-        is_whole = frames == self.dataset.frames[sample]
-        if teacher is not None and self.teacher is not None and is_whole:
-            self.teacher.read(sample, teacher.view(np.int16))
-        if text_bytes is not None and is_whole:
+        if text_bytes is not None and frames == self.dataset.frames[sample]:
             n_bytes = _write_bytes(loaded.metadata["text"], frames, text_bytes)
         return frames, speaker_frames, tokens, n_bytes
 

@@ -1,4 +1,4 @@
-"""Losses of the alignment heads, per row, so that any split of a batch has the same sum."""
+"""The loss of the alignment head, per row, so that any split of a batch has the same sum."""
 
 from collections.abc import Sequence
 
@@ -33,13 +33,3 @@ def ctc_sums(
         zero_infinity=True,
     )
     return torch.where(counted, losses, 0.0)
-
-
-def cosine_sums(
-    predicted: torch.Tensor, features: torch.Tensor, frame_mask: torch.Tensor
-) -> torch.Tensor:
-    """(B,) float32: per row, the sum over frames of 1 - cosine of both (B, T, K); 0 at frames (B, T) that
-    are masked out or have no features, which are zero there."""
-    features = features.float()
-    losses = 1.0 - F.cosine_similarity(predicted.float(), features, dim=-1)
-    return torch.where(frame_mask & (features != 0).any(-1), losses, 0.0).sum(-1)

@@ -39,7 +39,7 @@ class EMA(Stateful):
 
     def __init__(self, model: nn.Module, decays: Sequence[float]):
         self.num_updates = 0
-        # Of what is used after training: no heads of the alignment.
+        # Of what is used after training: not the alignment head.
         self.weights = {
             plain_name(name): p for name, p in model.named_parameters() if not is_of_head(name)
         }

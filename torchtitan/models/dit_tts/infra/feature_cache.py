@@ -113,7 +113,7 @@ class FeatureMaker:
         """The shards whose features each rank misses."""
         return run_on_all_ranks(
             lambda rank: missing_shards(find_feature_files(self.dataset, self.kind, wait_seconds)),
-            f"look for {self.kind.store.replace('_', ' ')}",
+            "look for text features",
             group,
         )
 
@@ -163,7 +163,7 @@ def make_all(
     while any(missing):
         parts = split_missing(missing)
         logger.info(
-            f"{maker.kind.store.replace('_', ' ')}: {maker.kind.model} encodes {sum(map(len, parts))} "
+            f"text features: {maker.kind.model} encodes {sum(map(len, parts))} "
             f"of {len(maker.dataset.tar_paths)} shards"
         )
         run_on_all_ranks(lambda rank: maker.make(parts[rank], rank == 0), "make features", group)

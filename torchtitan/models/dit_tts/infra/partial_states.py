@@ -10,8 +10,8 @@ from torchtitan.models.dit_tts.model.alignment import is_of_head
 
 
 def without_new_heads(states: dict[str, Any], table: Collection[str]) -> dict[str, Any]:
-    """The states to load, without alignment heads that a checkpoint of these entries lacks: those begin as
-    they are."""
+    """The states to load, without an alignment head that a checkpoint of these entries lacks: that begins as
+    it is."""
     found = {name: value for name, value in states.items() if name in table or not is_of_head(name)}
     if len(found) < len(states) and OPTIMIZER in found:
         found[OPTIMIZER] = _Present(states[OPTIMIZER], table, f"{OPTIMIZER}.")

@@ -108,11 +108,5 @@ class DiTTTSModelArgs(BaseModelArgs):
     ctc_layer: int = 0
     """Block, counted from 1, whose output a CTC head reads while training; 0: there is no such head"""
 
-    teacher_layer: int = 0
-    """Likewise of the head that predicts a speech encoder's features"""
-
-    teacher_dim: int = 0
-    """Width of these"""
-
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""

@@ -82,11 +82,9 @@ def _decoder_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return flops + 2 * args.timestep_dim * D + 8 * D**2
 
 
-def _heads_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """Forward FLOPs of one sample in the alignment heads, which only training has."""
-    widths = CTC_CLASSES if args.ctc_layer else 0
-    widths += args.dim + args.teacher_dim if args.teacher_layer else 0
-    return 2 * lengths.frames * args.dim * widths
+def _ctc_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """Forward FLOPs of one sample in the alignment head, which only training has."""
+    return 2 * lengths.frames * args.dim * CTC_CLASSES if args.ctc_layer else 0
 
 
 def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
@@ -103,7 +101,7 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
     if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
         saved += 2 * lengths.text_tokens * args.text_dim * c
-    return 3 * (forward_flops(args, lengths) + _heads_flops(args, lengths)) - saved
+    return 3 * (forward_flops(args, lengths) + _ctc_flops(args, lengths)) - saved
 
 
 def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan.models.dit_tts.model.alignment import AlignmentHeads, heads_of
+from torchtitan.models.dit_tts.model.alignment import CTCHead
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue, rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, JointKeys, prepare_keys
@@ -132,7 +132,9 @@ class DiTTTSModel(ConditionedModel):
         self.layers = nn.ModuleList(TransformerBlock(args) for _ in range(args.n_layers))
         self.norm = RMSNorm(args.dim, args.norm_eps)
         self.output = nn.Linear(args.dim, args.latent_channels)
-        self.alignment = AlignmentHeads(args) if heads_of(args) else None
+        self.alignment = (
+            nn.ModuleDict({"ctc": CTCHead(args.dim, args.norm_eps)}) if args.ctc_layer else None
+        )
         # Of the heads that the blocks compute: tensor parallelism leaves a part of them.
         self.rotated = rotated_groups(args.n_heads)
 
@@ -177,10 +179,10 @@ class DiTTTSModel(ConditionedModel):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
-        aligned: dict[str, torch.Tensor] | None = None,
+        ctc_logits: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The network's output for encoded conditions; see `forward` for the arguments. `aligned`, where
-        it is given, gets the outputs of the alignment heads."""
+        """The network's output for encoded conditions; see `forward` for the arguments. `ctc_logits`,
+        where it is given, gets the output of the alignment head."""
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         if keep_text is not None:
             text_mask = text_mask & keep_text[:, None]
@@ -191,7 +193,7 @@ class DiTTTSModel(ConditionedModel):
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         x = self.input(latents.to(self.input.weight.dtype))
         keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
-        return self._decode(x, t, keys, conditions, frame_mask.sum(dim=1), aligned=aligned)
+        return self._decode(x, t, keys, conditions, frame_mask.sum(dim=1), ctc_logits=ctc_logits)
 
     def denoise_guided(
         self,
@@ -223,7 +225,7 @@ class DiTTTSModel(ConditionedModel):
         conditions: Conditions,
         frames: torch.Tensor,
         caches: list[BlockCache] | None = None,
-        aligned: dict[str, torch.Tensor] | None = None,
+        ctc_logits: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         args = self.args
         rope = rope_table(positions_of(x), args.dim // args.n_heads, args.rope_theta, self.rotated)
@@ -233,8 +235,12 @@ class DiTTTSModel(ConditionedModel):
         for index, layer in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
             x = layer(x, shared, rope, keys, text, speaker, text_rope, cache)
-            if aligned is not None and self.alignment is not None:
-                aligned |= self.alignment(index + 1, x)
+            if (
+                ctc_logits is not None
+                and self.alignment is not None
+                and index + 1 == args.ctc_layer
+            ):
+                ctc_logits.append(self.alignment["ctc"](x))
         return self.output(self.norm(x)).float()
 
     def forward(
@@ -251,7 +257,7 @@ class DiTTTSModel(ConditionedModel):
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
         text_places: torch.Tensor | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Predicts the target of the objective for every frame.
 
         Args:
@@ -263,16 +269,16 @@ class DiTTTSModel(ConditionedModel):
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
 
         Returns:
-            (B, T, C) float32; not defined at frames that are masked out. With alignment heads (that,
-            their outputs by name): FSDP must see every tensor that a loss is computed from.
+            (B, T, C) float32; not defined at frames that are masked out. With the alignment head (that,
+            its output): FSDP must see every tensor that a loss is computed from.
         """
         # FSDP wraps these two methods of an instance, so that samplers can call them alone. Here the
         # weights are gathered already, so the plain functions of the class are called.
         conditions = ConditionedModel.encode_conditions(
             self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_places
         )
-        aligned: dict[str, torch.Tensor] = {}
+        ctc_logits: list[torch.Tensor] = []
         prediction = DiTTTSModel.denoise(
-            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, aligned
+            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, ctc_logits
         )
-        return prediction if self.alignment is None else (prediction, aligned)
+        return (prediction, *ctc_logits) if ctc_logits else prediction

@@ -162,12 +162,7 @@ def kind_memory(
             tensor=tensor,
         )
         for each in (
-            replace(
-                args,
-                n_layers=n_layers,
-                ctc_layer=min(args.ctc_layer, 2),
-                teacher_layer=min(args.teacher_layer, 2),
-            )
+            replace(args, n_layers=n_layers, ctc_layer=min(args.ctc_layer, 2))
             for n_layers in (2, 3)
         )
     )
@@ -236,10 +231,10 @@ def measure(
         def forward() -> torch.Tensor:
             with torch.autocast("cpu", compute_dtype, enabled=autocast):
                 output = model(**batch)
-                prediction, aligned = output if isinstance(output, tuple) else (output, {})
+                prediction, *ctc_logits = output if isinstance(output, tuple) else (output,)
                 loss = error_sums(prediction, target, batch["frame_mask"]).sum()
                 # CTC keeps a table of about as many numbers as its log-probabilities.
-                return loss + sum(each.log_softmax(-1).exp().sum() for each in aligned.values())
+                return loss + sum(each.log_softmax(-1).exp().sum() for each in ctc_logits)
 
         traced = -1
         # Tracing makes tensors of its own: such a pass is repeated.

@@ -30,7 +30,7 @@ _PARTS = {
     "layers": "blocks",
     "norm": "output",
     "output": "output",
-    "alignment": "alignment heads",
+    "alignment": "alignment head",
 }
 
 _CODEC_FILE = "weights.pth"

@@ -147,7 +147,7 @@ def state_memory(
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)
         parameters = [_local(parameter) for parameter in model.parameters()]
-        # As `infra.ema` does, which averages no heads.
+        # As `infra.ema` does, which averages no alignment head.
         averaged = [_local(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
         gathered, largest = _gathered(model)

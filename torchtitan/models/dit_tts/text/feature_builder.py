@@ -5,7 +5,7 @@ its shard is done, so a stopped job continues with the shards that are missing.
 """
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -105,39 +105,13 @@ def _make_file(
     encoded = {n: ids for n, ids in enumerate(texts) if ids is not None and len(ids) <= longest}
     samples = list(encoded)
 
-    def features() -> Iterator[tuple[int, torch.Tensor]]:
-        for number, hidden in encoder.encode_each(list(encoded.values())):
-            yield samples[number], hidden
-
     has_features = np.isin(np.arange(len(texts)), samples)
-    write_shard_features(dataset, shard, kind, tokens, has_features, encoder.width, features, bar)
-
-
-def write_shard_features(
-    dataset: Dataset,
-    shard: int,
-    kind: FeatureKind,
-    rows: np.ndarray,
-    has_features: np.ndarray,
-    width: int,
-    features: Callable[[], Iterator[tuple[int, torch.Tensor]]],
-    bar: tqdm,
-) -> None:
-    """Writes the feature file of a shard, unless another job does meanwhile.
-
-    Args:
-        rows, has_features, width: as of `new_feature_file`.
-        features: (sample of the shard, its features on the CPU), in any order, each once.
-
-    Raises:
-        InputError: features that the stored dtype cannot hold, or nowhere to write.
-    """
     digest = dataset.digests[shard].hex()
     paths = feature_paths(dataset.tar_paths[shard], digest, kind)
     for path in paths:
         try:
-            with new_feature_file(path, kind, digest, rows, has_features, width) as write:
-                for sample, hidden in features():
+            with new_feature_file(path, kind, digest, tokens, has_features, encoder.width) as write:
+                for number, hidden in encoder.encode_each(list(encoded.values())):
                     stored = hidden.to(kind.torch_dtype)
                     if not torch.isfinite(stored).all():
                         raise InputError(
@@ -145,7 +119,7 @@ def write_shard_features(
                             f"{kind.encoder_dtype} are not finite in {kind.stored_dtype}; choose "
                             f"another [encoder] cache_dtype or dtype"
                         )
-                    write(sample, stored)
+                    write(samples[number], stored)
                     bar.update()
                 # Another job reads its file by now, and ours differs in a few bits.
                 if find_feature_file(dataset, shard, kind) is not None:
@@ -156,7 +130,7 @@ def write_shard_features(
         except OSError as error:
             if path is paths[-1] or error.errno not in _NOT_WRITABLE:
                 raise InputError(
-                    f"{path}: {kind.store.replace('_', ' ')} cannot be written ({error.strerror or error}); make room "
+                    f"{path}: text features cannot be written ({error.strerror or error}); make room "
                     f"or repair that and start again; complete files stay"
                 ) from error
 

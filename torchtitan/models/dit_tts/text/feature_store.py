@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -72,9 +71,6 @@ class FeatureKind:
 
     stored_dtype: str
     """precision of the features: float32, bfloat16 or float16"""
-
-    store: ClassVar[str] = FOLDER_NAME
-    """name of the folder beside the shards that holds them"""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -220,18 +216,18 @@ def feature_paths(tar_path: str, shard_digest: str, kind: FeatureKind) -> list[s
     """Where a shard's features are looked for; new ones go to the first that can be written."""
     return [
         os.path.join(folder, kind.folder_name, name)
-        for folder, name in _places(tar_path, shard_digest, kind.store)
+        for folder, name in _places(tar_path, shard_digest)
     ]
 
 
-def _places(tar_path: str, shard_digest: str, store: str) -> list[tuple[str, str]]:
+def _places(tar_path: str, shard_digest: str) -> list[tuple[str, str]]:
     """(folder of all kinds, name of the file in the folder of one kind)"""
     name = shard_name(tar_path) + SUFFIX
     # Other shards have the same name; the digest tells them apart in the user's cache folder.
-    cached = (user_cache_folder(store), f"{shard_digest[:20]}-{name[-100:]}")
+    cached = (user_cache_folder(FOLDER_NAME), f"{shard_digest[:20]}-{name[-100:]}")
     if is_remote(tar_path):
         return [cached]
-    return [(os.path.join(os.path.dirname(tar_path), store), name), cached]
+    return [(os.path.join(os.path.dirname(tar_path), FOLDER_NAME), name), cached]
 
 
 def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
@@ -244,7 +240,7 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         return kind
     for tar_path, digest in zip(dataset.tar_paths, dataset.digests, strict=True):
         found: dict[str | None, str] = {}
-        for folder, name in _places(tar_path, digest.hex(), kind.store):
+        for folder, name in _places(tar_path, digest.hex()):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
                 # Not the model's full path, as its folder may have been elsewhere.
@@ -306,7 +302,7 @@ def missing_shards(files: Sequence[FeatureFile | None]) -> list[int]:
 def describe_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]) -> str:
     """The beginning of a sentence about shards without features."""
     return (
-        f"{kind.store.replace('_', ' ')} of {kind.model!r} are missing for {len(missing)} of "
+        f"text features of {kind.model!r} are missing for {len(missing)} of "
         f"{len(dataset.tar_paths)} shards, the first is {plain_name(dataset.tar_paths[missing[0]])}"
     )
 
