@@ -1,11 +1,21 @@
 """A tiny run, exported."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from torchtitan.models.dit_tts.cli import main
+from torchtitan.models.dit_tts.config.exported import files_read
+from torchtitan.models.dit_tts.infra.checkpoint_storage import read_manifest, write_manifest
 
 
 def export(run: Path, out: Path, *arguments: str) -> Path:
     """The folder that `titan-tts export` writes."""
     assert main(["export", str(run), str(out), *arguments]) == 0
     return out
+
+
+def as_by_a_stranger(folder: Path, name: str, content: Any) -> None:
+    """Changes a JSON file of an exported folder, whose manifest is then of the changed file."""
+    (folder / name).write_text(json.dumps(content))
+    write_manifest(folder, files_read(folder), read_manifest(folder)["trained_with"])

@@ -104,6 +104,18 @@ def test_model_is_pure():
             assert not imports(path, forbidden), f"{path} imports {forbidden}"
 
 
+def test_what_others_have_written_is_printed_by_show():
+    """It escapes what a terminal would obey: a stranger's folder and data have names of any kind."""
+    for package in ("doctor", "evaluation", "export", "inference", "serving"):
+        for path in (PRODUCT / package).rglob("*.py"):
+            names = (
+                node.id
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Name)
+            )
+            assert "print" not in names, f"{path} prints; use errors.show"
+
+
 def test_readme_names_every_part():
     text = (PRODUCT / "README.md").read_text()
     parts = {path.name for path in PRODUCT.iterdir() if path.is_dir() and any(path.glob("*.py"))}

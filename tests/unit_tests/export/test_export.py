@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.exported_run import export
+from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
-from tools.harness.synthetic import make_samples
+from tools.harness.synthetic import make_samples, make_shards
 from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
@@ -117,7 +117,7 @@ def test_the_codecs_own_constants_are_copied(tmp_path):
     path.write_text(STATISTICS_FILE.read_text() + " ")
     (tmp_path / "codec").mkdir()
     codec = build_codec(str(path))
-    assert _write_codec(tmp_path, codec, str(path)) == [exported.MEL_DCT]
+    _write_codec(tmp_path, codec, str(path))
     again = build_codec(str(tmp_path / exported.MEL_DCT))
     assert again.fingerprint == codec.fingerprint != build_codec("mel_dct").fingerprint
 
@@ -171,7 +171,7 @@ def test_what_is_not_of_an_export_is_refused(trained, tmp_path, capsys):
 
     def changed(**values):
         other = shutil.copytree(folder, tmp_path / "changed", dirs_exist_ok=True)
-        (other / exported.CONFIG).write_text(json.dumps(config | values))
+        as_by_a_stranger(other, exported.CONFIG, config | values)
         return other
 
     refused(lambda: load_run_config(changed(version=2)), "not of titan-tts export, version 1")
@@ -306,13 +306,12 @@ def test_weights_that_name_a_place_in_memory_are_not_taken(trained, tmp_path):
     save_file({**tensors, "more": torch.zeros(1)}, folder / exported.WEIGHTS)
     manifest = folder / "manifest.json"
     before = json.loads(manifest.read_text())["trained_with"]
-    manifest.write_text(json.dumps({"files": {}, "trained_with": before}))
-    refused(lambda: load_run(folder), "manifest.json does not list model.safetensors")
-    write_manifest(folder, [exported.WEIGHTS], before)
+    listed = exported.files_read(folder)
+    write_manifest(folder, listed, before)
     refused(lambda: load_run(folder), "is of another model", "more")
     whole = {name: value.long() for name, value in tensors.items()}
     save_file(whole, folder / exported.WEIGHTS)
-    write_manifest(folder, [exported.WEIGHTS], before)
+    write_manifest(folder, listed, before)
     refused(lambda: load_run(folder), "torch.int64", "floating-point")
 
 
@@ -338,7 +337,41 @@ def test_a_strangers_config_and_manifest_are_checked_as_a_runs(trained, tmp_path
         ("sampling", "steps", -1, "[sampling] steps = -1"),
     ):
         changed = content["config"] | {section: content["config"][section] | {key: value}}
-        (folder / exported.CONFIG).write_text(json.dumps(content | {"config": changed}))
+        as_by_a_stranger(folder, exported.CONFIG, content | {"config": changed})
         refused(lambda: load_run(folder), words)
-    (folder / exported.CONFIG).write_text(json.dumps(content))
+    as_by_a_stranger(folder, exported.CONFIG, content)
     assert load_run(folder).step == 2
+
+
+def test_a_manifest_lists_every_file_that_is_read(trained, tmp_path):
+    folder = export(trained, tmp_path / "out", "--voices=s0")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    unread = {"manifest.json", exported.CARD, exported.FINE_TUNE}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == there - unread
+    for name in manifest["files"]:
+        files = {each: value for each, value in manifest["files"].items() if each != name}
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
+        refused(lambda: load_run(folder), f"manifest.json does not list {name}", "export the run")
+    # Nor is a file of other names taken by what the text encoder is loaded with.
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / exported.TEXT_ENCODER).mkdir()
+    (folder / exported.TEXT_ENCODER / "more.bin").write_bytes(b"")
+    refused(lambda: load_run(folder), "does not list text_encoder/more.bin")
+
+
+def test_what_a_strangers_folder_says_is_no_command_to_the_terminal(train, tmp_path, capsys):
+    make_shards(tmp_path / "data", 16, channels=128, frames=lambda _: 16)
+    data = [f"--data.path={tmp_path / 'data'}", "--data.latent_channels=128"]
+    assert train("run", *data, "--training.steps=1") == 0
+    folder = export(tmp_path / "run", tmp_path / "out")
+    content = json.loads((folder / exported.CONFIG).read_text())
+    as_by_a_stranger(folder, exported.CONFIG, content | {"weights": "raw\x1b]0;mine\x07\x9b31m"})
+    arguments = ["--text=one", "--seconds=0.1", "--sampling-steps=1", f"--out={tmp_path / 'a.wav'}"]
+    assert main(["generate", str(folder), *arguments]) == 0
+    assert r"(raw\x1b]0;mine\x07\x9b31m)" in capsys.readouterr().out
+    durations = json.loads((folder / "durations.json").read_text())
+    durations["weights"] = [1e5] * 257
+    as_by_a_stranger(folder, "durations.json", durations)
+    assert main(["generate", str(folder), *arguments[:1], *arguments[2:]]) == 2
+    assert "3 characters may have at most 4171; give --seconds" in capsys.readouterr().err

@@ -47,6 +47,20 @@ def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
     assert asked(alone).frames([unsaid]) == [9]  # the fit knows none of its letters
 
 
+@pytest.mark.parametrize("frames", [4197, 1e300, np.inf, np.nan])
+def test_a_length_that_no_speech_has_is_refused(frames):
+    """Whoever tells it: 4,096 frames, and 25 for each of four characters."""
+    found = Lengths(
+        "the fit", lambda texts: [4196 if t.text == "aaaa" else frames for t in texts], 10
+    )
+    least = replace(NOBODY, text="aaaa")
+    assert found.frames([least]) == [41960]
+    asked = replace(NOBODY, text="abbb")
+    refused(
+        lambda: found.frames([least, asked]), "the fit gives", "'abbb'", "at most 4196", "--seconds"
+    )
+
+
 def test_the_rate_rule_has_as_many_frames_per_byte_as_the_reference(alone):
     found = asked(alone, "rate")
     assert found.frames([SAID, replace(SAID, text="äa")]) == [60, 60]

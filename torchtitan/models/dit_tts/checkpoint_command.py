@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 
 
 @dataclass
@@ -45,5 +45,5 @@ def run(options: Options) -> int:
 
     problems = [problem_of(path) for path in paths]
     for path, problem in zip(paths, problems, strict=True):
-        print(f"{path}: {problem or 'valid'}")
+        show(f"{path}: {problem or 'valid'}")
     return 1 if any(problems) else 0

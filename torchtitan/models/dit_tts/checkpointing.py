@@ -18,6 +18,7 @@ from torchtitan.components.checkpoint import (
     AsyncMode,
     CheckpointManager,
 )
+from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
@@ -306,7 +307,7 @@ class RunCheckpointer(CheckpointManager):
         if not self.initial_load_path:
             return None
         path = Path(self.initial_load_path)
-        if not os.path.isfile(path / storage.MANIFEST):
+        if not is_exported(path) and not os.path.isfile(path / storage.MANIFEST):
             logger.warning(f"{path} has no {storage.MANIFEST}: it is loaded without being verified")
         elif problem := self._problem(path):
             raise InputError(

@@ -1,6 +1,7 @@
 """Errors as the user meets them: the exception for a mistake, exit codes, the state a run ends in."""
 
 import errno
+import io
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TextIO
 
 EXIT_INPUT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -93,6 +94,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Prints a text (on stdout by default) with escapes for what a terminal would obey and what its encoding
+    lacks: names in data, and all strings of an exported folder, are a stranger's."""
+    stream = stream or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    print(printable(text), file=stream, flush=True)
+
+
 class InputError(ValueError):
     """A mistake in the user's config, command line or data.
 
@@ -158,15 +168,15 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
                 message = f"{where}{_FULL[error.errno]} and give the same command again"
             if os.environ.get("TITAN_TTS_TRACEBACK"):
                 traceback.print_exc()
-            print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
+            show(f"error: {without_secrets(message)}", sys.stderr)
             return EXIT_INPUT_ERROR
         except RuntimeError as error:
             if not is_lost_peer(error):
                 raise
-            print(f"error: {LOST_PEER}", file=sys.stderr, flush=True)
+            show(f"error: {LOST_PEER}", sys.stderr)
             return 1
         except KeyboardInterrupt as error:
-            print(f"error: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
+            show(f"error: {str(error) or 'interrupted'}", sys.stderr)
             return EXIT_INTERRUPTED
 
     return wrapped

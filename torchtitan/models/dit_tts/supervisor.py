@@ -24,7 +24,7 @@ from typing import Any
 from torchtitan.models.dit_tts.errors import (
     ERROR_FILE_VARIABLE,
     InputError,
-    printable,
+    show,
     without_secrets,
 )
 
@@ -171,7 +171,7 @@ def say_start(args: Sequence[str], folder: Path | None = None) -> None:
     machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
     place = f"; run folder: {folder}" if folder else ""
     line = f"titan-tts train: {given.config}, {count}{machines}, starting{place}"
-    print(printable(without_secrets(line)), flush=True)
+    show(without_secrets(line))
 
 
 def slurm_nodes() -> int:

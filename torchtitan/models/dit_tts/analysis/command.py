@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
+from torchtitan.models.dit_tts.errors import InputError, require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.html_page import counted
 
@@ -44,7 +44,7 @@ def run(options: Options) -> int:
     _write(out, content, plots)
     write_atomic(out / PAGE, render(GENERATOR, content, plots).encode("utf-8", "backslashreplace"))
     states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
-    print(printable(f"{counted(len(content['all']), 'run')} ({states}): {out / PAGE}"), flush=True)
+    show(f"{counted(len(content['all']), 'run')} ({states}): {out / PAGE}")
     return 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import check_writable
 
 
@@ -30,5 +30,5 @@ def run(options: Options) -> int:
     check_writable(output, "output")
     codec = load_dac_vae(options.weights)
     write_safetensors(codec.network, output)
-    print(f"{output}: codec {codec.fingerprint}, {output.stat().st_size / 1e6:.1f} MB")
+    show(f"{output}: codec {codec.fingerprint}, {output.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -2,7 +2,7 @@
 
     config.json          step, weights, codec, treatment of references, and what is kept of the run's config
     model.safetensors    weights under the model's names, without the alignment head
-    manifest.json        size and XXH3 of the files, and what the weights were trained with
+    manifest.json        size and XXH3 of every file that is read, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
     text_encoder/        a frozen encoder that the run had from a folder
     codec/               mel_dct_stats.json, or weights.safetensors of a DAC-VAE from a file
@@ -37,6 +37,13 @@ MEL_DCT, DAC_VAE = "codec/mel_dct_stats.json", "codec/weights.safetensors"
 DURATIONS = "duration"
 VOICES = "voices/voices.safetensors"
 TEXT_ENCODER = "text_encoder"
+
+_ALWAYS_READ = (CONFIG, WEIGHTS, "tokenizer.json")
+READ = (
+    *_ALWAYS_READ,
+    *("text_tokenizer.json", "text_encoder.json", "durations.json", MEL_DCT, DAC_VAE, VOICES),
+)
+"""what is read but for TEXT_ENCODER, and DURATIONS with a manifest of its own"""
 
 _DATA = (
     "latent_channels",
@@ -110,6 +117,13 @@ def fine_tune_config(config: JobConfig, codec: str, encoder: str) -> dict[str, d
 def is_exported(folder: str | os.PathLike) -> bool:
     """Whether a folder is an exported one, by its files' names alone."""
     return Path(folder, CONFIG).is_file() and Path(folder, WEIGHTS).is_file()
+
+
+def files_read(folder: Path) -> list[str]:
+    """What a manifest must list: the files that are read where they are there, and those of every export."""
+    found = {name for name in READ if (folder / name).exists()}
+    encoder = {f"{TEXT_ENCODER}/{path.name}" for path in folder.glob(f"{TEXT_ENCODER}/[!.]*")}
+    return sorted({*_ALWAYS_READ, *found, *encoder})
 
 
 def refuse_pickles(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.models.dit_tts.doctor.findings import Limits
 from torchtitan.models.dit_tts.doctor.inspect_command import Paths, check_input
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import is_remote, local_path, write_atomic
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.html_report import check_output, draw_plots, render
     from torchtitan.models.dit_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
-    from torchtitan.models.dit_tts.doctor.text_report import report_lines, show, show_json
+    from torchtitan.models.dit_tts.doctor.text_report import report_lines, show_json
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)

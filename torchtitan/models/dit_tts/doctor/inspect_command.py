@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from torchtitan.models.dit_tts.data.storage import find_shards
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 
 Paths = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="PATH [PATH ...]")]
 
@@ -37,7 +37,7 @@ def run(options: Options) -> int:
 
     from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.doctor.summary import summarize
-    from torchtitan.models.dit_tts.doctor.text_report import show, show_json, summary_lines
+    from torchtitan.models.dit_tts.doctor.text_report import show_json, summary_lines
 
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     summary = summarize(dataset, options.path, options.frames_per_second, options.top)

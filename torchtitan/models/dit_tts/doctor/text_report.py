@@ -1,14 +1,12 @@
 """A dataset's summary and findings as lines for a terminal, and numbers as people read them."""
 
-import io
 import json
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from torchtitan.models.dit_tts.doctor.summary import QUANTILES
-from torchtitan.models.dit_tts.errors import printable
+from torchtitan.models.dit_tts.errors import show
 
 _BAR_CELLS = 40
 _EXAMPLES = 3
@@ -19,14 +17,6 @@ LENGTHS = {
     "text_bytes": "text bytes",
     "chars_per_second": "characters per second",
 }
-
-
-def show(text: str) -> None:
-    """Print, with escapes for what the terminal's encoding lacks (texts have all scripts), and for what
-    it would obey."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    print(printable(text), flush=True)
 
 
 def show_json(value: dict[str, Any]) -> None:

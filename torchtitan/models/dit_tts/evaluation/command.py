@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.models.dit_tts.errors import printable, require_modules
+from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.evaluation.options import (
     Options,
     check_options,
@@ -121,40 +121,35 @@ def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
     from torchtitan.models.dit_tts.evaluation.report import text_tables
 
     test, options = found["test"], found["options"]
-    print(
-        printable(
-            f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds"
-        )
-    )
+    show(f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds")
     for name, scorer in found["scorers"].items():
         if scorer is not None:
-            print(printable(f"{name}: {scorer}"))
+            show(f"{name}: {scorer}")
     for row in found["rows"]:
         if row["kind"] == "system":
-            print(printable(f"{row['name']}: weights {row['weights']}"))
-    print()
-    print(printable(text_tables(found)))
+            show(f"{row['name']}: weights {row['weights']}")
+    show("\n" + text_tables(found))
     left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
     if left_out:
-        print(f"warning: utterances left out: {left_out}", file=sys.stderr)
+        show(f"warning: utterances left out: {left_out}", sys.stderr)
     if test["without_reference"]:
-        print(
+        show(
             f"warning: {test['without_reference']} utterances have no reference of their voice, so they "
             "are said in any",
-            file=sys.stderr,
+            sys.stderr,
         )
     if 0 < test["without_recording"] < test["utterances"]:
-        print(
+        show(
             f"warning: {test['without_recording']} utterances have no recording, so there is no row of the "
             "recordings",
-            file=sys.stderr,
+            sys.stderr,
         )
     if test["is_training_data"]:
-        print(
+        show(
             "warning: the run was trained on these utterances, so the figures praise memory",
-            file=sys.stderr,
+            sys.stderr,
         )
     if found["unfit_recognizer"]:
-        print(f"warning: {found['unfit_recognizer']}", file=sys.stderr)
+        show(f"warning: {found['unfit_recognizer']}", sys.stderr)
     size = f"{page_bytes / 2**20:.1f} MiB"
-    print(f"\nevaluation.html ({size}), evaluation.json, wavs/: {printable(str(folder))}")
+    show(f"\nevaluation.html ({size}), evaluation.json, wavs/: {folder}")

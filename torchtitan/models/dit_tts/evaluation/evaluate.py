@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.codec.record import check_codec
-from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.evaluation.options import Options
 from torchtitan.models.dit_tts.evaluation.prompts import (
     Prompt,
@@ -94,10 +94,7 @@ class Evaluation:
                 f"{place.name} has another codec than {self.places[0].name}; evaluate them apart"
             )
         for found in untrained_tokens(loaded, self.tests.prompts):
-            print(
-                printable(f"warning: {self.options.test} has {found}, given as unknown"),
-                file=sys.stderr,
-            )
+            show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)
         size = self.options.batch_size
         if self.options.untrained and is_first:
             before_training = replace(loaded, model=untrained_model(loaded))
@@ -206,10 +203,8 @@ def output_folder(options: Options, places: list[Place]) -> Path:
 def warn_of_unseen_characters(durations: LinearDurationModel, tests: PromptSet) -> None:
     """Says what the estimated lengths of the texts do not count."""
     if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
-        print(
-            printable(
-                f"warning: the texts have {len(unseen)} characters that no training text has "
-                f"({named(unseen, 5)}); they count for nothing in the estimated lengths"
-            ),
-            file=sys.stderr,
+        show(
+            f"warning: the texts have {len(unseen)} characters that no training text has "
+            f"({named(unseen, 5)}); they count for nothing in the estimated lengths",
+            sys.stderr,
         )

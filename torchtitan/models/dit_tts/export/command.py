@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.export.options import Options
 from torchtitan.models.dit_tts.files import check_writable
 
@@ -16,9 +16,9 @@ def run(options: Options) -> int:
     if options.push and not is_hub_name(options.push):
         raise InputError(f"--push = {options.push}, but a repository's name is OWNER/NAME")
     report = export(options, out)
-    print(report)
+    show(report)
     if options.push:
-        print(push_folder(out, options.push, options.private))
+        show(push_folder(out, options.push, options.private))
     return 0
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +76,11 @@ def _write(
     config = loaded.config
     write_atomic(out / DURATIONS_FILE, shards.durations.to_json())
     built_by = options.codec or config.sampling.codec
-    written = [DURATIONS_FILE, *_write_codec(out, codec, built_by)]
+    _write_codec(out, codec, built_by)
     if options.voices:
         limit = config.data.max_speaker_frames
         references = {name: shards.reference(name)[:limit] for name in options.voices}
         save_voices(references, out / exported.VOICES)
-        written.append(exported.VOICES)
     audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})
     # The path of a file is not given away.
     codec_name = "" if Path(codec.name).is_absolute() else codec.name
@@ -96,14 +94,14 @@ def _write(
         },
         "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
     }
-    kept = _write_model(out, loaded, about, written, options.dtype)
+    kept = _write_model(out, loaded, about, options.dtype)
     fine_tune = exported.fine_tune_config(config, codec_name, kept["encoder"]["model"])
     write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
     predictor = find_predictor(loaded.folder, config)
     if predictor is not None:
         (out / exported.DURATIONS).mkdir()
         timing = load_predictor(predictor, config, options.encoder)
-        _write_model(out / exported.DURATIONS, timing, about, [])
+        _write_model(out / exported.DURATIONS, timing, about)
     write_atomic(out / exported.CARD, model_card(options, loaded, codec, shards))
 
 
@@ -111,15 +109,13 @@ def _write_model(
     out: Path,
     loaded: LoadedRun,
     about: dict[str, Any],
-    written: list[str],
     dtype: str = "float32",
 ) -> dict[str, dict[str, Any]]:
-    """Weights, tokenizer, text encoder, config.json and the manifest of one model, which speaks or predicts
-    lengths.
+    """Weights, tokenizer, text encoder, config.json and, of all that is there by then, the manifest of one
+    model, which speaks or predicts lengths.
 
     Args:
         about: entries of config.json beside those of the model.
-        written: files for the manifest that lie there already.
 
     Returns:
         What config.json has of the run's config.
@@ -133,9 +129,8 @@ def _write_model(
     save_file(tensors, out / exported.WEIGHTS, {"format": "pt"})
     (out / exported.WEIGHTS).chmod(out.stat().st_mode & 0o666)
     kept, vocabulary = exported.kept(config), loaded.tokenizer.vocabulary
-    written = [*written, exported.WEIGHTS, FILE_NAME]
     if is_pretrained(config.encoder.model):
-        written += _write_text_encoder(out, loaded, kept["encoder"])
+        _write_text_encoder(out, loaded, kept["encoder"])
         assert vocabulary.subwords is not None
         named = replace(vocabulary.subwords, model=kept["encoder"]["model"])
         vocabulary = replace(vocabulary, subwords=named)
@@ -151,29 +146,27 @@ def _write_model(
     }
     write_atomic(out / exported.CONFIG, json.dumps(content, indent=1) + "\n")
     checkpoint = loaded.folder / config.checkpoint.folder / f"step-{loaded.step}"
-    write_manifest(out, written, read_manifest(checkpoint)["trained_with"])
+    write_manifest(out, exported.files_read(out), read_manifest(checkpoint)["trained_with"])
     return kept
 
 
-def _write_codec(out: Path, codec: Codec, built_by: str) -> list[str]:
+def _write_codec(out: Path, codec: Codec, built_by: str) -> None:
     """What the codec needs beside its name: mel_dct's constants, or weights that are a file here."""
     if codec_kind(codec.name) == "mel_dct":
         from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
 
         source = STATISTICS_FILE if built_by == codec.name else Path(built_by)
         write_atomic(out / exported.MEL_DCT, source.read_bytes())
-        return [exported.MEL_DCT]
     if not Path(codec.name).is_absolute():
-        return []
+        return
     from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
     from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
 
     assert isinstance(codec, DacVaeCodec)
     write_safetensors(codec.network, out / exported.DAC_VAE)
-    return [exported.DAC_VAE]
 
 
-def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> list[str]:
+def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> None:
     """The tokenizer and the record of a pretrained encoder, and its weights where a frozen one is a folder;
     a path in `kept`, its section of the config, and in the record is replaced by the folder's name.
 
@@ -185,14 +178,14 @@ def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> l
     record = read_record(folder)
     if record is None:
         raise InputError(f"{folder / CONFIG_FILE} is gone; restore the file that the run wrote")
-    written = [TEXT_FILE_NAME, CONFIG_FILE]
     name = loaded.config.encoder.model if frozen is None else frozen.source.model
     if frozen is not None and os.path.isdir(name):
-        written += _copy(safe_files(Path(name)), out / exported.TEXT_ENCODER)
+        (out / exported.TEXT_ENCODER).mkdir()
+        for path in safe_files(Path(name)):
+            shutil.copyfile(path, out / exported.TEXT_ENCODER / path.name)
         name = exported.TEXT_ENCODER
     kept["model"] = record["model"] = Path(name).name if os.path.isabs(name) else name
     write_atomic(out / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
-    return written
 
 
 def safe_files(model: Path) -> list[Path]:
@@ -208,10 +201,3 @@ def safe_files(model: Path) -> list[Path]:
             f"as safetensors, or train with its hub name"
         )
     return [*weights, *model.glob("*.safetensors.index.json"), model / "config.json"]
-
-
-def _copy(files: Iterable[Path], folder: Path) -> list[str]:
-    folder.mkdir()
-    for path in files:
-        shutil.copyfile(path, folder / path.name)
-    return sorted(f"{folder.name}/{path.name}" for path in folder.iterdir())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.inference.narration import Narrator, Take
 from torchtitan.models.dit_tts.inference.request_lists import Request
@@ -77,10 +77,10 @@ class Generation:
             warn_of_untrained_tokens(dict(utterance.conditions), tokenizer)
         longest = data.max_frames / data.frames_per_second
         if warn and (request.seconds or 0) > longest:
-            print(
+            show(
                 f"warning: --seconds = {request.seconds:g}, but no utterance of training is longer than "
                 f"{longest:g} s; without --seconds the text is said in pieces",
-                file=sys.stderr,
+                sys.stderr,
             )
 
     def _utterance(self, request: Request) -> Utterance:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from torchtitan.models.dit_tts.config.trust import chosen_scorer
-from torchtitan.models.dit_tts.errors import InputError, check_range
+from torchtitan.models.dit_tts.errors import InputError, check_range, show
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.inference.long_text import clean_text
 from torchtitan.models.dit_tts.inference.request_lists import (
@@ -115,7 +115,7 @@ def run(options: Options) -> int:
         options = _with_checkpoint(options)
         requests = _without_existing(options, requests)
         if not requests:
-            print(f"{options.out}: all texts are there")
+            show(f"{options.out}: all texts are there")
             return 0
     began = time.perf_counter()
     narrator = _load(options, requests)
@@ -128,11 +128,11 @@ def run(options: Options) -> int:
     if options.text_list:
         quiet = rank is not None and rank[0] > 0
         summary = generation.write_all(requests, options.out, options.format, quiet)
-        print(summary)
+        show(summary)
     else:
         streams = options.out == STANDARD_OUTPUT
         summary = generation.write(requests[0], "" if streams else options.out, options.format)
-        print(f"{summary}, loading {loading:.1f} s", file=sys.stderr if streams else sys.stdout)
+        show(f"{summary}, loading {loading:.1f} s", sys.stderr if streams else sys.stdout)
     return 0
 
 
@@ -275,10 +275,10 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
 
         texts = "".join(request.text for request in requests).replace("\n", "")
         if unseen := durations.unseen(texts):
-            print(
+            show(
                 f"warning: the text has characters that no training text has ({named(unseen, SHOWN)}), "
                 f"which count for nothing in its length; give --seconds",
-                file=sys.stderr,
+                sys.stderr,
             )
 
     def check_speakers(known: "SpeechData") -> None:

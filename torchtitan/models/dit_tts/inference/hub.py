@@ -11,15 +11,7 @@ from torchtitan.models.dit_tts.text.hf_files import first_line
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 FILES = (
-    *(exported.CONFIG, exported.WEIGHTS, exported.CARD, exported.FINE_TUNE),
-    *(
-        "manifest.json",
-        "durations.json",
-        "tokenizer.json",
-        "text_tokenizer.json",
-        "text_encoder.json",
-    ),
-    *(exported.MEL_DCT, exported.DAC_VAE, exported.VOICES),
+    *(*exported.READ, exported.CARD, exported.FINE_TUNE, "manifest.json"),
     f"{exported.TEXT_ENCODER}/*.json",
     f"{exported.TEXT_ENCODER}/*.safetensors",
     f"{exported.DURATIONS}/*.json",

@@ -33,6 +33,10 @@ FOLDER = "duration"
 _HALF_TRUSTED = 100
 """frames of a reference whose deviation from the estimate is taken half"""
 
+_MAX_FRAMES, _FRAMES_PER_CHARACTER = 4096, 25
+"""of a text, before --duration-scale. Speech takes less; a fit or a predictor may be a stranger's, or know
+nothing of the text, and ask for all memory"""
+
 _BATCH = 64
 
 
@@ -78,7 +82,8 @@ class Lengths:
         """Latent frames of each, at least 1.
 
         Raises:
-            InputError: the rate rule for a reference of which it is not known what it says.
+            InputError: the rate rule for a reference of which it is not known what it says, or a length that
+                no speech has.
         """
         if self.is_rate and not all(each.reference_text for each in texts):
             raise InputError(
@@ -99,6 +104,13 @@ class Lengths:
             weight = 1.0 if self.is_rate else real / (real + _HALF_TRUSTED)
             if real and estimated > 0:
                 found[place] *= (real / estimated) ** weight
+        for each, frames in zip(texts, found, strict=True):
+            limit = _MAX_FRAMES + _FRAMES_PER_CHARACTER * len(each.text)
+            if not frames <= limit:
+                raise InputError(
+                    f"{self.name} gives {frames:.3g} frames to {each.text[:40]!r}, but {len(each.text)} "
+                    f"characters may have at most {limit}; give --seconds, or another --duration"
+                )
         return [max(1, round(self.scale * frames)) for frames in found]
 
 

@@ -163,7 +163,7 @@ def load_run(
     path = _checkpoint_path(folder, config, step)
     if problem := verify(path):
         if path == folder:
-            raise InputError(f"{problem}; copy the exported folder again")
+            raise InputError(f"{problem}; copy the exported folder again, or export the run again")
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
         raise InputError(f"{problem}; give another --step, of: {steps}")
     config = _trained_config(config, path)

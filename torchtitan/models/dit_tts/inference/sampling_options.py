@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from torchtitan.models.dit_tts.config.options import option_name
-from torchtitan.models.dit_tts.errors import InputError, check_range
+from torchtitan.models.dit_tts.errors import InputError, check_range, show
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.codec import Codec
@@ -173,7 +173,7 @@ def load_for_sampling(options: SamplingOptions, config: "JobConfig") -> tuple["L
         from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
 
         # Never the run's own [compile] cache_folder: a stranger's could hold any code.
-        print(set_compile_cache_folder(""), file=sys.stderr)
+        show(set_compile_cache_folder(""), sys.stderr)
 
     from torchtitan.models.dit_tts.codec import build_codec
     from torchtitan.models.dit_tts.codec.record import check_codec
@@ -217,8 +217,8 @@ def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: "Conditioned
     """Warns on stderr of unknown tokens that training may never have used."""
     left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
     if left_out and tokenizer.conditioning_dropout == 0:
-        print(
+        show(
             f"warning: {', '.join(left_out)} not given, and the run was trained with [data] "
             f"conditioning_dropout = 0, so its unknown token may never have been trained",
-            file=sys.stderr,
+            sys.stderr,
         )

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.config.exported import WEIGHTS, is_exported
+from torchtitan.models.dit_tts.config.exported import WEIGHTS, files_read, is_exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import one_thread_on_cpu_ranks, single_process
@@ -309,9 +309,9 @@ def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
 
 def _corruption(path: Path, number: int, count: int) -> str | None:
     files = read_manifest(path)["files"]
-    read = WEIGHTS if is_exported(path) else _METADATA
-    if read not in files:
-        return f"{path / MANIFEST} does not list {read}"
+    for read in files_read(path) if is_exported(path) else [_METADATA]:
+        if read not in files:
+            return f"{path / MANIFEST} does not list {read}"
     names = sorted(files)[number::count]
     total = sum(files[name]["bytes"] for name in names)
     with tqdm(

@@ -28,7 +28,7 @@ from typing import Any
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.codec import build_codec, codec_kind
-from torchtitan.models.dit_tts.errors import InputError, printable, without_secrets
+from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.prepare import report, work_folder
 from torchtitan.models.dit_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
@@ -64,8 +64,8 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     # Workers may have another current folder: the codec's name is one from any.
     options = replace(options, format=find_format(options.source, options.format), codec=codec.name)
     reader = open_corpus(options)
-    print(
-        f"preparing {printable(without_secrets(options.source))} ({options.format}) with codec {codec.name}: "
+    show(
+        f"preparing {without_secrets(options.source)} ({options.format}) with codec {codec.name}: "
         f"{codec.sample_rate} Hz, {codec.frames_per_second:g} latent frames per second"
     )
     state = {

@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 from torchtitan.models.dit_tts.serving.options import (
     ServerOptions,
     check_server_options,
@@ -56,7 +56,7 @@ def _serve(options: Options) -> int:
             f"--host = {options.host}, --port = {options.port}: {error}; give another port"
         ) from None
     try:
-        print(f"the page is at {address}", flush=True)
+        show(f"the page is at {address}")
         page.block_thread()
     finally:
         page.close(verbose=False)

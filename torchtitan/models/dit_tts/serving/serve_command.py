@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 from torchtitan.models.dit_tts.serving.options import (
     ServerOptions,
     check_server_options,
@@ -65,10 +65,7 @@ def run(options: Options) -> int:
     app = build_app(synthesizer, batcher, settings)
     port = listening.getsockname()[1]
     listening.listen()  # whoever reads the line may ask
-    print(
-        f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key",
-        flush=True,
-    )
+    show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
     try:
         server(app, settings.patience).run([listening])
     finally:
