@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -310,6 +311,25 @@ def test_the_list_starts_nothing(tmp_path):
     lines = list(run.list())
     assert len(lines) == 7 and all("waiting" in line for line in lines[:6])
     assert not (tmp_path / "mine").exists()
+
+
+def test_the_list_has_the_fastest_of_each_size_first(tmp_path, monkeypatch):
+    def forecast(self, cell):
+        if cell.refused or cell.batch == 32:
+            return None
+        fits, speed = cell.batch < 16, cell.batch + (cell.axes["layout"] == "ddp") / 2
+        return {"fits": fits, "gib": 1.0, "samples_per_second": speed, "mfu": 0.4}
+
+    monkeypatch.setattr(grid_run.Forecaster, "forecast", forecast)
+    axes = '[axes]\nsize = ["one_gpu", "debug"]\nlayout = ["ddp", "fsdp"]\nbatch = [1, 8, 16, 32]\n'
+    axes += '[[exclude]]\nlayout = "fsdp"\nbatch = 32\n'
+    run = start(tmp_path, axes + '[[extra]]\nlayout = "3x2"\nbatch = 8\n')
+    found = [re.search(r"dit_(\w+)_bs(\d+)_.*_p(\dx\d)", line) for line in run.list()][:-1]
+    order = [(8, "2x1"), (8, "1x2"), (1, "2x1"), (1, "1x2"), (16, "2x1"), (16, "1x2"), (32, "2x1")]
+    assert [(each[1], int(each[2]), each[3]) for each in found] == [
+        *(("60M", *each) for each in [*order, (8, "3x2")]),
+        *(("debug", *each) for each in order),
+    ]
 
 
 def test_the_largest_batch_is_searched(tmp_path, capsys):

@@ -19,7 +19,7 @@ class Options:
     """TOML file of the grid, or the name of a shipped one: 800m, 8b, autotune, debug."""
 
     dry_run: bool = False
-    """List the runs, with the plan's forecast where the GPU is known; start none."""
+    """List the runs, the fastest first by the plan where the GPU is known; start none."""
 
     gpu: str = ""
     """Name of the GPU for the forecasts, as in `titan-tts plan`; wins over the grid's."""

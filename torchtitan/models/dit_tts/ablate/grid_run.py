@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from tqdm import tqdm
 
 from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
 from torchtitan.models.dit_tts.ablate.forecast import Forecaster
@@ -48,10 +49,20 @@ class GridRun:
         self.run_what_cannot_fit = run_what_cannot_fit
 
     def list(self) -> Iterator[str]:
-        """Every run in a line, with its state and the plan's forecast."""
+        """Every run in a line, with its state and the plan's forecast: of each size, the fastest first; then
+        what does not fit, what has no forecast, and what training would refuse."""
+        planned = tqdm(self.all, "planning", unit="run", disable=None)
+        forecasts = {cell.name: self.forecaster.forecast(cell) for cell in planned}
+        sizes = list(dict.fromkeys(cell.factors["size"] for cell in self.all))
+
+        def rank(cell: Cell) -> tuple[int, bool, bool, float]:
+            forecast = forecasts[cell.name] or {"fits": False, "samples_per_second": 0.0}
+            size = sizes.index(cell.factors["size"])
+            return size, bool(cell.refused), not forecast["fits"], -forecast["samples_per_second"]
+
         width = max((len(cell.name) for cell in self.all), default=0)
-        for number, cell in enumerate(self.all, 1):
-            forecast, state = self.forecaster.forecast(cell), self.runner.record(cell).get("state")
+        for number, cell in enumerate(sorted(self.all, key=rank), 1):
+            forecast, state = forecasts[cell.name], self.runner.record(cell).get("state")
             if cell.refused:
                 words = f"refused: {cell.refused}"
             elif forecast is None:

@@ -40,9 +40,6 @@ class Options:
     data_hours: float = 1000.0
     """Hours of the data, over which the passes of the run are counted."""
 
-    grid: bool = False
-    """Rank data-parallel layouts, activation checkpointing, compilation and micro-batches."""
-
     calibrate: list[Path] = field(default_factory=list)
     """Measure a GPU's factor from ended runs (folders or plan.json) and save it for later plans."""
 
@@ -53,7 +50,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints a plan or a grid, or saves factors. Returns the exit status.
+    """Prints a plan, or saves factors. Returns the exit status.
 
     Raises:
         InputError: config, GPU or files do not allow it.
@@ -86,9 +83,8 @@ def run(options: Options) -> int:
         find_device,
         with_peak,
     )
-    from torchtitan.models.dit_tts.plan.grid import grid
     from torchtitan.models.dit_tts.plan.plan import make_plan
-    from torchtitan.models.dit_tts.plan.report import grid_lines, plan_lines
+    from torchtitan.models.dit_tts.plan.report import plan_lines
 
     quiet_known_warnings()
     device = find_device(options.gpu)
@@ -100,14 +96,9 @@ def run(options: Options) -> int:
         options.inter_node_gbps,
     )
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-    factor = load_factor(device.name)
-    content: list[dict] | dict
-    if options.grid:
-        choices = grid(config, cluster, factor)
-        content = [dataclasses.asdict(choice) for choice in choices]
-        lines = grid_lines(choices, cluster, factor)
+    plan = make_plan(config, cluster, load_factor(device.name), options.price)
+    if options.json:
+        print(json.dumps(dataclasses.asdict(plan), indent=1, default=str))
     else:
-        plan = make_plan(config, cluster, factor, options.price)
-        content, lines = dataclasses.asdict(plan), plan_lines(plan, options.data_hours)
-    print(json.dumps(content, indent=1, default=str) if options.json else "\n".join(lines))
+        print("\n".join(plan_lines(plan, options.data_hours)))
     return 0

@@ -1,4 +1,4 @@
-"""A summary, a plan or a grid as aligned plain text, each figure with its origin."""
+"""A summary or a plan as aligned plain text, each figure with its origin."""
 
 from dataclasses import asdict
 
@@ -8,7 +8,6 @@ from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.plan.activations import ActivationMemory
 from torchtitan.models.dit_tts.plan.devices import Cluster
-from torchtitan.models.dit_tts.plan.grid import Choice
 from torchtitan.models.dit_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from torchtitan.models.dit_tts.plan.parameters import frozen_total, trained_total
 from torchtitan.models.dit_tts.plan.predictions import Plan, Step, Summary
@@ -303,37 +302,6 @@ def _whole_run(plan: Plan, data_hours: float) -> list[str]:
 
 def _amount(interval: Interval) -> str:
     return f"{interval.middle:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
-
-
-def grid_lines(choices: list[Choice], cluster: Cluster, factor: Factor) -> list[str]:
-    """The report of `titan-tts plan --grid`."""
-    rows = [
-        *_cluster(cluster, factor),
-        "",
-        "samples/s and MFU are the longest bucket's, GiB those of the bucket that needs the most; * is the "
-        "config's own",
-        "rank  layout         AC                 mode      micro x acc     samples/s (range)           "
-        "MFU    GiB   fits",
-    ]
-    for rank, each in enumerate(choices, 1):
-        mode = "compiled" if each.compiled else "eager"
-        layout = f"{each.layout.name} {each.layout.replicas} x {each.layout.shards}"
-        head = (
-            f"{'-' if each.refused else rank:>4}{'*' if each.own else ' '} {layout:14} "
-            f"{each.checkpointing:18} {mode:8}  {each.micro_batch:5} x {each.accumulation:<5}"
-        )
-        if each.refused:
-            rows.append(f"{head}  refused: {each.refused}")
-        elif each.step is None:
-            need, room = each.states / _GIB, each.capacity / _GIB
-            rows.append(f"{head}  states alone {need:.1f} GiB of {room:.1f}: no")
-        else:
-            speed, mfu = each.step.samples_per_second, each.step.mfu
-            rows.append(
-                f"{head}  {speed.middle:9.1f} ({speed.low:.1f} to {speed.high:.1f})  "
-                f"{mfu.middle:6.1%}  {each.max_bytes / _GIB:6.1f}  {'yes' if each.fits else 'no'}"
-            )
-    return rows
 
 
 def _milliseconds(seconds: Interval) -> str:
