@@ -1,1 +1,0 @@
-"""What makes runs fast: results of grids and training runs as tables, statistics, plots and one HTML page."""
