@@ -6,7 +6,7 @@ The result is one HTML page, with its tables and plots as files. The same as `ti
 
 import sys
 
-from torchtitan.models.dit_tts.cli import main
+from titan_tts.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["analyze", *sys.argv[1:]]))

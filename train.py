@@ -7,7 +7,7 @@ lists the keys. From an installed package use `titan-tts train`.
 
 import sys
 
-from torchtitan.models.dit_tts.main import train
+from titan_tts.launch.train_command import train
 
 if __name__ == "__main__":
     sys.exit(train(sys.argv[1:]))

@@ -39,9 +39,9 @@ from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from tools.harness.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 
 BATCH_SIZES = (1, 2, 4, 8)
 WHOLE = "whole"

@@ -22,17 +22,17 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from torchtitan.models.dit_tts.data.build import open_training_data  # noqa: E402
-from torchtitan.models.dit_tts.evaluation.prompts import PREPARED, read_prompts  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.inference.lengths import (  # noqa: E402
+from titan_tts.evaluate.prompts import PREPARED, read_prompts  # noqa: E402
+from titan_tts.speak.lengths import (  # noqa: E402
     FIT,
     RATE,
     TimedText,
     open_lengths,
 )
-from torchtitan.models.dit_tts.inference.load_run import load_run  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from titan_tts.speak.load_run import load_run  # noqa: E402
+from torchtitan.models.dit_tts.data.build import open_training_data  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 from torchtitan.models.dit_tts.text.durations import (  # noqa: E402
     LinearDurationModel,
     fit_durations,

@@ -36,7 +36,7 @@ from tqdm import tqdm  # noqa: E402
 from benchmarks.synthetic_speech import FRAMES_PER_SECOND, lognormal_frames  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import choose_edges  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 from torchtitan.models.dit_tts.text.hf_encoder import find_source  # noqa: E402
 from torchtitan.models.dit_tts.text.hf_files import KNOWN_SIZES  # noqa: E402
 from torchtitan.models.dit_tts.text.packing import pack_rows  # noqa: E402

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.harness.disks import full_disk, small_disk  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 DISK_MIB = 200
 CORPUS = ROOT / "assets/spoken_digits/spoken_digits.tar"

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from tools.harness import kill_resume, runs  # noqa: E402
 from tools.harness.disks import small_disk  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 DISK_MIB = 900
 """for the unbroken run and the one that is ended: up to five checkpoints of 60 MiB each, and logs"""

@@ -46,7 +46,7 @@ from benchmarks.contenders import (  # noqa: E402
 from benchmarks.synthetic_speech import SAMPLES_A_SHARD, write_archives  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 OTHERS = ("tarfile", "webdataset", "HF datasets", "MosaicML streaming")
 COMPARED = ("latents", "speaker", "text_ids", "text_mask", "speaker_mask", "frames", "labels")

@@ -32,7 +32,6 @@ from benchmarks.synthetic_speech import (  # noqa: E402
     lognormal_frames,
     uniform_frames,
 )
-from torchtitan.models.dit_tts.benchmark.synthetic import SUBWORDS_PER_SECOND  # noqa: E402
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
     ALIGNMENT,
@@ -43,7 +42,8 @@ from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops  # noqa: E402
 from torchtitan.models.dit_tts.model_config import model_flavors  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.benchmark.synthetic import SUBWORDS_PER_SECOND  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 AIM = 0.85
 BATCH_SIZE = 32

@@ -48,12 +48,12 @@ from benchmarks.speed.peers import (  # noqa: E402
     trainer,
 )
 from benchmarks.synthetic_speech import lognormal_frames  # noqa: E402
+from titan_tts.plan.activations import StorageLedger  # noqa: E402
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, make_batch_policy  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.plan.activations import StorageLedger  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/peers.json"
 CLASSES: dict[str, type[Any]] = {OURS: Ours, IRODORI: Irodori, F5: F5TTS}

@@ -159,17 +159,20 @@ class Meter:
     """Says the texts by a case and scores them: the parts of `titan-tts evaluate`, one run for all."""
 
     def __init__(self, options: argparse.Namespace):
-        from torchtitan.models.dit_tts.codec import build_codec
-        from torchtitan.models.dit_tts.evaluation.command import read_tests
-        from torchtitan.models.dit_tts.evaluation.options import Options, scorer_specs
-        from torchtitan.models.dit_tts.evaluation.prompts import encode_prompts
-        from torchtitan.models.dit_tts.evaluation.systems import own_voice
-        from torchtitan.models.dit_tts.inference.lengths import FIT, open_lengths
-        from torchtitan.models.dit_tts.inference.load_run import load_run
-        from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
-        from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
-        from torchtitan.models.dit_tts.scoring.plugins import open_recognizer, open_speaker_scorer
-        from torchtitan.models.dit_tts.scoring.scores import Scorers
+        from titan_tts.evaluate.evaluate_command import read_tests
+        from titan_tts.evaluate.options import Options, scorer_specs
+        from titan_tts.evaluate.prompts import encode_prompts
+        from titan_tts.evaluate.systems import own_voice
+        from titan_tts.speak.lengths import FIT, open_lengths
+        from titan_tts.speak.load_run import load_run
+        from titan_tts.speak.speaker_reference import reference_settings
+        from titan_tts.speak.speech_data import open_speech_data
+        from torchtitan.models.dit_tts.speech.codec import build_codec
+        from torchtitan.models.dit_tts.speech.scoring.plugins import (
+            open_recognizer,
+            open_speaker_scorer,
+        )
+        from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
         self.seeds = options.seeds
         self.runs = {name: load_run(options.run, dtype=name) for name in {"float32", options.dtype}}
@@ -200,11 +203,11 @@ class Meter:
 
     def measure(self, case: Case) -> tuple[Any, dict[str, Any]]:
         """The scores as a row of evaluate's table, and what it cost."""
-        from torchtitan.models.dit_tts.evaluation.report import SYSTEM, Row
-        from torchtitan.models.dit_tts.evaluation.systems import System
-        from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
-        from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
-        from torchtitan.models.dit_tts.scoring.scores import score
+        from titan_tts.evaluate.report import SYSTEM, Row
+        from titan_tts.evaluate.systems import System
+        from titan_tts.speak.speech_data import open_speech_data
+        from titan_tts.speak.synthesizer import Synthesizer
+        from torchtitan.models.dit_tts.speech.scoring.scores import score
 
         run, prompts = self.runs[case.dtype], self.tests.prompts
         speaks = Synthesizer(
@@ -237,7 +240,7 @@ class Meter:
 
 def compared(row: Any, first: Any, prompts: Sequence[Any], fps: float) -> dict[str, Any]:
     """{figure: {"value", "low", "high", "verdict"}} of the row above the first of its group."""
-    from torchtitan.models.dit_tts.evaluation.report import differences
+    from titan_tts.evaluate.report import differences
 
     pair = [replace(row, name="this"), replace(first, name="first")]
     found = {}
@@ -250,7 +253,7 @@ def compared(row: Any, first: Any, prompts: Sequence[Any], fps: float) -> dict[s
 
 
 def measure_all(meter: Meter, chosen: Sequence[Case]) -> list[dict[str, Any]]:
-    from torchtitan.models.dit_tts.evaluation.report import figures_of
+    from titan_tts.evaluate.report import figures_of
 
     prompts, fps = meter.tests.prompts, meter.codec.frames_per_second
     firsts: dict[tuple[str, int], Any] = {}
@@ -311,7 +314,7 @@ def main(args: list[str]) -> int:
         print(tables(json.loads(options.out.read_text())["rows"]))
         return 0
     torch.set_num_threads(1)
-    from torchtitan.models.dit_tts.run_folder import environment
+    from torchtitan.models.dit_tts.run.run_folder import environment
 
     began = time.process_time()
     meter = Meter(options)

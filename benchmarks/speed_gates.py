@@ -30,7 +30,7 @@ from benchmarks.speed import block_traffic, counting  # noqa: E402
 from benchmarks.speed.cases import Outcome  # noqa: E402
 from torchtitan.models.dit_tts.errors import quiet_known_warnings  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 GATES: dict[str, Callable[[], Outcome]] = {
     "flops": counting.flops,

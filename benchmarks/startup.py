@@ -34,7 +34,7 @@ from benchmarks.contenders import make_ours  # noqa: E402
 from benchmarks.synthetic_speech import SAMPLES_A_SHARD, write_archives  # noqa: E402
 from torchtitan.models.dit_tts.data.index import load_index  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 BATCH_SIZE = 32
 

@@ -204,7 +204,7 @@ def budget_steps(
 
 def build(runs: list[dict[str, Any]], options: argparse.Namespace, place: Place) -> dict[str, Any]:
     """The report of all runs that are there."""
-    from torchtitan.models.dit_tts.run_folder import environment
+    from torchtitan.models.dit_tts.run.run_folder import environment
 
     recipes = {}
     for name, recipe in RECIPES.items():

@@ -2,7 +2,7 @@
 
     python scripts/measure_codec_stats.py [--corpus CORPUS.tar]
 
-writes torchtitan/models/dit_tts/codec/mel_dct_stats.json. Latents made with other statistics are
+writes torchtitan/models/dit_tts/speech/codec/mel_dct_stats.json. Latents made with other statistics are
 other latents: after a change prepare the data and train again.
 """
 
@@ -19,12 +19,12 @@ def main() -> None:
     import torch
     from torch.nn.functional import pad
 
-    from torchtitan.models.dit_tts.codec.mel_dct import (
+    from titan_tts.evaluate.prompts import Corpus
+    from torchtitan.models.dit_tts.speech.codec.mel_dct import (
         STATISTICS_FILE,
         MelDctCodec,
         MelDctTransform,
     )
-    from torchtitan.models.dit_tts.evaluation.prompts import Corpus
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(

@@ -8,7 +8,7 @@ frames, guidance ignored. tests/mutants/*.toml holds them, a table each:
 
     [[mutant]]
     name = "clipping_off"
-    file = "trainer.py"             # below torchtitan/models/dit_tts
+    file = "trainer.py"             # below torchtitan/models/dit_tts, or titan_tts/...
     old = "self.job_config.training.max_norm, foreach=True"
     new = "float('inf'), foreach=True"
     tests = ["./test_trainer.py"]  # below tests/unit_tests; the file's own `tests` by default
@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ROOT / "torchtitan/models/dit_tts"
+FAMILY = ROOT / "torchtitan/models/dit_tts"
 OURS = ("torchtitan.models.dit_tts", "tests", "tools", "titan_tts")
 TIMEOUT_SECONDS = 120
 
@@ -56,13 +56,17 @@ class Mutant:
     tests: tuple[str, ...]
     survives: str = ""
 
+    @property
+    def path(self) -> Path:
+        return (ROOT if self.file.startswith("titan_tts/") else FAMILY) / self.file
+
     def source(self) -> str:
         """The file with the change.
 
         Raises:
             ValueError: `old` does not stand in the file exactly once.
         """
-        text = (PRODUCT / self.file).read_text()
+        text = self.path.read_text()
         if text.count(self.old) != 1:
             raise ValueError(
                 f"{self.name}: `old` stands {text.count(self.old)} times in {self.file}"
@@ -103,7 +107,7 @@ def read_mutants() -> list[Mutant]:
 
 def compile_instead(mutant: Mutant) -> None:
     """From now on the mutant's file is imported with its change."""
-    path, source = str(PRODUCT / mutant.file), mutant.source()
+    path, source = str(mutant.path), mutant.source()
     get_code = importlib.machinery.SourceFileLoader.get_code
 
     def changed(loader, name):

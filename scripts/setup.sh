@@ -45,7 +45,7 @@ echo "torch==$torch" >"$constraint"
 # pip would compile 14,000 files, most of which nothing imports. Python compiles what it imports, the first time;
 # for the usual commands here, also where PYTHONDONTWRITEBYTECODE keeps later starts from doing it.
 env --unset PYTHONDONTWRITEBYTECODE "$python" - <<'EOF'
-import torchtitan.models.dit_tts.evaluation.evaluate, torchtitan.models.dit_tts.trainer
+import titan_tts.evaluate.evaluate, torchtitan.models.dit_tts.trainer
 EOF
 cp pyproject.toml "$stamp"
 echo "ready: torch $torch in .venv"

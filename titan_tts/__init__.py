@@ -14,14 +14,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+    from titan_tts.speak.synthesizer import Synthesizer
 
 
 def lay_overlay() -> None:
     """Makes `torchtitan` importable from any folder, our modules first, without upstream's `__init__`."""
     if "torchtitan" in sys.modules:
         return
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     folders = [str(here / "torchtitan")]
     for entry in sys.path:
         folder = str(Path(entry).resolve() / "torchtitan")
@@ -65,17 +65,13 @@ def from_pretrained(name: "str | Path", **options: Any) -> "Synthesizer":
         name: a folder that `titan-tts export` wrote, a run's folder, or OWNER/NAME on the Hugging Face hub.
     """
     lay_overlay()
-    from torchtitan.models.dit_tts.inference.pretrained import from_pretrained
+    from titan_tts.speak.pretrained import from_pretrained
 
     return from_pretrained(name, **options)
 
 
 def main() -> None:
     lay_overlay()
-    from torchtitan.models.dit_tts.cli import main as cli_main
+    from titan_tts.cli import main as cli_main
 
     sys.exit(cli_main(sys.argv[1:]))
-
-
-if __name__ == "__main__":  # torchrun -m titan_tts train ...
-    main()

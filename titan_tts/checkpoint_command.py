@@ -27,7 +27,7 @@ def run(options: Options) -> int:
         raise InputError(f"{given} is no folder; give a run's folder or a checkpoint's")
 
     from torchtitan.models.dit_tts.config.manager import load_run_config
-    from torchtitan.models.dit_tts.infra.checkpoint_storage import checkpoint_steps, verify
+    from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps, verify
 
     if (given / "config.toml").is_file():
         folder = given / load_run_config(given).checkpoint.folder

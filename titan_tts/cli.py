@@ -32,9 +32,9 @@ _DESCRIPTION = (
 
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
-    "train": ("train_command", "Train a model."),
-    "configs": ("config.shipped", "List the configs that come with the package, or copy one."),
-    "prepare": ("prepare.command", "Encode audio and text into shards of latents."),
+    "train": ("launch.train_command", "Train a model."),
+    "configs": ("configs_command", "List the configs that come with the package, or copy one."),
+    "prepare": ("prepare.prepare_command", "Encode audio and text into shards of latents."),
     "data": (
         {
             "inspect": ("doctor.inspect_command", "Show what a dataset holds, from its indexes."),
@@ -47,26 +47,29 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     ),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export": (
-        "export.command",
+        "export.export_command",
         "Write a trained model to a folder of its own, and publish it.",
     ),
-    "export-codec": ("codec.export_command", "Write a DAC-VAE's weights to a safetensors file."),
-    "plan": ("plan.command", "Predict time, memory and MFU of a run on a named GPU."),
-    "ablate": ("ablate.command", "Run a grid of benchmarks; continue one that was ended."),
+    "export-codec": ("export.codec_command", "Write a DAC-VAE's weights to a safetensors file."),
+    "plan": ("plan.plan_command", "Predict time, memory and MFU of a run on a named GPU."),
+    "ablate": ("grids.ablate_command", "Run a grid of benchmarks; continue one that was ended."),
     "autotune": (
-        "ablate.autotune_command",
+        "grids.autotune_command",
         "Find the fastest layout and the largest micro-batch of every bucket.",
     ),
-    "analyze": ("analysis.command", "Compare runs: effects on speed and memory, as one HTML page."),
-    "launch": ("launch.command", "Print, write or submit the SLURM job of a run."),
-    "generate": ("inference.generate_command", "Synthesize speech from text with a trained run."),
+    "analyze": (
+        "grids.analyze_command",
+        "Compare runs: effects on speed and memory, as one HTML page.",
+    ),
+    "launch": ("launch.slurm_command", "Print, write or submit the SLURM job of a run."),
+    "generate": ("speak.generate_command", "Synthesize speech from text with a trained run."),
     "serve": (
         "serving.serve_command",
         "Serve a model over HTTP, as OpenAI's speech API does.",
     ),
     "demo": ("serving.demo_command", "A page to type a text and hear it."),
     "evaluate": (
-        "evaluation.command",
+        "evaluate.evaluate_command",
         "Measure the speech of runs, or compare several: a table, a page to listen, JSON.",
     ),
 }
@@ -152,7 +155,7 @@ def _check_options(args: list[str], cls: Any) -> None:
 
 
 def _load(target: str) -> Any:
-    return importlib.import_module(f"torchtitan.models.dit_tts.{target}")
+    return importlib.import_module(f"titan_tts.{target}")
 
 
 def _chosen(args: list[str]) -> Any:

@@ -26,11 +26,11 @@ from benchmarks.quality.infill_task import (
     joined,
     masked_spans,
 )
+from titan_tts.speak import load_run, synthesizer
 from torchtitan.models.dit_tts import train_spec, trainer
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
-from torchtitan.models.dit_tts.inference import load_run, synthesizer
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
@@ -149,7 +149,7 @@ def main(args: list[str]) -> int:
         from torchtitan.models.dit_tts.main import train
 
         return train(args[1:])
-    from torchtitan.models.dit_tts.cli import main as cli
+    from titan_tts.cli import main as cli
 
     substitute_sampler(args[1], args[args.index("--test") + 1])
     return cli(args)

@@ -22,7 +22,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from benchmarks.quality.infill_model import InfillModel, characters
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys, uniform
-from torchtitan.models.dit_tts.sampling.sampler import SAMPLING_STREAM, SpeechRequest
+from torchtitan.models.dit_tts.speech.sampling.sampler import SAMPLING_STREAM, SpeechRequest
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 MIN_MASKED = 0.7

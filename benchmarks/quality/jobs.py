@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.quality.recipes import CONFIG, RECIPES, ROOT
+from titan_tts.launch.supervisor import last_line
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
-from torchtitan.models.dit_tts.supervisor import die_with_parent, last_line
+from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 RESULT, CALIBRATION = "result.json", "calibration.json"

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.inference import synthesizer
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance
-from torchtitan.models.dit_tts.sampling.sampler import generate_latents
+from titan_tts.speak import synthesizer
+from titan_tts.speak.synthesizer import Synthesizer, Utterance
+from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 
 SILENT_RMS = 0.3
 """Frames below it are padding: latents of speech have an RMS near 1, padding is 0 with the model's error"""
@@ -41,7 +41,7 @@ def substitute() -> None:
 
 
 if __name__ == "__main__":
-    from torchtitan.models.dit_tts.cli import main
+    from titan_tts.cli import main
 
     substitute()
     sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.quality.figures import TARGETS
-from torchtitan.models.dit_tts.analysis.drawing import (
+from titan_tts.grids.drawing import (
     COLORS,
     GREY,
     MARKERS,

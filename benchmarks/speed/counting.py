@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.cases import FULL_LENGTH, Outcome, debug_model, random_batch, randomize
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 
 LENGTHS = [
     FULL_LENGTH,

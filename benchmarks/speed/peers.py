@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 IRODORI, F5, OURS = "Irodori-TTS", "F5-TTS", "ours"

@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from torchtitan.models.dit_tts.factors import FACTORS
+from torchtitan.models.dit_tts.run.factors import FACTORS
 
 _PARTS = ("data", "forward", "backward", "optimizer", "other", "exchange")
 _PLAIN = (

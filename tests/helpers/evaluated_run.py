@@ -12,12 +12,12 @@ import torch
 from tests.helpers import duration_recognizer
 from tests.helpers.row_model import CHANNELS, RowModel
 from tests.helpers.speech_corpora import AS_IS, tone
-from torchtitan.models.dit_tts.cli import main
+from titan_tts.cli import main
+from titan_tts.speak.lengths import Lengths
+from titan_tts.speak.load_run import LoadedRun
+from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.inference.lengths import Lengths
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
-from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 RATE, HOP = 1000, 40
 SCRIPT = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -97,19 +97,19 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     monkeypatch.setattr(duration_recognizer, "spoken", said)
     for name, replacement in (
         ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
-        ("evaluation.systems.load_run_config", lambda folder: loaded.config),
-        ("evaluation.systems.check_weights", lambda *place: None),
-        ("evaluation.systems.find_folder", Path),
-        ("evaluation.evaluate.find_folder", Path),
-        ("inference.hub.find_folder", Path),
-        ("inference.load_run.checkpoint_steps", lambda folder: [5, 7]),
-        ("evaluation.evaluate.load_synthesizer", load),
-        ("evaluation.evaluate.check_codec", lambda *arguments: None),
-        ("evaluation.evaluate.reference_settings", lambda *arguments: AS_IS),
-        ("evaluation.evaluate.untrained_model", lambda run: untrained),
-        ("evaluation.systems.System.speak", speak),
+        ("titan_tts.evaluate.systems.load_run_config", lambda folder: loaded.config),
+        ("titan_tts.evaluate.systems.check_weights", lambda *place: None),
+        ("titan_tts.evaluate.systems.find_folder", Path),
+        ("titan_tts.evaluate.evaluate.find_folder", Path),
+        ("titan_tts.speak.hub.find_folder", Path),
+        ("titan_tts.speak.load_run.checkpoint_steps", lambda folder: [5, 7]),
+        ("titan_tts.evaluate.evaluate.load_synthesizer", load),
+        ("titan_tts.evaluate.evaluate.check_codec", lambda *arguments: None),
+        ("titan_tts.evaluate.evaluate.reference_settings", lambda *arguments: AS_IS),
+        ("titan_tts.evaluate.evaluate.untrained_model", lambda run: untrained),
+        ("titan_tts.evaluate.systems.System.speak", speak),
     ):
-        monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)
+        monkeypatch.setattr(name, replacement)
 
 
 def evaluate(*arguments: str | Path) -> int:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.cli import main
+from titan_tts.cli import main
 from torchtitan.models.dit_tts.config.exported import files_read
-from torchtitan.models.dit_tts.infra.checkpoint_storage import read_manifest, write_manifest
+from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
 
 
 def export(run: Path, out: Path, *arguments: str) -> Path:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from titan_tts.plan.devices import find_device
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.devices import find_device
 
 DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
 H200 = find_device("H200")

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel
+from titan_tts.speak.load_run import LoadedRun
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 

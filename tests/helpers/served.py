@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from tests.helpers.sampled_run import Echo, make_run
+from titan_tts.speak.lengths import open_lengths
+from titan_tts.speak.speech_data import open_speech_data
+from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.inference.lengths import open_lengths
-from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 
 
 def make_synthesizer(folder: Path, shards: Path) -> Synthesizer:

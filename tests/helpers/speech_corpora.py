@@ -10,13 +10,13 @@ import numpy as np
 import soundfile
 import soxr
 
-from torchtitan.models.dit_tts.audio import to_mono
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader, Recording
-from torchtitan.models.dit_tts.prepare.formats import open_corpus
-from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
-from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
-from torchtitan.models.dit_tts.prepare.recordings import Item
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
+from titan_tts.prepare.audio_reader import Loader, Recording
+from titan_tts.prepare.formats import open_corpus
+from titan_tts.prepare.listing import Plan, usable_items
+from titan_tts.prepare.pipeline import prepare_corpus
+from titan_tts.prepare.recordings import Item
+from titan_tts.prepare.settings import AudioSettings, Options
+from torchtitan.models.dit_tts.speech.audio import to_mono
 
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
 RATE = 16_000
@@ -186,7 +186,7 @@ def write_latents_table(folder: Path, utterances: list[Speech], flat: bool) -> P
     import pyarrow
     import torch
 
-    from torchtitan.models.dit_tts.codec import build_codec
+    from torchtitan.models.dit_tts.speech.codec import build_codec
 
     folder.mkdir(parents=True)
     codec = build_codec("mel_dct")

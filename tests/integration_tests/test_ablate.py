@@ -12,8 +12,8 @@ import pytest
 
 from tests.helpers.analysis_table import check_page, check_table
 from tests.helpers.browser import dom_after_scripts
-from torchtitan.models.dit_tts.ablate.search import smaller
-from torchtitan.models.dit_tts.supervisor import kill_tree
+from titan_tts.grids.search import smaller
+from titan_tts.launch.supervisor import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 

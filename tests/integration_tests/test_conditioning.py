@@ -6,10 +6,10 @@ import pytest
 import soundfile
 import tyro
 
+from titan_tts.speak import generate_command
+from titan_tts.speak.load_run import load_run
 from tools.harness import runs
 from tools.harness.synthetic import make_shards
-from torchtitan.models.dit_tts.inference import generate_command
-from torchtitan.models.dit_tts.inference.load_run import load_run
 
 CONDITIONED = [
     *runs.TINY,

@@ -7,8 +7,8 @@ import pytest
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from titan_tts.cli import main
 from tools.harness import runs
-from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.text import feature_builder
 
 SPEECH = {"each": 4, "voices": ("slt", "rms")}

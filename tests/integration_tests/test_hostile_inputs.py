@@ -42,8 +42,8 @@ from tests.helpers.hostile_files import (
 )
 from tests.helpers.tars import npy
 from tests.helpers.tiny_runs import tiny_data, train  # noqa: F401
+from titan_tts import cli
 from tools.harness.synthetic import make_shards
-from torchtitan.models.dit_tts import cli
 from torchtitan.models.dit_tts.data import remote
 
 LIMIT_SECONDS = 20
@@ -592,8 +592,8 @@ def test_hostile_input(case, train, trained, tiny_data, server, tmp_path, capfd,
 
 FEW_FILES = """
 import os, resource, sys
-from torchtitan.models.dit_tts import cli
-from torchtitan.models.dit_tts.doctor import summary, text_report
+from titan_tts import cli
+from titan_tts.doctor import summary, text_report
 first = os.dup(0)
 os.close(first)
 resource.setrlimit(resource.RLIMIT_NOFILE, (first + int(sys.argv[1]), 99))

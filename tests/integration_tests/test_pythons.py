@@ -18,7 +18,7 @@ from tools.harness.synthetic import make_shards
 
 CANDIDATES = ["/usr/bin/python3", "/usr/local/bin/python3"]
 UNIT_TESTS = [
-    "tests/unit_tests/infra/test_checkpoint_storage.py",
+    "tests/unit_tests/run/test_checkpoint_storage.py",
     "tests/unit_tests/export/test_export.py",
 ]
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
+from titan_tts.speak.load_run import load_run, untrained_model
 from tools.harness import runs
 from tools.harness.synthetic import DIGITS, make_samples
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.inference.load_run import load_run, untrained_model
 
 STEPS = 8
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]

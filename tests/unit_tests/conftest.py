@@ -30,7 +30,7 @@ def one_process_group():
 @pytest.fixture(scope="session")
 def _passes():
     from tests.helpers.plan_cases import RememberedPasses
-    from torchtitan.models.dit_tts.plan.activations import measure
+    from titan_tts.plan.activations import measure
 
     return RememberedPasses(measure)
 
@@ -38,6 +38,6 @@ def _passes():
 @pytest.fixture
 def remembered_passes(_passes, monkeypatch):
     """Plans measure each pass once for all tests."""
-    from torchtitan.models.dit_tts.plan import activations
+    from titan_tts.plan import activations
 
     monkeypatch.setattr(activations, "measure", _passes)

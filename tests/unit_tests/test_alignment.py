@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.tiny_runs import Folder
-from torchtitan.models.dit_tts.inference.load_run import load_run
+from titan_tts.speak.load_run import load_run
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 
 CTC = ["--alignment.ctc_weight=0.1"]

@@ -13,8 +13,10 @@ import tyro
 from torchtitan.config import JobConfig as TitanJobConfig
 
 from tests.helpers.tiny_runs import TINY
+from titan_tts import cli
+from titan_tts.launch import torchrun, train_command
 from tools.harness import forked
-from torchtitan.models.dit_tts import cli, main, torchrun
+from torchtitan.models.dit_tts import main
 from torchtitan.models.dit_tts.config.help import print_help
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.shipped import find_config, shipped_configs
@@ -56,8 +58,8 @@ def ran(monkeypatch):
         raise InputError("[data] path = '' is empty")
 
     modules = {
-        "prepare.command": SimpleNamespace(Options=Options, run=run),
-        "plan.command": SimpleNamespace(Options=ConfigOptions, run=run),
+        "prepare.prepare_command": SimpleNamespace(Options=Options, run=run),
+        "plan.plan_command": SimpleNamespace(Options=ConfigOptions, run=run),
         "doctor.doctor_command": SimpleNamespace(Options=Options, run=refuse),
     }
     load = cli._load
@@ -305,7 +307,7 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
 )
 def test_train_passes_its_config_on(args, expected, monkeypatch):
     seen = []
-    monkeypatch.setattr(main, "train", lambda args: seen.append(args) or 0)
+    monkeypatch.setattr(train_command, "train", lambda args: seen.append(args) or 0)
     assert cli.main(["train", *args]) == 0
     assert seen == [expected]
 

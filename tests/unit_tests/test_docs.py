@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchtitan.models.dit_tts import cli
+from titan_tts import cli
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
 from torchtitan.models.dit_tts.config.shipped import find_config
@@ -85,7 +85,8 @@ def test_documented_files_exist():
 
 
 def test_the_sentences_of_the_index_are_the_products():
-    source = "".join(path.read_text() for path in (ROOT / "torchtitan").rglob("*.py"))
+    paths = [path for name in ("torchtitan", "titan_tts") for path in (ROOT / name).rglob("*.py")]
+    source = "".join(path.read_text() for path in paths)
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # literals that Python joins
     rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/errors.md").read_text(), re.M)
     assert len(rows) > 15 and [each for each in rows if each not in source] == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torchtitan.distributed import ParallelDims
 
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
@@ -15,7 +16,6 @@ from torchtitan.models.dit_tts.infra.nvml import GpuUse
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 
 ARGS = model_flavors()["debug"]
 LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayout(2, 2)]

@@ -197,10 +197,11 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
     expected = {
         str(path.relative_to(ROOT))
-        for path in (OURS / "models/dit_tts").rglob("*")
+        for folder in (OURS / "models/dit_tts", ROOT / "titan_tts")
+        for path in folder.rglob("*")
         if path.is_file() and path.suffix in (".py", ".json", ".jinja", ".md", ".sh")
     }
-    expected |= {"titan_tts.py", "torchtitan/_cpu.py", "torchtitan/_imports.py"}
+    expected |= {"torchtitan/_cpu.py", "torchtitan/_imports.py"}
     configs = (path.relative_to(ROOT) for path in (ROOT / "train_configs").rglob("*.toml"))
     expected |= {f"torchtitan/models/dit_tts/{name}" for name in configs}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -239,13 +240,13 @@ import json, sys
 
 sys.modules.update(transformers=None, safetensors=None)
 from torchtitan.models.dit_tts import get_train_spec, trainer
-from torchtitan.models.dit_tts.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation import command as evaluate_command
-from torchtitan.models.dit_tts.inference import generate_command
+from titan_tts.evaluate import command as evaluate_command
+from titan_tts.speak import generate_command
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.prepare import command
+from titan_tts.prepare import command
 
 config = JobConfig()
 args = get_train_spec().model_args["debug"]

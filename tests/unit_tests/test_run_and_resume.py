@@ -13,10 +13,10 @@ from torchtitan.distributed import utils
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.tiny_runs import Folder
+from titan_tts import cli
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits
-from torchtitan.models.dit_tts import cli
-from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+from torchtitan.models.dit_tts.run.checkpoint_storage import (
     CheckpointWriter,
     read_manifest,
 )

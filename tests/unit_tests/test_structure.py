@@ -9,31 +9,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILY = "torchtitan.models.dit_tts"
-PRODUCT = ROOT / FAMILY.replace(".", "/")
+FAMILY, COMMANDS = "torchtitan.models.dit_tts", "titan_tts"
+FOLDERS = {building: ROOT / building.replace(".", "/") for building in (FAMILY, COMMANDS)}
 
-# A module imports from its own package and from lines above its own.
-LAYERS = [
+# A module imports from its own room and from lines above its own; a room with a point is a part of a room.
+FAMILY_LAYERS = [
     {"errors"},
-    {"files", "compat", "factors", "html_page", "audio"},
-    {"config", "supervisor", "analysis"},
-    {"model", "flow", "codec"},
-    {"data", "scoring"},
+    {"files", "run.factors", "run.launcher", "speech.audio"},
+    {"config"},
+    {"model", "flow", "speech.codec"},
+    {"data", "speech.scoring"},
     {"text"},
     {"model_config", "infra"},
-    {"run_folder", "sampling", "trackers", "resume_rules"},
-    {"metrics", "checkpointing", "benchmark", "rollback"},
+    {"run.checkpoint_storage"},
+    {"run.run_folder", "speech.sampling", "run.trackers", "run.resume_rules"},
+    {"metrics", "run.checkpointing", "run.benchmark", "run.rollback"},
     {"forward_pass"},
     {"validation"},
     {"train_spec", "trainer"},
+    {"main"},
+]
+COMMAND_LAYERS = [
+    {"html"},
+    {"launch.supervisor"},
     {"plan", "prepare", "doctor"},
-    {"inference", "ablate"},
-    {"evaluation", "export", "serving"},
-    {"main", "torchrun"},
-    {"train_command", "checkpoint_command", "launch"},
+    {"speak", "grids"},
+    {"evaluate", "export", "serving"},
+    {"launch.torchrun", "launch.slurm_script"},
+    {"launch.train_command", "launch.slurm_command", "checkpoint_command", "configs_command"},
     {"cli"},
 ]
-LEVEL = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+LAYERS = {FAMILY: FAMILY_LAYERS, COMMANDS: COMMAND_LAYERS}
+LEVEL = {
+    building: {part: number for number, parts in enumerate(layers) for part in parts}
+    for building, layers in LAYERS.items()
+}
 
 
 def imports(path: Path, package: str) -> set[str]:
@@ -48,21 +58,20 @@ def imports(path: Path, package: str) -> set[str]:
     return {name for name in found if name == package or name.startswith(package + ".")}
 
 
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(PRODUCT).with_suffix("").parts)
-
-
 def product_imports() -> dict[str, set[str]]:
-    """{module: the modules of the product it imports}, as `package.module`."""
-    modules = {module_name(path): path for path in PRODUCT.rglob("*.py")}
+    """{module: the modules of the product it imports}, by their full names."""
+    modules = {}
+    for building, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            name = ".".join([building, *path.relative_to(folder).with_suffix("").parts])
+            modules[name.removesuffix(".__init__")] = path
     graph = {}
     for module, path in modules.items():
-        names = {name.removeprefix(FAMILY + ".") for name in imports(path, FAMILY)}
         targets = set()
-        for name in names:
-            while name and name not in modules and f"{name}.__init__" not in modules:
+        for name in set().union(*(imports(path, building) for building in FOLDERS)):
+            while name not in modules:
                 name = name.rpartition(".")[0]
-            targets.add(name if name in modules else f"{name}.__init__".lstrip("."))
+            targets.add(name)
         graph[module] = targets - {module}
     return graph
 
@@ -70,15 +79,26 @@ def product_imports() -> dict[str, set[str]]:
 GRAPH = product_imports()
 
 
+def place(module: str) -> tuple[str, str]:
+    """(building, part that has a layer) of a module; the part is empty for the building itself."""
+    building = FAMILY if (module + ".").startswith(FAMILY + ".") else COMMANDS
+    names = module.removeprefix(building).lstrip(".").split(".")
+    part = ".".join(names[:2])
+    return building, part if part in LEVEL[building] else names[0]
+
+
 @pytest.mark.parametrize("module", sorted(GRAPH))
 def test_imports_point_down(module):
-    part = module.split(".")[0]
-    if part == "__init__":  # serves names of train_spec when they are asked for
+    building, part = place(module)
+    if part in ("", "__main__"):  # serve names of others when they are asked for
         return
     for target in GRAPH[module]:
-        other = target.split(".")[0]
-        if other not in (part, "__init__"):
-            assert LEVEL[other] < LEVEL[part], f"{module} imports {target}"
+        other_building, other = place(target)
+        if other_building != building:
+            # The overlay alone, by which a spawned process finds the family.
+            assert COMMANDS in (building, target), f"{module} of the family imports {target}"
+        elif other not in (part, ""):
+            assert LEVEL[building][other] < LEVEL[building][part], f"{module} imports {target}"
 
 
 def test_no_circle_of_imports():
@@ -88,7 +108,7 @@ def test_no_circle_of_imports():
         assert module not in under_way, " -> ".join([*under_way, module])
         if module not in done:
             under_way.append(module)
-            for target in GRAPH[module]:
+            for target in GRAPH[module] - {COMMANDS}:  # which serves names of others
                 visit(target)
             done.add(under_way.pop())
 
@@ -98,16 +118,18 @@ def test_no_circle_of_imports():
 
 def test_model_is_pure():
     """It knows of no configuration, text encoder, data, path or process group."""
-    assert {t.split(".")[0] for m in GRAPH if m.startswith("model.") for t in GRAPH[m]} <= {"model"}
-    for path in (PRODUCT / "model").glob("*.py"):
+    model = f"{FAMILY}.model"
+    found = {t for m in GRAPH if m.startswith(model + ".") for t in GRAPH[m]}
+    assert all((target + ".").startswith(model + ".") for target in found)
+    for path in (FOLDERS[FAMILY] / "model").glob("*.py"):
         for forbidden in ("torch.distributed", "transformers", "pathlib", "os"):
             assert not imports(path, forbidden), f"{path} imports {forbidden}"
 
 
 def test_what_others_have_written_is_printed_by_show():
     """It escapes what a terminal would obey: a stranger's folder and data have names of any kind."""
-    for package in ("doctor", "evaluation", "export", "inference", "serving"):
-        for path in (PRODUCT / package).rglob("*.py"):
+    for room in ("doctor", "evaluate", "export", "speak", "serving"):
+        for path in (FOLDERS[COMMANDS] / room).rglob("*.py"):
             names = (
                 node.id
                 for node in ast.walk(ast.parse(path.read_text()))
@@ -116,21 +138,29 @@ def test_what_others_have_written_is_printed_by_show():
             assert "print" not in names, f"{path} prints; use errors.show"
 
 
-def test_readme_names_every_part():
-    text = (PRODUCT / "README.md").read_text()
-    parts = {path.name for path in PRODUCT.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    parts |= {path.name for path in PRODUCT.glob("*.py") if path.stem != "__init__"}
-    missing = {part for part in parts if f"`{part}`" not in text and f"`{part}/`" not in text}
+@pytest.mark.parametrize("folder", FOLDERS.values())
+def test_readme_names_every_room(folder):
+    text = (folder / "README.md").read_text()
+    rooms = {path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    rooms |= {path.name for path in folder.glob("*.py") if not path.stem.startswith("__")}
+    missing = {room for room in rooms if f"`{room}`" not in text and f"`{room}/`" not in text}
     assert not missing
     named = {name.rstrip("/") for name in re.findall(r"^\| `([a-z_]+(?:/|\.py))`", text, re.M)}
-    assert named <= parts, "the README names what is not there"
+    assert named <= rooms, "the README names what is not there"
 
 
-def test_unit_tests_mirror_the_packages():
-    packages = {path.name for path in PRODUCT.iterdir() if path.is_dir()} | {"tools"}
+def test_files_of_the_commands_have_names_of_their_own():
+    """But for what each room has: options and a page."""
+    names = [path.name for path in FOLDERS[COMMANDS].rglob("*.py")]
+    shared = {name for name in names if names.count(name) > 1}
+    assert shared <= {"__init__.py", "options.py", "page.py", "report.py"}
+
+
+def test_unit_tests_mirror_the_rooms():
+    rooms = {path.name for folder in FOLDERS.values() for path in folder.iterdir()} | {"tools"}
     for path in (ROOT / "tests/unit_tests").iterdir():
         if path.is_dir() and path.name != "__pycache__":
-            assert path.name in packages
+            assert path.name in rooms
 
 
 def test_who_imports_whom_outside_the_product():
@@ -139,10 +169,10 @@ def test_who_imports_whom_outside_the_product():
         for name in imports(path, "tests"):
             allowed = ("tests.helpers", "tests.conftest", "tests.documents")
             assert name.startswith(allowed), f"{path} imports {name}"
-    for folder in ("benchmarks", "tools", "torchtitan"):
+    for folder in ("benchmarks", "tools", "torchtitan", "titan_tts"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not imports(path, "tests"), path
-    for folder in ("tools", "torchtitan"):
+    for folder in ("tools", "torchtitan", "titan_tts"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not imports(path, "benchmarks"), path
 
@@ -156,7 +186,7 @@ def test_what_is_imported_is_declared():
     modules |= {"dotenv", "PIL", "pynvml"}  # of python-dotenv, pillow, nvidia-ml-py
     modules |= {"megatron"}  # of megatron-core
     names |= modules | {"torchtitan", "titan_tts", "functorch"}  # the last is part of torch
-    for path in PRODUCT.rglob("*.py"):
+    for path in (path for folder in FOLDERS.values() for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             found = []
             if isinstance(node, ast.Import):

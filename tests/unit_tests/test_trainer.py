@@ -20,6 +20,7 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.train import Trainer
 
 from tests.helpers.small_models import small_args
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
@@ -30,8 +31,7 @@ from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
-from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
 ARGS = small_args(latent_channels=128, text_vocab_size=8)

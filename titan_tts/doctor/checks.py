@@ -6,11 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.splits import split_of
-from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.doctor.findings import Example, Finding, Limits, all_kinds
-from torchtitan.models.dit_tts.doctor.scan import (
+from titan_tts.doctor.findings import Example, Finding, Limits, all_kinds
+from titan_tts.doctor.scan import (
     ALL_ZERO,
     CHANGING,
     CONSTANT,
@@ -19,6 +16,9 @@ from torchtitan.models.dit_tts.doctor.scan import (
     OTHER,
     Measurements,
 )
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote
 
 RECORD_NAME = "prepare.json"

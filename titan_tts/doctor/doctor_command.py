@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.models.dit_tts.doctor.findings import Limits
-from torchtitan.models.dit_tts.doctor.inspect_command import Paths, check_input
+from titan_tts.doctor.findings import Limits
+from titan_tts.doctor.inspect_command import Paths, check_input
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import is_remote, local_path, write_atomic
 
 if TYPE_CHECKING:
+    from titan_tts.doctor.scan import Measurements
     from torchtitan.models.dit_tts.data.dataset import Dataset
-    from torchtitan.models.dit_tts.doctor.scan import Measurements
 
 EXIT_ERRORS_FOUND = 1
 
@@ -53,10 +53,10 @@ class Options:
 
 
 def run(options: Options) -> int:
+    from titan_tts.doctor.html_report import check_output, draw_plots, render
+    from titan_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
+    from titan_tts.doctor.text_report import report_lines, show_json
     from torchtitan.models.dit_tts.data.dataset import open_dataset
-    from torchtitan.models.dit_tts.doctor.html_report import check_output, draw_plots, render
-    from torchtitan.models.dit_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
-    from torchtitan.models.dit_tts.doctor.text_report import report_lines, show_json
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
@@ -93,10 +93,10 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
     """Everything that the page and the JSON hold, and the measurements for the plots."""
     from tqdm import tqdm
 
-    from torchtitan.models.dit_tts.doctor.checks import check_dataset, measured_frame_rate
-    from torchtitan.models.dit_tts.doctor.scan import READ, choose_samples, measure
-    from torchtitan.models.dit_tts.doctor.suggest_buckets import suggest
-    from torchtitan.models.dit_tts.doctor.summary import shard_table, summarize
+    from titan_tts.doctor.checks import check_dataset, measured_frame_rate
+    from titan_tts.doctor.scan import READ, choose_samples, measure
+    from titan_tts.doctor.suggest_buckets import suggest
+    from titan_tts.doctor.summary import shard_table, summarize
 
     limits = options.limits
     threads = options.threads if options.threads > 0 else min(8, os.cpu_count() or 1)

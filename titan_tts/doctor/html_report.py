@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.doctor.checks import characters_per_second
-from torchtitan.models.dit_tts.doctor.findings import Limits
-from torchtitan.models.dit_tts.doctor.scan import ChannelMoments, Measurements
-from torchtitan.models.dit_tts.doctor.summary import QUANTILES
-from torchtitan.models.dit_tts.doctor.text_report import (
+from titan_tts.doctor.checks import characters_per_second
+from titan_tts.doctor.findings import Limits
+from titan_tts.doctor.scan import ChannelMoments, Measurements
+from titan_tts.doctor.summary import QUANTILES
+from titan_tts.doctor.text_report import (
     LENGTHS,
     short_number,
     size_text,
     thousands,
 )
+from titan_tts.html import PLOT_STYLE, page_template
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import check_writable
-from torchtitan.models.dit_tts.html_page import PLOT_STYLE, page_template
 
 GENERATOR = "titan-tts data doctor"
 # Browsers are slow with a table of more rows.

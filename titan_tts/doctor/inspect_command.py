@@ -35,9 +35,9 @@ class Options:
 def run(options: Options) -> int:
     check_input(options.path, options.frames_per_second)
 
+    from titan_tts.doctor.summary import summarize
+    from titan_tts.doctor.text_report import show_json, summary_lines
     from torchtitan.models.dit_tts.data.dataset import open_dataset
-    from torchtitan.models.dit_tts.doctor.summary import summarize
-    from torchtitan.models.dit_tts.doctor.text_report import show_json, summary_lines
 
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     summary = summarize(dataset, options.path, options.frames_per_second, options.top)

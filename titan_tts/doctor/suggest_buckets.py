@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from titan_tts.doctor.checks import text_tokens
+from titan_tts.doctor.findings import Limits
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.splits import heldout_shards
-from torchtitan.models.dit_tts.doctor.checks import text_tokens
-from torchtitan.models.dit_tts.doctor.findings import Limits
 
 # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.doctor.summary import QUANTILES
+from titan_tts.doctor.summary import QUANTILES
 from torchtitan.models.dit_tts.errors import show
 
 _BAR_CELLS = 40

@@ -8,39 +8,39 @@ from pathlib import Path
 from torch import Tensor
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.codec.record import check_codec
-from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.evaluation.options import Options
-from torchtitan.models.dit_tts.evaluation.prompts import (
+from titan_tts.evaluate.options import Options
+from titan_tts.evaluate.prompts import (
     Prompt,
     PromptSet,
     decoded,
     encode_prompts,
 )
-from torchtitan.models.dit_tts.evaluation.report import (
+from titan_tts.evaluate.report import (
     CODEC,
     RECORDINGS,
     SYSTEM,
     UNTRAINED,
     Row,
 )
-from torchtitan.models.dit_tts.evaluation.systems import (
+from titan_tts.evaluate.systems import (
     Place,
     System,
     own_voice,
     untrained_tokens,
 )
+from titan_tts.speak.hub import find_folder
+from titan_tts.speak.load_run import untrained_model
+from titan_tts.speak.sampling_options import load_synthesizer
+from titan_tts.speak.speaker_reference import reference_settings
+from titan_tts.speak.synthesizer import Synthesizer
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import file_name, unique
-from torchtitan.models.dit_tts.inference.hub import find_folder
-from torchtitan.models.dit_tts.inference.load_run import untrained_model
-from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
-from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
-from torchtitan.models.dit_tts.sampling.sound_files import write_sound
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
-from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score
+from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.codec.record import check_codec
+from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_scorer
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.vocabulary import named
 

@@ -8,33 +8,34 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.models.dit_tts.errors import require_modules, show
-from torchtitan.models.dit_tts.evaluation.options import (
+from titan_tts.evaluate.options import (
     Options,
     check_options,
     first_config,
     scorer_specs,
 )
+from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
 if TYPE_CHECKING:
+    from titan_tts.evaluate.prompts import PromptSet
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.evaluation.prompts import PromptSet
 
 
 def run(options: Options) -> int:
     check_options(options)
     require_modules("soundfile", "soxr", "matplotlib")
-    from torchtitan.models.dit_tts.evaluation import page, report
-    from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation, output_folder
-    from torchtitan.models.dit_tts.evaluation.systems import find_places
-    from torchtitan.models.dit_tts.scoring.plugins import (
+    from torchtitan.tools.utils import device_type
+
+    from titan_tts.evaluate import page, report
+    from titan_tts.evaluate.evaluate import Evaluation, output_folder
+    from titan_tts.evaluate.systems import find_places
+    from torchtitan.models.dit_tts.speech.scoring.plugins import (
         open_opinion_predictor,
         open_recognizer,
         open_speaker_scorer,
     )
-    from torchtitan.models.dit_tts.scoring.scores import Scorers
-    from torchtitan.tools.utils import device_type
+    from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
     began = time.monotonic()
     places = find_places((options.run, *options.more), options.step, options.weights)
@@ -92,12 +93,12 @@ def is_training_data(options: Options, config: "JobConfig") -> bool:
 
 def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
     """The kind of --test, and its prompts."""
-    from torchtitan.models.dit_tts.data.build import open_training_data
-    from torchtitan.models.dit_tts.evaluation.prompts import (
+    from titan_tts.evaluate.prompts import (
         add_recordings,
         find_kind,
         read_prompts,
     )
+    from torchtitan.models.dit_tts.data.build import open_training_data
 
     kind = find_kind(options.test, options.test_format)
     names = ("speaker", "speaker_pattern", "text_column", "speaker_column", "language")
@@ -118,7 +119,7 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
 
 def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
     """The tables on stdout, and what to know about them on stderr."""
-    from torchtitan.models.dit_tts.evaluation.report import text_tables
+    from titan_tts.evaluate.report import text_tables
 
     test, options = found["test"], found["options"]
     show(f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from titan_tts.speak.sampling_options import SamplingOptions
 from torchtitan.models.dit_tts.config.trust import chosen_scorer
 from torchtitan.models.dit_tts.errors import InputError, check_range
-from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -104,10 +104,10 @@ def first_config(options: Options, folders: list[str]) -> "JobConfig":
     Raises:
         InputError: the runs' latents are of different codecs.
     """
-    from torchtitan.models.dit_tts.codec.interface import codec_kind
-    from torchtitan.models.dit_tts.codec.record import recorded_codecs
+    from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.manager import load_run_config
-    from torchtitan.models.dit_tts.inference.hub import find_folder
+    from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
+    from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
 
     configs = [load_run_config(find_folder(folder)) for folder in folders]
     codecs: dict[str, str] = {}

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.audio import decode, to_mono
-from torchtitan.models.dit_tts.evaluation.prompts import Prompt, decoded
-from torchtitan.models.dit_tts.evaluation.report import (
+from titan_tts.evaluate.prompts import Prompt, decoded
+from titan_tts.evaluate.report import (
     CODEC,
     FIGURES,
     RECORDINGS,
@@ -21,13 +20,14 @@ from torchtitan.models.dit_tts.evaluation.report import (
     shown_figures,
     worst_first,
 )
-from torchtitan.models.dit_tts.html_page import page_template
-from torchtitan.models.dit_tts.sampling.plots import DYNAMIC_RANGE_DB, log_mel_decibels
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.word_errors import guess_language, normalizer
+from titan_tts.html import page_template
+from torchtitan.models.dit_tts.speech.audio import decode, to_mono
+from torchtitan.models.dit_tts.speech.sampling.plots import DYNAMIC_RANGE_DB, log_mel_decibels
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language, normalizer
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
+    from titan_tts.evaluate.evaluate import Evaluation
 
 MAX_SPEAKERS = 50
 """Rows of the table by speaker; evaluation.json has all."""

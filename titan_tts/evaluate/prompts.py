@@ -19,29 +19,29 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.audio import decode, to_mono
-from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.codec.record import RECORD_NAME
-from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.leak import is_leak
-from torchtitan.models.dit_tts.data.storage import find_shards, open_source
-from torchtitan.models.dit_tts.data.tar_reader import walk_members
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.prompt_lists import (
+from titan_tts.evaluate.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
     Line,
     find_list_format,
     read_list,
 )
+from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
+from titan_tts.prepare.formats import FORMATS, find_format, open_corpus
+from titan_tts.prepare.listing import Plan, usable_items
+from titan_tts.prepare.processing import process
+from titan_tts.prepare.recordings import Item, drawn
+from titan_tts.prepare.settings import AudioSettings, Options
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.leak import is_leak
+from torchtitan.models.dit_tts.data.storage import find_shards, open_source
+from torchtitan.models.dit_tts.data.tar_reader import walk_members
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, is_remote, unique
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
-from torchtitan.models.dit_tts.prepare.formats import FORMATS, find_format, open_corpus
-from torchtitan.models.dit_tts.prepare.listing import Plan, usable_items
-from torchtitan.models.dit_tts.prepare.processing import process
-from torchtitan.models.dit_tts.prepare.recordings import Item, drawn
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
-from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.audio import decode, to_mono
+from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 PREPARED = "prepared"
 KINDS = (PREPARED, SEED_TTS, LIBRISPEECH_PC, *FORMATS)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.evaluation.prompts import Prompt
-from torchtitan.models.dit_tts.scoring.scores import UtteranceScore
-from torchtitan.models.dit_tts.scoring.statistics import (
+from titan_tts.evaluate.prompts import Prompt
+from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore
+from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
     difference,
     mean_interval,

@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.config.manager import load_run_config
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.prompts import Prompt
-from torchtitan.models.dit_tts.inference.hub import find_folder
-from torchtitan.models.dit_tts.inference.load_run import (
+from titan_tts.evaluate.prompts import Prompt
+from titan_tts.speak.hub import find_folder
+from titan_tts.speak.load_run import (
     LoadedRun,
     check_weights,
     find_checkpoint,
 )
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
-from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
-from torchtitan.models.dit_tts.scoring.interface import Sound
+from titan_tts.speak.synthesizer import Synthesizer, Utterance, Voice
+from torchtitan.models.dit_tts.config.manager import load_run_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.sampling.speaker_embedding import speaker_embeddings
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _SHOWN = 5

@@ -21,8 +21,8 @@ class Options:
 
 
 def run(options: Options) -> int:
-    from torchtitan.models.dit_tts.codec.dac_vae import load_dac_vae
-    from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
+    from torchtitan.models.dit_tts.speech.codec.dac_vae import load_dac_vae
+    from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import write_safetensors
 
     output = Path(options.output)
     if output.suffix != ".safetensors":

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
+from titan_tts.export.options import Options
 from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.export.options import Options
 from torchtitan.models.dit_tts.files import check_writable
 
 
 def run(options: Options) -> int:
     out = Path(options.out).resolve()
     _check_out(out)
-    from torchtitan.models.dit_tts.export.exporter import export
-    from torchtitan.models.dit_tts.inference.hub import is_hub_name, push_folder
+    from titan_tts.export.exporter import export
+    from titan_tts.speak.hub import is_hub_name, push_folder
 
     if options.push and not is_hub_name(options.push):
         raise InputError(f"--push = {options.push}, but a repository's name is OWNER/NAME")

@@ -11,26 +11,26 @@ import tomli_w
 import torch
 from safetensors.torch import save_file
 
-from torchtitan.models.dit_tts.codec import Codec, build_codec, codec_kind
-from torchtitan.models.dit_tts.codec.record import check_codec, recorded_codecs
-from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.job_config import is_pretrained
-from torchtitan.models.dit_tts.config.manager import without_none
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.export.model_card import model_card
-from torchtitan.models.dit_tts.export.options import Options
-from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.inference.lengths import find_predictor, load_predictor
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run
-from torchtitan.models.dit_tts.inference.speech_data import (
+from titan_tts.export.model_card import model_card
+from titan_tts.export.options import Options
+from titan_tts.speak.lengths import find_predictor, load_predictor
+from titan_tts.speak.load_run import LoadedRun, load_run
+from titan_tts.speak.speech_data import (
     TrainingShards,
     open_speech_data,
     save_voices,
 )
-from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.job_config import is_pretrained
+from torchtitan.models.dit_tts.config.manager import without_none
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.run.checkpoint_storage import (
     read_manifest,
     write_manifest,
 )
+from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
+from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs
 from torchtitan.models.dit_tts.text.build_tokenizer import FILE_NAME, TEXT_FILE_NAME
 from torchtitan.models.dit_tts.text.durations import FILE_NAME as DURATIONS_FILE
 from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, read_record
@@ -153,14 +153,14 @@ def _write_model(
 def _write_codec(out: Path, codec: Codec, built_by: str) -> None:
     """What the codec needs beside its name: mel_dct's constants, or weights that are a file here."""
     if codec_kind(codec.name) == "mel_dct":
-        from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
+        from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
 
         source = STATISTICS_FILE if built_by == codec.name else Path(built_by)
         write_atomic(out / exported.MEL_DCT, source.read_bytes())
     if not Path(codec.name).is_absolute():
         return
-    from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
-    from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
+    from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec
+    from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import write_safetensors
 
     assert isinstance(codec, DacVaeCodec)
     write_safetensors(codec.network, out / exported.DAC_VAE)

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.export.options import Options
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
-from torchtitan.models.dit_tts.inference.speech_data import TrainingShards
+from titan_tts.export.options import Options
+from titan_tts.speak.load_run import LoadedRun
+from titan_tts.speak.speech_data import TrainingShards
+from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.text.vocabulary import named
 from torchtitan.models.dit_tts.validation.history import read_rows
 

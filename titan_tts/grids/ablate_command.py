@@ -40,16 +40,16 @@ def run(options: Options) -> int:
     Raises:
         InputError: the grid's file is wrong, or its folder holds other runs.
     """
-    from torchtitan.models.dit_tts.ablate.grid_file import find_grid, read_grid
+    from titan_tts.grids.grid_file import find_grid, read_grid
 
     path = find_grid(options.grid)
     grid = read_grid(path)
     grid.grid.gpu = options.gpu or grid.grid.gpu
     # torch takes seconds to import.
-    from torchtitan.models.dit_tts.ablate.grid_run import GridRun
-    from torchtitan.models.dit_tts.ablate.runner import FINAL
+    from titan_tts.grids.grid_run import GridRun
+    from titan_tts.grids.runner import FINAL
+    from titan_tts.launch.supervisor import interrupt_on_signals
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.supervisor import interrupt_on_signals
 
     quiet_known_warnings()
     if not (options.no_analysis or options.dry_run):
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     interrupt_on_signals()
     status = grid_run.run(path.read_text())
     if not options.no_analysis:
-        from torchtitan.models.dit_tts.analysis import command
+        from titan_tts.grids import command
 
         command.run(command.Options([str(grid_run.folder)]))
     return status

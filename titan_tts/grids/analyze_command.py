@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from titan_tts.html import counted
 from torchtitan.models.dit_tts.errors import InputError, require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
-from torchtitan.models.dit_tts.html_page import counted
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.analysis.runs import Run
+    from titan_tts.grids.runs import Run
 
 GENERATOR = "titan-tts analyze"
 PAGE = "index.html"
@@ -35,9 +35,9 @@ class Options:
 def run(options: Options) -> int:
     require_modules("pandas", "scipy", "matplotlib")
     out = _output_folder(options.out or str(Path(options.runs[0]) / "analysis"))
-    from torchtitan.models.dit_tts.analysis.page import render
-    from torchtitan.models.dit_tts.analysis.plots import draw_all
-    from torchtitan.models.dit_tts.analysis.runs import find_runs
+    from titan_tts.grids.page import render
+    from titan_tts.grids.plots import draw_all
+    from titan_tts.grids.runs import find_runs
 
     content = analyse(find_runs(options.runs))
     plots = draw_all(content)
@@ -71,8 +71,8 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         `all`: the row of every run; `rows`: of those that statistics use, with the factors `names` that
         vary between them; `lost`: of those that failed or were skipped; and the results.
     """
-    from torchtitan.models.dit_tts.analysis import effects, verdicts
-    from torchtitan.models.dit_tts.analysis.runs import COMPARED, extra_axes
+    from titan_tts.grids import effects, verdicts
+    from titan_tts.grids.runs import COMPARED, extra_axes
 
     axes = extra_axes(runs)
     measured = [run.row(axes) for run in runs if run.measured]
@@ -115,7 +115,7 @@ def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]])
     """summary.csv, summary.json, and the plots; those of an earlier analysis are replaced."""
     import pandas as pd
 
-    from torchtitan.models.dit_tts.analysis.plots import PLOTS
+    from titan_tts.grids.plots import PLOTS
 
     table = pd.DataFrame(content["all"], dtype=object)
     write_atomic(out / "summary.csv", table.to_csv(index=False).encode("utf-8"))

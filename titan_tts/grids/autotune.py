@@ -11,11 +11,11 @@ import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 
-from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
-from torchtitan.models.dit_tts.ablate.forecast import Forecaster
-from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
-from torchtitan.models.dit_tts.ablate.runner import Runner, figures
-from torchtitan.models.dit_tts.ablate.search import (
+from titan_tts.grids.cells import Cell, Cells
+from titan_tts.grids.forecast import Forecaster
+from titan_tts.grids.grid_file import GridFile, Options
+from titan_tts.grids.runner import Runner, figures
+from titan_tts.grids.search import (
     MAX_BATCH,
     TRIAL_SETTINGS,
     TrialError,
@@ -23,6 +23,8 @@ from torchtitan.models.dit_tts.ablate.search import (
     largest_that_fits,
     smaller,
 )
+from titan_tts.launch.supervisor import read_json
+from titan_tts.plan.plan import estimated_buckets
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
@@ -30,8 +32,6 @@ from torchtitan.models.dit_tts.data.build import open_training_data, sample_draw
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.files import fingerprint, is_remote, local_path
-from torchtitan.models.dit_tts.plan.plan import estimated_buckets
-from torchtitan.models.dit_tts.supervisor import read_json
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
 _CHECKS = 4

@@ -65,11 +65,11 @@ def run(options: Options) -> int:
     if options.nproc < 1:
         raise InputError(f"--nproc {options.nproc}, but it must be at least 1")
     path = find_config(options.config)
-    from torchtitan.models.dit_tts.ablate.autotune import Autotune
+    from titan_tts.grids.autotune import Autotune
+    from titan_tts.launch.supervisor import interrupt_on_signals
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
     from torchtitan.models.dit_tts.files import check_writable, local_path, write_atomic
-    from torchtitan.models.dit_tts.supervisor import interrupt_on_signals
 
     quiet_known_warnings()
     check_writable(options.out, "--out")

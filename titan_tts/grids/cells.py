@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.ablate.grid_file import AUTO, AXES, GridFile, combinations
+from titan_tts.grids.grid_file import AUTO, AXES, GridFile, combinations
 from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, resolve
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.factors import FACTORS, factors
 from torchtitan.models.dit_tts.model_config import model_flavors
+from torchtitan.models.dit_tts.run.factors import FACTORS, factors
 
 WARM_UP_STEPS = 3
 """per shape of mixed lengths"""

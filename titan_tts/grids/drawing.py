@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.analysis.effects import NO_ALTERNATIVES
-from torchtitan.models.dit_tts.html_page import PLOT_STYLE
+from titan_tts.grids.effects import NO_ALTERNATIVES
+from titan_tts.html import PLOT_STYLE
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from torchtitan.models.dit_tts.analysis.runs import DATA
+from titan_tts.grids.runs import DATA
 
 Row = Mapping[str, Any]
 LEVEL = 0.95

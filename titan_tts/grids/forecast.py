@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from torchtitan.models.dit_tts.ablate.cells import Cell
-from torchtitan.models.dit_tts.config.checks import data_parallel_degree
-from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.plan.compare import load_factor
-from torchtitan.models.dit_tts.plan.devices import (
+from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
+
+from titan_tts.grids.cells import Cell
+from titan_tts.plan.compare import load_factor
+from titan_tts.plan.devices import (
     Cluster,
     Device,
     check_device,
@@ -18,9 +18,10 @@ from torchtitan.models.dit_tts.plan.devices import (
     find_device,
     with_peak,
 )
-from torchtitan.models.dit_tts.plan.plan import Planner, estimated_buckets, longest_batches
-from torchtitan.tools import utils
-from torchtitan.tools.logging import logger
+from titan_tts.plan.plan import Planner, estimated_buckets, longest_batches
+from torchtitan.models.dit_tts.config.checks import data_parallel_degree
+from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
+from torchtitan.models.dit_tts.errors import InputError
 
 _GIB = 2**30
 _VARIED = ("parallelism", "activation_checkpoint", "compile", "job")

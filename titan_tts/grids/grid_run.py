@@ -10,20 +10,20 @@ from typing import Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.ablate.cells import Cell, Cells
-from torchtitan.models.dit_tts.ablate.forecast import Forecaster
-from torchtitan.models.dit_tts.ablate.grid_file import GridFile
-from torchtitan.models.dit_tts.ablate.runner import FINAL, Runner, figures
-from torchtitan.models.dit_tts.ablate.search import (
+from titan_tts.grids.cells import Cell, Cells
+from titan_tts.grids.forecast import Forecaster
+from titan_tts.grids.grid_file import GridFile
+from titan_tts.grids.runner import FINAL, Runner, figures
+from titan_tts.grids.search import (
     TRIAL_SETTINGS,
     TrialError,
     completes,
     largest_that_fits,
     smaller,
 )
+from titan_tts.launch.supervisor import Outcome, slurm_nodes
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
-from torchtitan.models.dit_tts.supervisor import Outcome, slurm_nodes
 
 _FIRST_BATCH = 8
 """with which a search begins where the plan knows nothing of the device"""

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.analysis.drawing import label
-from torchtitan.models.dit_tts.analysis.effects import Noise
-from torchtitan.models.dit_tts.analysis.runs import FIGURES
-from torchtitan.models.dit_tts.analysis.verdicts import WITHOUT_REPEATS
-from torchtitan.models.dit_tts.html_page import counted, page_template
+from titan_tts.grids.drawing import label
+from titan_tts.grids.effects import Noise
+from titan_tts.grids.runs import FIGURES
+from titan_tts.grids.verdicts import WITHOUT_REPEATS
+from titan_tts.html import counted, page_template
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""

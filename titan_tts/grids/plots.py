@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan.models.dit_tts.analysis.drawing import (
+from titan_tts.grids.drawing import (
     COLORS,
     GREY,
     MARKERS,
@@ -16,9 +16,9 @@ from torchtitan.models.dit_tts.analysis.drawing import (
     panels,
     ticks,
 )
-from torchtitan.models.dit_tts.analysis.effects import NO_ALTERNATIVES, Row
-from torchtitan.models.dit_tts.analysis.runs import SPLIT
-from torchtitan.models.dit_tts.analysis.verdicts import group_key, in_order, means
+from titan_tts.grids.effects import NO_ALTERNATIVES, Row
+from titan_tts.grids.runs import SPLIT
+from titan_tts.grids.verdicts import group_key, in_order, means
 
 Content = dict[str, Any]
 

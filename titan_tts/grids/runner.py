@@ -9,15 +9,15 @@ from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
+from torchtitan.tools import utils
 
-from torchtitan.models.dit_tts.ablate.cells import Cell
-from torchtitan.models.dit_tts.ablate.grid_file import AUTO
+from titan_tts.grids.cells import Cell
+from titan_tts.grids.grid_file import AUTO
+from titan_tts.launch.supervisor import Outcome, RunProcess, read_json, train_command
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
 from torchtitan.models.dit_tts.files import fingerprint, write_atomic
-from torchtitan.models.dit_tts.run_folder import LOCK
-from torchtitan.models.dit_tts.supervisor import Outcome, RunProcess, read_json, train_command
-from torchtitan.tools import utils
+from torchtitan.models.dit_tts.run.run_folder import LOCK
 
 FILE_NAME = "run.json"
 FORMAT = 1

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
-from torchtitan.models.dit_tts.factors import FACTORS, factors
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.run.factors import FACTORS, factors
 
 SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
 FIGURES = (

@@ -6,8 +6,8 @@ rank runs out of memory the launcher ends the others, so none hangs.
 
 from collections.abc import Callable
 
-from torchtitan.models.dit_tts.ablate.cells import Cell
-from torchtitan.models.dit_tts.ablate.runner import Runner
+from titan_tts.grids.cells import Cell
+from titan_tts.grids.runner import Runner
 from torchtitan.models.dit_tts.errors import InputError
 
 MAX_BATCH = 4096

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.analysis.effects import (
+from titan_tts.grids.effects import (
     LEVEL,
     NO_ALTERNATIVES,
     Row,
@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.analysis.effects import (
     level_order,
     pooled_noise,
 )
-from torchtitan.models.dit_tts.analysis.runs import Run
+from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
 """A fall by at most this fraction passes where no repeats show the noise."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from titan_tts.launch.slurm_script import Job, batch_script
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
-from torchtitan.models.dit_tts.launch.script import Job, batch_script
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig

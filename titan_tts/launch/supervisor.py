@@ -4,8 +4,6 @@ The outcome comes from what the run has written, `state.json` and the file of it
 log. torch is not imported: a supervisor starts at once and leaves the memory to the runs.
 """
 
-import argparse
-import ctypes
 import json
 import os
 import resource
@@ -23,57 +21,16 @@ from typing import Any
 
 from torchtitan.models.dit_tts.errors import (
     ERROR_FILE_VARIABLE,
-    InputError,
-    show,
-    without_secrets,
 )
+from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_parent
 
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PORT = 15_000
 """where nodes meet: between it and twice as much, by the job's number"""
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.05
-
-
-def launcher_number(name: str, default: str = "") -> int:
-    """The value of a launcher's variable: a rank, a number of processes or a port.
-
-    Raises:
-        InputError: it is no such number, or not set and without a default.
-    """
-    value, least = os.environ.get(name, default), int(name.endswith("SIZE"))
-    if not value.isdecimal() or int(value) < least:
-        raise InputError(_not_of_a_launcher(name, f"a whole number from {least}"))
-    return int(value)
-
-
-def check_launcher() -> None:
-    """Raises InputError unless RANK_VARIABLES are those of a process among others."""
-    for name in RANK_VARIABLES:
-        if name != "MASTER_ADDR":
-            launcher_number(name)
-        elif not os.environ.get(name):
-            raise InputError(_not_of_a_launcher(name, "a host"))
-    rank, ranks = launcher_number("RANK"), launcher_number("WORLD_SIZE")
-    if rank >= ranks:
-        raise InputError(f"the environment has RANK = {rank}, but only {ranks} ranks")
-
-
-def _not_of_a_launcher(name: str, kind: str) -> str:
-    return (
-        f"the environment variable {name} is {os.environ.get(name) or 'not set'}, but a launcher sets it to "
-        f"{kind}; start the processes by titan-tts train --nproc or torchrun, or unset RANK, LOCAL_RANK and "
-        f"WORLD_SIZE for one process"
-    )
-
-
-def die_with_parent() -> None:
-    """Has the kernel send SIGTERM to this process when its parent dies, even of SIGKILL (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def children(parent: int) -> list[int]:
@@ -152,26 +109,6 @@ def train_command(
         *("--cpu-bind", "none", *train, "--nodes", str(nodes)),
         *("--nproc", str(processes // nodes), "--rendezvous", meeting, *arguments),
     ]
-
-
-def say_start(args: Sequence[str], folder: Path | None = None) -> None:
-    """Prints what is started, where the log goes, before what takes seconds to import.
-
-    Args:
-        args: of torchrun or of one training process.
-        folder: the run folder, where it is known already.
-    """
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    names = ("--job.config_file", "--job.config-file")
-    parser.add_argument(*names, dest="config", nargs="?", default="the default config")
-    parser.add_argument("--nproc_per_node", nargs="?", default="1")
-    parser.add_argument("--nnodes", nargs="?", default="1")
-    given, _ = parser.parse_known_args(args)
-    count = f"{given.nproc_per_node} process{'es' if given.nproc_per_node != '1' else ''}"
-    machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
-    place = f"; run folder: {folder}" if folder else ""
-    line = f"titan-tts train: {given.config}, {count}{machines}, starting{place}"
-    show(without_secrets(line))
 
 
 def slurm_nodes() -> int:

@@ -13,7 +13,8 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from torchtitan.models.dit_tts.supervisor import children, die_with_parent, say_start
+from titan_tts.launch.supervisor import children
+from torchtitan.models.dit_tts.run.launcher import die_with_parent, say_start
 
 _PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -21,7 +22,7 @@ _PASSED_ON = (
 )
 _AGENT = (
     "import sys; from titan_tts import call_overlaid; "
-    "sys.exit(call_overlaid('torchtitan.models.dit_tts.torchrun:agent', sys.argv[1:]))"
+    "sys.exit(call_overlaid('titan_tts.launch.torchrun:agent', sys.argv[1:]))"
 )
 
 

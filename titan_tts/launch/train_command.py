@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import tyro
 
+from titan_tts.plan.dry_run import run_dry, take_options
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
 
 @dataclass
@@ -58,12 +59,10 @@ def run(options: Options) -> int:
     elif options.dry_run or options.dry_run_gpus:
         args += ["--dry-run-gpus", str(gpus)] if gpus else ["--dry-run"]
     elif processes > 1:
-        from torchtitan.models.dit_tts.torchrun import launch
+        from titan_tts.launch.torchrun import launch
 
         group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
         return launch([*group, "-m", "titan_tts", "train", *args])
-    from torchtitan.models.dit_tts.main import train
-
     return train(args)
 
 
@@ -78,3 +77,18 @@ def _meeting(options: Options) -> list[str]:
         )
     meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rendezvous]
     return ["--nnodes", str(options.nodes), *meeting]
+
+
+@report_input_errors
+def train(args: list[str]) -> int:
+    """Trains as the command line of one process says, or prints a plan with --dry-run. Returns the exit status.
+
+    Raises:
+        InputError: a mistake in config, data or a launcher's variables.
+    """
+    dry_run = take_options(args)
+    if dry_run is not None and {"-h", "--help", "--help-all"}.isdisjoint(args):
+        return run_dry(dry_run)
+    from torchtitan.models.dit_tts import main
+
+    return main.train(args)

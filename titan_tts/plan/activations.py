@@ -14,9 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
+from torchtitan.tools.utils import set_default_dtype
+
+from titan_tts.plan.compiled_block import (
+    BlockCompiler,
+    ModelCompiler,
+)
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
@@ -25,11 +30,6 @@ from torchtitan.models.dit_tts.infra.compile import compiled_stacks
 from torchtitan.models.dit_tts.infra.parallelize_megatron import keep_part
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.compiled_block import (
-    BlockCompiler,
-    ModelCompiler,
-)
-from torchtitan.tools.utils import set_default_dtype
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torchtitan.tools.logging import logger
 
-from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
-from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import JsonLines, write_atomic
-from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.devices import Cluster, device_of, with_peak
-from torchtitan.models.dit_tts.plan.plan import Planner
-from torchtitan.models.dit_tts.plan.predictions import Batches
-from torchtitan.models.dit_tts.plan.step_time import (
+from titan_tts.plan.devices import Cluster, device_of, with_peak
+from titan_tts.plan.plan import Planner
+from titan_tts.plan.predictions import Batches
+from titan_tts.plan.step_time import (
     GUESS,
     MEASURED_ERROR,
     Factor,
     rate,
     with_error,
 )
-from torchtitan.tools.logging import logger
+from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import JsonLines, write_atomic
+from torchtitan.models.dit_tts.model.flops import Lengths
 
 FILE_NAME = "plan.json"
 

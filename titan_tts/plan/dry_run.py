@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.supervisor import launcher_number
+from torchtitan.models.dit_tts.run.launcher import launcher_number
 
 _FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
 
@@ -51,10 +51,10 @@ def run_dry(options: DryRunOptions) -> int:
     """
     if launcher_number("RANK", "0") > 0:
         return 0  # under torchrun, one process prints it
+    from titan_tts.plan.plan import make_summary
+    from titan_tts.plan.report import summary_lines
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.plan.plan import make_summary
-    from torchtitan.models.dit_tts.plan.report import summary_lines
 
     quiet_known_warnings()
     config = load_config(options.config_args)

@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
-from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.activations import (
+from titan_tts.plan.activations import (
     ActivationMemory,
     KindMemory,
     activation_memory,
     kind_memory,
 )
-from torchtitan.models.dit_tts.plan.compiled_block import (
+from titan_tts.plan.compiled_block import (
     BlockCompiler,
 )
-from torchtitan.models.dit_tts.plan.devices import Device
-from torchtitan.models.dit_tts.plan.states import StateMemory
+from titan_tts.plan.devices import Device
+from titan_tts.plan.states import StateMemory
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
+from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.flops import Lengths
 
 CONTEXT_BYTES = int(1.5 * 2**30)
 """the device's context, libraries' workspaces and buffers of collectives; a guess"""

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
-
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.tools.utils import set_default_dtype
+
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
-from torchtitan.models.dit_tts.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
-from torchtitan.tools.utils import set_default_dtype
 
 # Part of the model by the first word of a parameter's name.
 _PARTS = {

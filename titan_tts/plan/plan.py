@@ -8,8 +8,54 @@ from dataclasses import replace
 
 import numpy as np
 
+from titan_tts.plan.activations import (
+    ActivationMemory,
+)
+from titan_tts.plan.compiled_block import with_blocks
+from titan_tts.plan.devices import (
+    Cluster,
+    Device,
+    check_device,
+    find_device,
+    runs_fp8,
+)
+from titan_tts.plan.memory import (
+    Activations,
+    MemoryNeed,
+    largest_micro_batch,
+    memory_need,
+    states_total,
+)
+from titan_tts.plan.parameters import (
+    ModelSizes,
+    build_on_meta,
+    count_parameters,
+    downloads,
+    model_sizes,
+)
+from titan_tts.plan.predictions import (
+    Batches,
+    BucketPlan,
+    Plan,
+    Step,
+    Summary,
+    WholeRun,
+)
+from titan_tts.plan.states import DataParallelLayout, StateMemory, state_memory
+from titan_tts.plan.step_time import (
+    Communication,
+    Factor,
+    communication,
+    copied_bytes,
+    optimizer_bytes,
+    pointwise_work,
+    rate,
+    scaled,
+    step_time,
+    tensor_sums,
+    with_error,
+)
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.benchmark.synthetic import synthetic_data
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps, data_parallel_degree
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -26,53 +72,7 @@ from torchtitan.models.dit_tts.model.flops import (
     text_encoder_flops,
     training_flops,
 )
-from torchtitan.models.dit_tts.plan.activations import (
-    ActivationMemory,
-)
-from torchtitan.models.dit_tts.plan.compiled_block import with_blocks
-from torchtitan.models.dit_tts.plan.devices import (
-    Cluster,
-    Device,
-    check_device,
-    find_device,
-    runs_fp8,
-)
-from torchtitan.models.dit_tts.plan.memory import (
-    Activations,
-    MemoryNeed,
-    largest_micro_batch,
-    memory_need,
-    states_total,
-)
-from torchtitan.models.dit_tts.plan.parameters import (
-    ModelSizes,
-    build_on_meta,
-    count_parameters,
-    downloads,
-    model_sizes,
-)
-from torchtitan.models.dit_tts.plan.predictions import (
-    Batches,
-    BucketPlan,
-    Plan,
-    Step,
-    Summary,
-    WholeRun,
-)
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory, state_memory
-from torchtitan.models.dit_tts.plan.step_time import (
-    Communication,
-    Factor,
-    communication,
-    copied_bytes,
-    optimizer_bytes,
-    pointwise_work,
-    rate,
-    scaled,
-    step_time,
-    tensor_sums,
-    with_error,
-)
+from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:

@@ -56,7 +56,7 @@ def run(options: Options) -> int:
         InputError: config, GPU or files do not allow it.
     """
     if options.calibrate:
-        from torchtitan.models.dit_tts.plan.compare import calibrate, factors_file
+        from titan_tts.plan.compare import calibrate, factors_file
 
         for name, found in calibrate(options.calibrate).items():
             print(f"{name}: factor {found.value:.3f} +- {found.error:.0%}, {found.origin}")
@@ -72,19 +72,19 @@ def run(options: Options) -> int:
         )
     path = find_config(options.config)
     # torch takes seconds to import.
-    from torchtitan.models.dit_tts.config.checks import validate_config
-    from torchtitan.models.dit_tts.config.manager import load_config
-    from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.model_config import model_flavors
-    from torchtitan.models.dit_tts.plan.compare import load_factor
-    from torchtitan.models.dit_tts.plan.devices import (
+    from titan_tts.plan.compare import load_factor
+    from titan_tts.plan.devices import (
         ACCELERATOR,
         Cluster,
         find_device,
         with_peak,
     )
-    from torchtitan.models.dit_tts.plan.plan import make_plan
-    from torchtitan.models.dit_tts.plan.report import plan_lines
+    from titan_tts.plan.plan import make_plan
+    from titan_tts.plan.report import plan_lines
+    from torchtitan.models.dit_tts.config.checks import validate_config
+    from torchtitan.models.dit_tts.config.manager import load_config
+    from torchtitan.models.dit_tts.errors import quiet_known_warnings
+    from torchtitan.models.dit_tts.model_config import model_flavors
 
     quiet_known_warnings()
     device = find_device(options.gpu)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from titan_tts.plan.devices import Cluster
+from titan_tts.plan.memory import MemoryNeed
+from titan_tts.plan.parameters import Download, Part
+from titan_tts.plan.states import DataParallelLayout, StateMemory
+from titan_tts.plan.step_time import Communication, Factor, Interval, StepTime
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.devices import Cluster
-from torchtitan.models.dit_tts.plan.memory import MemoryNeed
-from torchtitan.models.dit_tts.plan.parameters import Download, Part
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory
-from torchtitan.models.dit_tts.plan.step_time import Communication, Factor, Interval, StepTime
 
 
 @dataclass(frozen=True)

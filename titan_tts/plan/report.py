@@ -2,17 +2,17 @@
 
 from dataclasses import asdict
 
+from titan_tts.plan.activations import ActivationMemory
+from titan_tts.plan.devices import Cluster
+from titan_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
+from titan_tts.plan.parameters import frozen_total, trained_total
+from titan_tts.plan.predictions import Plan, Step, Summary
+from titan_tts.plan.states import Gathered, StateMemory
+from titan_tts.plan.step_time import Factor, Interval
 from torchtitan.models.dit_tts.config.job_config import Optimizer
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
-from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
-from torchtitan.models.dit_tts.plan.activations import ActivationMemory
-from torchtitan.models.dit_tts.plan.devices import Cluster
-from torchtitan.models.dit_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
-from torchtitan.models.dit_tts.plan.parameters import frozen_total, trained_total
-from torchtitan.models.dit_tts.plan.predictions import Plan, Step, Summary
-from torchtitan.models.dit_tts.plan.states import Gathered, StateMemory
-from torchtitan.models.dit_tts.plan.step_time import Factor, Interval
+from torchtitan.models.dit_tts.run.factors import checkpointing_name
 
 _GIB = 2**30
 

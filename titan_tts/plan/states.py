@@ -13,20 +13,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims, parallel_dims
+from torchtitan.tools.utils import set_default_dtype
+
+from titan_tts.plan.parameters import build_on_meta
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron, Optimizer
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.plan.parameters import build_on_meta
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-from torchtitan.tools.utils import set_default_dtype
 
 _FLOAT32 = 4
 _8BIT_BLOCK = 256

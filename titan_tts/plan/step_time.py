@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torchtitan.config import TORCH_DTYPE_MAP
+
+from titan_tts.plan.devices import Cluster, Device
+from titan_tts.plan.states import DataParallelLayout, StateMemory
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, speaker_keys
-from torchtitan.models.dit_tts.plan.devices import Cluster, Device
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, StateMemory
 
 FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
 """phases of a step whose computation can hide an exchange"""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtitan.models.dit_tts.audio import decode
+from titan_tts.prepare.recordings import SourceError, unreadable
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.recordings import SourceError, unreadable
+from torchtitan.models.dit_tts.speech.audio import decode
 
 if TYPE_CHECKING:  # pyarrow takes long to import
-    from torchtitan.models.dit_tts.prepare.formats.table import TableCursor
+    from titan_tts.prepare.formats.table import TableCursor
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Loader:
         return data
 
     def _cursor(self, place: dict[str, Any], *columns: str) -> "TableCursor":
-        from torchtitan.models.dit_tts.prepare.formats.table import TableCursor
+        from titan_tts.prepare.formats.table import TableCursor
 
         path = os.path.join(self.root, place["table"])
         if self._table is None or (self._table.path, self._table.columns) != (path, columns):
@@ -126,7 +126,7 @@ class Loader:
         return value
 
     def _ready_latents(self, place: dict[str, Any], channels: int) -> ReadyLatents:
-        from torchtitan.models.dit_tts.prepare.formats.table import matrix
+        from titan_tts.prepare.formats.table import matrix
 
         names = [place["latents"], *([place["reference"]] if place["reference"] else [])]
         row = self._cursor(place, *names).row(place["group"], place["row"])

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.codec import build_codec
+from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
+from titan_tts.prepare.listing import items_of_chunk, unusable
+from titan_tts.prepare.processing import COUNTED, Processed, length_reason, process
+from titan_tts.prepare.recordings import SPLITS, Item, SourceError
+from titan_tts.prepare.settings import Options
+from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
-from torchtitan.models.dit_tts.prepare.listing import items_of_chunk, unusable
-from torchtitan.models.dit_tts.prepare.processing import COUNTED, Processed, length_reason, process
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS, Item, SourceError
-from torchtitan.models.dit_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
+from torchtitan.models.dit_tts.speech.codec import build_codec
 
 RUN_NAME = "run.json"
 # Bounds the memory of a batch; at 48 kHz a tenth of a gigabyte of input.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from titan_tts.prepare.executors import codec_devices, open_engine
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.executors import codec_devices, open_engine
 from torchtitan.models.dit_tts.text.feature_builder import (
     feature_kind,
     longest_text,

@@ -22,7 +22,7 @@ Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
 
 # Of the speech extra; the samples' bytes may depend on their versions.
 LIBRARIES = ("soundfile", "soxr", "pyloudnorm", "av", "pyarrow")
-_PACKAGE = "torchtitan.models.dit_tts.prepare"
+_PACKAGE = "titan_tts.prepare"
 # Starting a process takes as long as this many chunks of a light codec.
 JOBS_WORTH_A_PROCESS = 32
 # More would wait for the GPU, each with a codec of its own in its memory.

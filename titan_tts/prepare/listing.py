@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from titan_tts.prepare.formats import Reader
+from titan_tts.prepare.recordings import Item, SourceError, Unusable, unreadable
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, is_remote
-from torchtitan.models.dit_tts.prepare.formats import Reader
-from torchtitan.models.dit_tts.prepare.recordings import Item, SourceError, Unusable, unreadable
-from torchtitan.models.dit_tts.prepare.settings import Options
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20

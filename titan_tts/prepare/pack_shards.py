@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from titan_tts.prepare.encode import Run, open_chunks, read_run
+from titan_tts.prepare.recordings import SPLITS
+from titan_tts.prepare.references import SpeakerTable, choose_references
+from titan_tts.prepare.settings import Options
+from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.encode import Run, open_chunks, read_run
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS
-from torchtitan.models.dit_tts.prepare.references import SpeakerTable, choose_references
-from torchtitan.models.dit_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.prepare.work_folder import cannot_write
 
 _MAX_ATTEMPTS = 16
 """at one reference, of a speaker all of whose recordings overlap"""

@@ -27,23 +27,23 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.codec import build_codec, codec_kind
-from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
-from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.prepare import report, work_folder
-from torchtitan.models.dit_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
-from torchtitan.models.dit_tts.prepare.executors import (
+from titan_tts.prepare import report, work_folder
+from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
+from titan_tts.prepare.executors import (
     Runner,
     codec_devices,
     default_workers,
     library_versions,
     open_engine,
 )
-from torchtitan.models.dit_tts.prepare.formats import Reader, find_format, open_corpus
-from torchtitan.models.dit_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
-from torchtitan.models.dit_tts.prepare.pack_shards import shard_name
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS
-from torchtitan.models.dit_tts.prepare.settings import Options, difference
+from titan_tts.prepare.formats import Reader, find_format, open_corpus
+from titan_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
+from titan_tts.prepare.pack_shards import shard_name
+from titan_tts.prepare.recordings import SPLITS
+from titan_tts.prepare.settings import Options, difference
+from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 
 
 def prepare_corpus(options: Options) -> dict[str, Any]:

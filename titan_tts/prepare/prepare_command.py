@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
+from titan_tts.prepare.formats import find_format
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.errors import require_modules
-from torchtitan.models.dit_tts.prepare.formats import find_format
-from torchtitan.models.dit_tts.prepare.settings import Options
 
 __all__ = ["Options", "run"]
 
@@ -13,18 +13,18 @@ __all__ = ["Options", "run"]
 def run(options: Options) -> int:
     find_format(options.source, options.format)  # before seconds of imports
 
-    from torchtitan.models.dit_tts.prepare.executors import LIBRARIES
+    from titan_tts.prepare.executors import LIBRARIES
 
     require_modules(*LIBRARIES)
+    from titan_tts.prepare.pipeline import prepare_corpus
+    from titan_tts.prepare.report import lines
     from torchtitan.models.dit_tts.config.job_config import Encoder
-    from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
-    from torchtitan.models.dit_tts.prepare.report import lines
 
     encoder = Encoder(
         model=options.encode_text, dtype=options.text_dtype, cache_dtype=options.text_feature_dtype
     )
     if encoder.model:
-        from torchtitan.models.dit_tts.prepare.encode_text import check_encoder, encode_texts
+        from titan_tts.prepare.encode_text import check_encoder, encode_texts
 
         check_encoder(encoder)
     record = prepare_corpus(options)

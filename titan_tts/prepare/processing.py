@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtitan.models.dit_tts.audio import resample, to_mono
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from titan_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.speech.audio import resample, to_mono
 
 REASONS = {
     "undecodable": "corrupt, incomplete or not audio",

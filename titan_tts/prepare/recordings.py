@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.splits import HELDOUT_PREFIXES, split_of
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.settings import Options
 
 SPLITS = ("train", "heldout")
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from torchtitan.models.dit_tts.prepare.encode import Chunk
-from torchtitan.models.dit_tts.prepare.listing import SHOWN_PROBLEMS
-from torchtitan.models.dit_tts.prepare.processing import COUNTED, REASONS
-from torchtitan.models.dit_tts.prepare.recordings import SPLITS
-from torchtitan.models.dit_tts.prepare.settings import flat
+from titan_tts.prepare.encode import Chunk
+from titan_tts.prepare.listing import SHOWN_PROBLEMS
+from titan_tts.prepare.processing import COUNTED, REASONS
+from titan_tts.prepare.recordings import SPLITS
+from titan_tts.prepare.settings import flat
 
 
 def summarize(

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.prepare.settings import difference
 
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
 # Of the record and of what the code makes of a recording: work of another version is not continued.

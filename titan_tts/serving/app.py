@@ -13,20 +13,20 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from titan_tts.serving.batcher import Batcher, Closed, QueueFull
+from titan_tts.serving.refusals import BodyCheck, KeyCheck, Refusal
+from titan_tts.speak.joining import faded, pause
+from titan_tts.speak.long_text import clean_text
+from titan_tts.speak.sampling_options import check_text
+from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.joining import faded, pause
-from torchtitan.models.dit_tts.inference.long_text import clean_text
-from torchtitan.models.dit_tts.inference.sampling_options import check_text
-from torchtitan.models.dit_tts.inference.synthesizer import Speech, Synthesizer, Utterance, Voice
-from torchtitan.models.dit_tts.sampling.sound_files import (
+from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     MEDIA_TYPES,
     STREAMED,
     encoded,
     pcm,
     wav_header,
 )
-from torchtitan.models.dit_tts.serving.batcher import Batcher, Closed, QueueFull
-from torchtitan.models.dit_tts.serving.refusals import BodyCheck, KeyCheck, Refusal
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Names that clients send that know OpenAI's models only: they mean the model that is served."""

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import islice
 
+from titan_tts.html import counted
+from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.html_page import counted
-from torchtitan.models.dit_tts.inference.synthesizer import Speech, Synthesizer, Utterance
 
 
 class QueueFull(InputError):

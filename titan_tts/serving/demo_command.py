@@ -5,12 +5,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
-from torchtitan.models.dit_tts.serving.options import (
+from titan_tts.serving.options import (
     ServerOptions,
     check_server_options,
     known_voices,
 )
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ def run(options: Options) -> int:
     check_server_options(options)
     check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("gradio", "soundfile", "matplotlib")
-    from torchtitan.models.dit_tts.supervisor import interrupt_on_signals
+    from titan_tts.launch.supervisor import interrupt_on_signals
 
     interrupt_on_signals()  # so that the folder is removed
     # Gradio's default is one folder for all users of a machine, which belongs to the first of them.
@@ -35,8 +35,8 @@ def run(options: Options) -> int:
 
 
 def _serve(options: Options) -> int:
-    from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
-    from torchtitan.models.dit_tts.serving.page import build_page
+    from titan_tts.serving.page import build_page
+    from titan_tts.speak.sampling_options import load_synthesizer
 
     synthesizer = load_synthesizer(options, options.data)
     _ = synthesizer.lengths  # what is missing is told now

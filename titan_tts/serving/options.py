@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from titan_tts.speak.sampling_options import SamplingOptions
 from torchtitan.models.dit_tts.errors import InputError, check_range
-from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Voice
+    from titan_tts.speak.synthesizer import Synthesizer, Voice
 
 
 @dataclass(kw_only=True)

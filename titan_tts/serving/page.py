@@ -10,13 +10,13 @@ import gradio as gr
 import numpy as np
 import torch
 
+from titan_tts.speak.joining import join
+from titan_tts.speak.long_text import clean_text
+from titan_tts.speak.sampling_options import check_text
+from titan_tts.speak.synthesizer import Synthesizer, Utterance, Voice
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.joining import join
-from torchtitan.models.dit_tts.inference.long_text import clean_text
-from torchtitan.models.dit_tts.inference.sampling_options import check_text
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
-from torchtitan.models.dit_tts.sampling.plots import draw_spectrograms
+from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms
 
 ANY = "(any)"
 

@@ -5,12 +5,12 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
-from torchtitan.models.dit_tts.serving.options import (
+from titan_tts.serving.options import (
     ServerOptions,
     check_server_options,
     known_voices,
 )
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 
 KEY_VARIABLE = "TITAN_TTS_API_KEY"
 
@@ -48,10 +48,10 @@ def run(options: Options) -> int:
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
 
-    from torchtitan.models.dit_tts.inference.sampling_options import load_synthesizer
-    from torchtitan.models.dit_tts.serving.app import Settings, build_app
-    from torchtitan.models.dit_tts.serving.batcher import Batcher
-    from torchtitan.models.dit_tts.serving.connections import server
+    from titan_tts.serving.app import Settings, build_app
+    from titan_tts.serving.batcher import Batcher
+    from titan_tts.serving.connections import server
+    from titan_tts.speak.sampling_options import load_synthesizer
 
     synthesizer = load_synthesizer(options, options.data)
     _ = synthesizer.lengths  # what is missing is told now, not to the first who asks

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.inference.narration import Narrator, Take
-from torchtitan.models.dit_tts.inference.request_lists import Request
-from torchtitan.models.dit_tts.inference.sampling_options import (
+from titan_tts.speak.narration import Narrator, Take
+from titan_tts.speak.request_lists import Request
+from titan_tts.speak.sampling_options import (
     SHOWN,
     check_text,
     warn_of_untrained_tokens,
 )
-from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
-from torchtitan.models.dit_tts.sampling.sound_files import (
+from titan_tts.speak.synthesizer import Utterance, Voice
+from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     STREAMED,
     SUFFIXES,
     encoded,

@@ -11,30 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.config.trust import chosen_scorer
-from torchtitan.models.dit_tts.errors import InputError, check_range, show
-from torchtitan.models.dit_tts.files import check_writable
-from torchtitan.models.dit_tts.inference.long_text import clean_text
-from torchtitan.models.dit_tts.inference.request_lists import (
+from titan_tts.launch.supervisor import read_json
+from titan_tts.speak.long_text import clean_text
+from titan_tts.speak.request_lists import (
     STANDARD_INPUT,
     Request,
     read_requests,
     read_text,
 )
-from torchtitan.models.dit_tts.inference.sampling_options import (
+from titan_tts.speak.sampling_options import (
     SHOWN,
     Number,
     SamplingOptions,
     chosen_config,
     load_synthesizer,
 )
-from torchtitan.models.dit_tts.sampling.sound_files import SUFFIXES, is_cut
-from torchtitan.models.dit_tts.supervisor import launcher_number, read_json
+from torchtitan.models.dit_tts.config.trust import chosen_scorer
+from torchtitan.models.dit_tts.errors import InputError, check_range, show
+from torchtitan.models.dit_tts.files import check_writable
+from torchtitan.models.dit_tts.run.launcher import launcher_number
+from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_cut
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.inference.narration import Narrator
-    from torchtitan.models.dit_tts.inference.speech_data import SpeechData
-    from torchtitan.models.dit_tts.scoring.interface import Recognizer
+    from titan_tts.speak.narration import Narrator
+    from titan_tts.speak.speech_data import SpeechData
+    from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 STANDARD_OUTPUT = "-"
@@ -119,7 +120,7 @@ def run(options: Options) -> int:
             return 0
     began = time.perf_counter()
     narrator = _load(options, requests)
-    from torchtitan.models.dit_tts.inference.generate import Generation
+    from titan_tts.speak.generate import Generation
 
     generation = Generation(narrator, options.reference_loudness, _settings(options))
     for request in requests:
@@ -225,9 +226,9 @@ def _choose_rank(options: Options) -> tuple[int, int] | None:
 
 def _with_checkpoint(options: Options) -> Options:
     """With the step that is the last or best one now, so that a list is said by one checkpoint."""
+    from titan_tts.speak.hub import find_folder
+    from titan_tts.speak.load_run import find_checkpoint
     from torchtitan.models.dit_tts.config.manager import load_run_config
-    from torchtitan.models.dit_tts.inference.hub import find_folder
-    from torchtitan.models.dit_tts.inference.load_run import find_checkpoint
 
     folder = find_folder(options.run)
     config = load_run_config(folder, options.config_args)
@@ -296,7 +297,7 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
     if any(request.seconds is None for request in requests):
         _ = synthesizer.lengths  # what is missing is told before anything is said
 
-    from torchtitan.models.dit_tts.inference.narration import Narrator
+    from titan_tts.speak.narration import Narrator
 
     return Narrator(
         synthesizer,
@@ -310,8 +311,9 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
 
 def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":
     """That chooses among the takes. Raises InputError where there is none, or it cannot know the texts."""
-    from torchtitan.models.dit_tts.scoring.plugins import open_recognizer
     from torchtitan.tools.utils import device_module, device_type
+
+    from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
 
     of_run = chosen_config(options).samples.recognizer
     spec = chosen_scorer("recognizer", options.recognizer, of_run)

@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from titan_tts.speak.load_run import LoadedRun, find_checkpoint, load_run
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun, find_checkpoint, load_run
 from torchtitan.models.dit_tts.model.duration import DurationModel
-from torchtitan.models.dit_tts.sampling.predicted_frames import predict_frames
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest
+from torchtitan.models.dit_tts.speech.sampling.predicted_frames import predict_frames
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 FIT, RATE = "fit", "rate"

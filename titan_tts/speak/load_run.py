@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchtitan.tools.utils import device_type
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.exported import (
@@ -21,7 +22,10 @@ from torchtitan.models.dit_tts.config.ranges import check_ranges
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
-from torchtitan.models.dit_tts.infra.checkpoint_storage import (
+from torchtitan.models.dit_tts.infra.ema import saved_prefixes
+from torchtitan.models.dit_tts.model.duration import DurationModel
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.run.checkpoint_storage import (
     MANIFEST,
     checkpoint_steps,
     load_checkpoint,
@@ -29,9 +33,6 @@ from torchtitan.models.dit_tts.infra.checkpoint_storage import (
     read_table,
     verify,
 )
-from torchtitan.models.dit_tts.infra.ema import saved_prefixes
-from torchtitan.models.dit_tts.model.duration import DurationModel
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -44,7 +45,6 @@ from torchtitan.models.dit_tts.validation.history import (
     weights_name,
     weights_of,
 )
-from torchtitan.tools.utils import device_type
 
 _TRAINED = ("model", "objective")
 """Sections of which a manifest has what the weights were trained with"""

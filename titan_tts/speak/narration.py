@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from torchtitan.models.dit_tts.inference.joining import continued, joined
-from torchtitan.models.dit_tts.inference.synthesizer import Speech, Synthesizer, Utterance
-from torchtitan.models.dit_tts.scoring.interface import Recognizer, Sound
-from torchtitan.models.dit_tts.scoring.scores import Scorers, score
-from torchtitan.models.dit_tts.scoring.word_errors import Errors
+from titan_tts.speak.joining import continued, joined
+from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance
+from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
+from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
 
 
 @dataclass(frozen=True)

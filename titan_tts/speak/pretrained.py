@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, get_args
 
+from titan_tts.speak.sampling_options import SamplingOptions, load_synthesizer
+from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.sampling_options import SamplingOptions, load_synthesizer
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
 
 
 def from_pretrained(name: str | Path, data: str = "", **options: Any) -> Synthesizer:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from titan_tts.speak.long_text import clean_text
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, fingerprint
-from torchtitan.models.dit_tts.inference.long_text import clean_text
 
 STANDARD_INPUT = "-"
 # About three hours of speech, which are held in memory. A book is a list of its chapters.

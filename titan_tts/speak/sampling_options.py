@@ -12,11 +12,11 @@ from torchtitan.models.dit_tts.config.options import option_name
 from torchtitan.models.dit_tts.errors import InputError, check_range, show
 
 if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.codec import Codec
+    from titan_tts.speak.load_run import LoadedRun
+    from titan_tts.speak.speech_data import SpeechData
+    from titan_tts.speak.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.inference.load_run import LoadedRun
-    from torchtitan.models.dit_tts.inference.speech_data import SpeechData
-    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+    from torchtitan.models.dit_tts.speech.codec import Codec
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -99,10 +99,10 @@ def load_synthesizer(
     """
     config = chosen_config(options)  # before seconds of imports
 
-    from torchtitan.models.dit_tts.inference.hub import find_folder
-    from torchtitan.models.dit_tts.inference.lengths import Lengths, open_lengths
-    from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
-    from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer
+    from titan_tts.speak.hub import find_folder
+    from titan_tts.speak.lengths import Lengths, open_lengths
+    from titan_tts.speak.speech_data import open_speech_data
+    from titan_tts.speak.synthesizer import Synthesizer
 
     speech_data = open_speech_data(find_folder(options.run), config.data, data_path, refit)
     on_data(speech_data)
@@ -137,10 +137,10 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
                 f"{arg} cannot be changed in a trained run; of a config's keys give only those of [sampling], "
                 f"such as --sampling.steps 16"
             )
+    from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
-    from torchtitan.models.dit_tts.inference.hub import find_folder
 
     config = load_run_config(find_folder(options.run), options.config_args)
     if config.model.flavor == DURATION_FLAVOR:
@@ -175,10 +175,10 @@ def load_for_sampling(options: SamplingOptions, config: "JobConfig") -> tuple["L
         # Never the run's own [compile] cache_folder: a stranger's could hold any code.
         show(set_compile_cache_folder(""), sys.stderr)
 
-    from torchtitan.models.dit_tts.codec import build_codec
-    from torchtitan.models.dit_tts.codec.record import check_codec
-    from torchtitan.models.dit_tts.inference.hub import find_folder
-    from torchtitan.models.dit_tts.inference.load_run import load_run
+    from titan_tts.speak.hub import find_folder
+    from titan_tts.speak.load_run import load_run
+    from torchtitan.models.dit_tts.speech.codec import build_codec
+    from torchtitan.models.dit_tts.speech.codec.record import check_codec
 
     folder = find_folder(options.run)
     loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.audio import decode
-from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.codec.record import recorded_codecs
+from titan_tts.prepare.processing import REASONS, SILENCE_LUFS, process
+from titan_tts.prepare.settings import AudioSettings
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.processing import REASONS, SILENCE_LUFS, process
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.speech.audio import decode
+from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 # Less is not even a syllable.

@@ -10,14 +10,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec.record import RECORD_NAME
+from titan_tts.speak.speaker_reference import reference_of_speaker
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.inference.speaker_reference import reference_of_speaker
+from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
     FILE_NAME,
     LinearDurationModel,

@@ -9,20 +9,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec import Codec
-from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.joining import overlap, pause
-from torchtitan.models.dit_tts.inference.lengths import Lengths, TimedText
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun
-from torchtitan.models.dit_tts.inference.long_text import split_text
-from torchtitan.models.dit_tts.inference.speaker_reference import (
+from titan_tts.speak.joining import overlap, pause
+from titan_tts.speak.lengths import Lengths, TimedText
+from titan_tts.speak.load_run import LoadedRun
+from titan_tts.speak.long_text import split_text
+from titan_tts.speak.speaker_reference import (
     encode_reference,
     load_latents,
     reference_settings,
 )
-from torchtitan.models.dit_tts.inference.speech_data import SpeechData
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from titan_tts.speak.speech_data import SpeechData
+from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import with_duration
 
 _MAX_SECONDS = 600.0

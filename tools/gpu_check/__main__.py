@@ -129,9 +129,9 @@ def main(given: list[str]) -> int:
         import torch
 
         import torchtitan.models.dit_tts.trainer  # noqa: F401  what a run needs
+        from titan_tts.plan.devices import device_of
         from torchtitan.models.dit_tts.files import write_atomic
-        from torchtitan.models.dit_tts.plan.devices import device_of
-        from torchtitan.models.dit_tts.run_folder import environment
+        from torchtitan.models.dit_tts.run.run_folder import environment
     except ImportError as error:
         print(
             f"error: {error}; install the project, or bring wheels: scripts/gpu_check.sh "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from tools.gpu_check.items import Values
-from torchtitan.models.dit_tts.benchmark.figures import spread
+from torchtitan.models.dit_tts.run.benchmark.figures import spread
 
 GIB = 2**30
 _LEAST_REPEATS = 5

@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import network_passes, plan_steps
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 _SAMPLING = Sampling(text_scale=3.0, speaker_scale=5.0, min_t=0.5)

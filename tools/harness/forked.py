@@ -22,20 +22,18 @@ GRACE_SECONDS = 10
 """from a rank's SIGTERM to its SIGKILL, where another has failed"""
 
 IMPORTED = [
-    f"torchtitan.models.dit_tts.{name}"
-    for name in (
-        "trainer",
-        "main",
-        "cli",
-        "evaluation.command",
-        "prepare.command",
-        "prepare.pipeline",
-        "codec.mel_dct",
-        "plan.compare",
-        "benchmark.loader",
-    )
+    "titan_tts.cli",
+    "titan_tts.evaluate.evaluate_command",
+    "titan_tts.launch.train_command",
+    "titan_tts.plan.predictions",
+    "titan_tts.prepare.pipeline",
+    "titan_tts.prepare.prepare_command",
+    "torchtitan.models.dit_tts.main",
+    "torchtitan.models.dit_tts.run.benchmark.loader",
+    "torchtitan.models.dit_tts.speech.codec.mel_dct",
+    "torchtitan.models.dit_tts.trainer",
 ]
-IMPORTED += ["torch.distributed.checkpoint", "torch._inductor.compile_fx", "titan_tts"]
+IMPORTED += ["torch.distributed.checkpoint", "torch._inductor.compile_fx"]
 IMPORTED += [
     "transformers.models.t5gemma2.modeling_t5gemma2",
     "transformers.models.t5.modeling_t5",

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 from torch.distributed import TCPStore
 
+from titan_tts.launch.supervisor import descendants
 from tools.harness import forked
 from torchtitan.models.dit_tts.files import JsonLines
-from torchtitan.models.dit_tts.supervisor import descendants
 
 ROOT = forked.ROOT
 
@@ -171,7 +171,7 @@ def start(
 def _start_launcher(arguments: list[str], processes: int, log: Path) -> subprocess.Popen:
     command = [sys.executable]
     if processes > 1:
-        command += ["-m", "torchtitan.models.dit_tts.torchrun", "--nproc_per_node", str(processes)]
+        command += ["-m", "titan_tts.launch.torchrun", "--nproc_per_node", str(processes)]
         command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     with open(log, "wb") as output:
         return subprocess.Popen(

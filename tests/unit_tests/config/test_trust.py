@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers.sentences import refused
+from titan_tts.evaluate.options import scorer_specs
 from torchtitan.models.dit_tts.config.exported import CONFIG, FINE_TUNE, WEIGHTS
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
-from torchtitan.models.dit_tts.evaluation.options import scorer_specs
 
 NONE = {"recognizer": "", "speaker_scorer": "", "opinion": ""}
 

@@ -16,11 +16,11 @@ from tests.helpers.sound_samples import (
     write_raw,
     write_shards,
 )
+from titan_tts.doctor.checks import check_dataset, log_distance, repeats
+from titan_tts.doctor.findings import Limits, all_kinds
+from titan_tts.doctor.scan import choose_samples, measure
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.doctor.checks import check_dataset, log_distance, repeats
-from torchtitan.models.dit_tts.doctor.findings import Limits, all_kinds
-from torchtitan.models.dit_tts.doctor.scan import choose_samples, measure
 
 
 def examine(*paths, limits=Limits(), max_samples=0):

@@ -19,8 +19,8 @@ from tests.helpers.sound_samples import (
     write_raw,
     write_shards,
 )
-from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.doctor.doctor_command import default_output
+from titan_tts.cli import main
+from titan_tts.doctor.doctor_command import default_output
 
 WIDTH = ("--latent-channels", str(CHANNELS))
 

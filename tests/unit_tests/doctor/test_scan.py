@@ -12,9 +12,9 @@ from tests.helpers.sound_samples import (
     write_raw,
     write_shards,
 )
+from titan_tts.doctor import scan
+from titan_tts.doctor.scan import ALL_ZERO, choose_samples, measure
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.doctor import scan
-from torchtitan.models.dit_tts.doctor.scan import ALL_ZERO, choose_samples, measure
 
 
 def test_threads_and_chunks_change_nothing(tmp_path, monkeypatch):

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
-from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.doctor.findings import Limits
-from torchtitan.models.dit_tts.doctor.suggest_buckets import (
+from titan_tts.doctor.findings import Limits
+from titan_tts.doctor.suggest_buckets import (
     bucket_choices,
     fewest_buckets,
     suggest,
 )
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
 @pytest.fixture

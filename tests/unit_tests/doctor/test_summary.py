@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
+from titan_tts.doctor.summary import distribution, summarize
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.doctor.summary import distribution, summarize
 
 
 def test_summary_of_known_data(tmp_path):

@@ -10,13 +10,13 @@ import soundfile
 
 from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
-from torchtitan.models.dit_tts.codec import record
-from torchtitan.models.dit_tts.codec.record import RecordedCodec
+from titan_tts.evaluate import evaluate as evaluate_module
+from titan_tts.evaluate.options import Options, first_config, scorer_specs
+from titan_tts.speak import hub
 from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation import evaluate as evaluate_module
-from torchtitan.models.dit_tts.evaluation.options import Options, first_config, scorer_specs
-from torchtitan.models.dit_tts.inference import hub
+from torchtitan.models.dit_tts.speech.codec import record
+from torchtitan.models.dit_tts.speech.codec.record import RecordedCodec
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import soundfile
 from tests.helpers.browser import dom_after_scripts, screenshot
 from tests.helpers.duration_recognizer import SPEC
 from tests.helpers.evaluated_run import SCRIPT, UTTERANCES, evaluate, frames_of, set_up, write_tree
-from torchtitan.models.dit_tts.evaluation.page import marks
-from torchtitan.models.dit_tts.evaluation.report import limits, number
+from titan_tts.evaluate.page import marks
+from titan_tts.evaluate.report import limits, number
 
 
 @pytest.fixture(scope="module")

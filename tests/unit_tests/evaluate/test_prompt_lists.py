@@ -2,13 +2,13 @@
 
 import pytest
 
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.prompt_lists import (
+from titan_tts.evaluate.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
     find_list_format,
     read_list,
 )
+from torchtitan.models.dit_tts.errors import InputError
 
 SEED = (
     "c1-c2|We asked: why?|prompt-wavs/c1.wav|Get the fund.\r\n"

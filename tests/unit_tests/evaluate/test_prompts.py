@@ -11,10 +11,7 @@ from tests.helpers.evaluated_run import LengthCodec, frames_of, write_tree
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import SPEAKERS
 from tests.helpers.speech_corpora import AS_IS, tone
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.prompts import (
+from titan_tts.evaluate.prompts import (
     PREPARED,
     Corpus,
     add_recordings,
@@ -23,6 +20,9 @@ from torchtitan.models.dit_tts.evaluation.prompts import (
     find_kind,
     read_prompts,
 )
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, unique
 
 

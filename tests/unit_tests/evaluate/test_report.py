@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from torchtitan.models.dit_tts.evaluation import report
-from torchtitan.models.dit_tts.evaluation.prompts import Prompt
-from torchtitan.models.dit_tts.evaluation.report import CODEC, RECORDINGS, SYSTEM, Row
-from torchtitan.models.dit_tts.scoring.scores import UtteranceScore
-from torchtitan.models.dit_tts.scoring.word_errors import Errors
+from titan_tts.evaluate import report
+from titan_tts.evaluate.prompts import Prompt
+from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
+from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore
+from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
 
 FPS = 25.0
 

@@ -9,20 +9,20 @@ import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel, moved
 from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
-from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation import systems
-from torchtitan.models.dit_tts.evaluation.prompts import Prompt
-from torchtitan.models.dit_tts.evaluation.systems import (
+from titan_tts.evaluate import systems
+from titan_tts.evaluate.prompts import Prompt
+from titan_tts.evaluate.systems import (
     Place,
     System,
     find_places,
     own_voice,
     untrained_tokens,
 )
-from torchtitan.models.dit_tts.inference import load_run
-from torchtitan.models.dit_tts.inference.lengths import Lengths
-from torchtitan.models.dit_tts.inference.synthesizer import Synthesizer, Utterance, Voice
+from titan_tts.speak import load_run
+from titan_tts.speak.lengths import Lengths
+from titan_tts.speak.synthesizer import Synthesizer, Utterance, Voice
+from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 

@@ -11,19 +11,19 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
+from titan_tts.cli import main
+from titan_tts.export.exporter import _write_codec
+from titan_tts.speak.lengths import TimedText, open_lengths
+from titan_tts.speak.load_run import load_run
+from titan_tts.speak.speech_data import open_speech_data
 from tools.harness.synthetic import make_samples, make_shards
-from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.export.exporter import _write_codec
 from torchtitan.models.dit_tts.files import JsonLines
-from torchtitan.models.dit_tts.inference.lengths import TimedText, open_lengths
-from torchtitan.models.dit_tts.inference.load_run import load_run
-from torchtitan.models.dit_tts.inference.speech_data import open_speech_data
-from torchtitan.models.dit_tts.infra.checkpoint_storage import write_manifest
+from torchtitan.models.dit_tts.run.checkpoint_storage import write_manifest
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
 from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]

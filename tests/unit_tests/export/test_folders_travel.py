@@ -10,12 +10,12 @@ from tests.helpers.exported_run import export
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
+from titan_tts.export.exporter import safe_files
+from titan_tts.prepare.settings import AudioSettings
+from titan_tts.speak.speaker_reference import reference_settings
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from tools.harness.synthetic import make_shards
-from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.export.exporter import safe_files
-from torchtitan.models.dit_tts.inference.speaker_reference import reference_settings
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.speech.codec import build_codec
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
 

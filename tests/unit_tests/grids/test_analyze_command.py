@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from tests.helpers.analysis_table import check_page, check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts, screenshot
-from torchtitan.models.dit_tts import cli
-from torchtitan.models.dit_tts.analysis.drawing import panel_title
-from torchtitan.models.dit_tts.analysis.plots import _lost_cells
+from titan_tts import cli
+from titan_tts.grids.drawing import panel_title
+from titan_tts.grids.plots import _lost_cells
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = "<script>alert(1)</script>"

@@ -8,8 +8,8 @@ import pytest
 from filelock import FileLock
 
 from tests.helpers.fixed_sets import write_rows
-from torchtitan.models.dit_tts.ablate import runner
-from torchtitan.models.dit_tts.ablate.autotune import Autotune
+from titan_tts.grids import runner
+from titan_tts.grids.autotune import Autotune
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config
 from torchtitan.models.dit_tts.errors import InputError

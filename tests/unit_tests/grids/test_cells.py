@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.models.dit_tts.ablate.cells import Cells
-from torchtitan.models.dit_tts.ablate.grid_file import find_grid, read_grid
+from titan_tts.grids.cells import Cells
+from titan_tts.grids.grid_file import find_grid, read_grid
 from torchtitan.models.dit_tts.errors import InputError
 
 DEBUG = Path(__file__).parents[3] / "train_configs" / "debug.toml"

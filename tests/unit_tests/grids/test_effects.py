@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
-from torchtitan.models.dit_tts.analysis.effects import (
+from titan_tts.grids.effects import (
     Noise,
     base_level,
     cells,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.plan_cases import SMALL, shipped_debug_config
-from torchtitan.models.dit_tts.ablate.cells import Cells
-from torchtitan.models.dit_tts.ablate.forecast import Forecaster
-from torchtitan.models.dit_tts.ablate.grid_file import GridFile, Options
-from torchtitan.models.dit_tts.plan.activations import ActivationMemory
-from torchtitan.models.dit_tts.plan.memory import Activations
+from titan_tts.grids.cells import Cells
+from titan_tts.grids.forecast import Forecaster
+from titan_tts.grids.grid_file import GridFile, Options
+from titan_tts.plan.activations import ActivationMemory
+from titan_tts.plan.memory import Activations
 
 GIB = 2**30
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from torchtitan.models.dit_tts.ablate import grid_run, runner
-from torchtitan.models.dit_tts.ablate.grid_file import read_grid
-from torchtitan.models.dit_tts.ablate.grid_run import GridRun
-from torchtitan.models.dit_tts.ablate.search import largest_that_fits
+from titan_tts.grids import grid_run, runner
+from titan_tts.grids.grid_file import read_grid
+from titan_tts.grids.grid_run import GridRun
+from titan_tts.grids.search import largest_that_fits
+from titan_tts.launch.supervisor import Outcome
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.supervisor import Outcome
 
 ROOT = Path(__file__).parents[3]
 DEBUG = ROOT / "train_configs" / "debug.toml"
@@ -139,10 +139,10 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; sys.path.insert(0, sys.argv[1]);"
         "from titan_tts import lay_overlay; lay_overlay();"
-        "from torchtitan.models.dit_tts.ablate import runner;"
+        "from titan_tts.grids import runner;"
         "slow = sys.argv[3].replace('import json', 'import time; time.sleep(0.7); import json', 1);"
         "runner.train_command = lambda config, *_, **__: [sys.executable, '-c', slow, str(config.parent)];"
-        "from torchtitan.models.dit_tts.cli import main; sys.exit(main(['ablate', sys.argv[2]]))"
+        "from titan_tts.cli import main; sys.exit(main(['ablate', sys.argv[2]]))"
     )
     command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "mine.toml"), RUN]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)

@@ -13,10 +13,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from tests.helpers.benchmark_runs import BASE, report, write_run
 from tests.helpers.hostile_files import fifo, link
-from torchtitan.models.dit_tts.analysis.runs import find_runs, read_run
+from titan_tts.grids.runs import find_runs, read_run
 from torchtitan.models.dit_tts.config.manager import load_config, without_none
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.factors import FACTORS
+from torchtitan.models.dit_tts.run.factors import FACTORS
 
 
 def only(folder):

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, report, true_speed, write_run
-from torchtitan.models.dit_tts.analysis.effects import matched_factors
-from torchtitan.models.dit_tts.analysis.runs import find_runs
-from torchtitan.models.dit_tts.analysis.verdicts import (
+from titan_tts.grids.effects import matched_factors
+from titan_tts.grids.runs import find_runs
+from titan_tts.grids.verdicts import (
     best,
     forecasts,
     growth,

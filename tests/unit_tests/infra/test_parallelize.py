@@ -14,13 +14,13 @@ from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed.activation_checkpoint import apply_ac
 
 from tests.helpers.small_models import full_inputs, random_model, small_args
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.parallelize import SAVED_OPERATIONS, parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.attention_backends import attend
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 ARGS = small_args(text_vocab_size=8, latent_channels=8)

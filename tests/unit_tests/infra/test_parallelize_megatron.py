@@ -6,6 +6,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.small_models import random_model
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.compat import functorch_config
@@ -13,7 +14,6 @@ from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.parallelize_megatron import part_of_groups
 from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.attention import rotated_groups
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
 TP, TP_4, TP_DDP, TP_FSDP, TP_HSDP = (1, 1, 2), (1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 2)

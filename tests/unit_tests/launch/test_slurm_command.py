@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchtitan.models.dit_tts import cli
+from titan_tts import cli
+from titan_tts.launch import command
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.launch import command
 
 ROOT = Path(__file__).resolve().parents[3]
 DEBUG = ["launch", "debug", "--gpus-per-node", "2"]

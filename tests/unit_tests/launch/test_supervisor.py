@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.models.dit_tts import supervisor
+from titan_tts.launch import supervisor
+from titan_tts.launch.supervisor import Outcome, RunProcess, kill_tree, last_line
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
-from torchtitan.models.dit_tts.supervisor import Outcome, RunProcess, kill_tree, last_line
 
 
 def start(folder: Path, code: str, **options) -> RunProcess:

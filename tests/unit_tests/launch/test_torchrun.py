@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from titan_tts import cli
+from titan_tts.launch import torchrun
+from titan_tts.launch.supervisor import descendants
 from tools.harness.forked import ROOT
 from tools.harness.runs import wait_until
-from torchtitan.models.dit_tts import cli, torchrun
-from torchtitan.models.dit_tts.supervisor import descendants
 
 RANK = """
 import pathlib, signal, sys, time
@@ -33,7 +34,7 @@ def launched(tmp_path):
     """A launcher with one rank that has begun."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    command = [sys.executable, "-m", "torchtitan.models.dit_tts.torchrun", "--standalone"]
+    command = [sys.executable, "-m", "titan_tts.launch.torchrun", "--standalone"]
     process = subprocess.Popen(
         [*command, str(script), str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL
     )

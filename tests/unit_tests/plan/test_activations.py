@@ -13,16 +13,16 @@ from tests.helpers.plan_cases import (
     random_inputs,
     shipped_debug_config,
 )
+from titan_tts.plan import activations
+from titan_tts.plan.activations import StorageLedger, kind_memory, measure
+from titan_tts.plan.compiled_block import BlockCompiler, ModelCompiler
+from titan_tts.plan.memory import Activations
+from titan_tts.plan.parameters import model_sizes
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.parallelize import MIN_BUDGET_WITHOUT_MATMULS
 from torchtitan.models.dit_tts.model.flops import repeated_flops
-from torchtitan.models.dit_tts.plan import activations
-from torchtitan.models.dit_tts.plan.activations import StorageLedger, kind_memory, measure
-from torchtitan.models.dit_tts.plan.compiled_block import BlockCompiler, ModelCompiler
-from torchtitan.models.dit_tts.plan.memory import Activations
-from torchtitan.models.dit_tts.plan.parameters import model_sizes
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, fake_process_group
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers.plan_cases import debug_config
-from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.plan import compare
-from torchtitan.models.dit_tts.plan.compare import (
+from titan_tts.plan import compare
+from titan_tts.plan.compare import (
     calibrate,
     factors_file,
     load_factor,
     write_plan,
 )
-from torchtitan.models.dit_tts.plan.step_time import GUESS, Factor, Interval
+from titan_tts.plan.step_time import GUESS, Factor, Interval
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 

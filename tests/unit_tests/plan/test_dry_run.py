@@ -10,14 +10,14 @@ import pytest
 
 from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
+from titan_tts.plan.dry_run import DryRunOptions, take_options
+from titan_tts.plan.plan import make_summary
+from titan_tts.plan.report import memory_lines, summary_lines
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.main import train
-from torchtitan.models.dit_tts.plan.dry_run import DryRunOptions, take_options
-from torchtitan.models.dit_tts.plan.plan import make_summary
-from torchtitan.models.dit_tts.plan.report import memory_lines, summary_lines
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
-from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.activations import (
+from titan_tts.plan.activations import (
     ActivationMemory,
     KindMemory,
     activation_memory,
 )
-from torchtitan.models.dit_tts.plan.memory import (
+from titan_tts.plan.memory import (
     Activations,
     capacity,
     largest_micro_batch,
     memory_need,
     states_total,
 )
-from torchtitan.models.dit_tts.plan.parameters import model_sizes
-from torchtitan.models.dit_tts.plan.states import Gathered, StateMemory
+from titan_tts.plan.parameters import model_sizes
+from titan_tts.plan.states import Gathered, StateMemory
+from torchtitan.models.dit_tts.model.flops import Lengths
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.plan_cases import shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from torchtitan.models.dit_tts.plan.parameters import (
+from titan_tts.plan.parameters import (
     build_on_meta,
     count_parameters,
     downloads,

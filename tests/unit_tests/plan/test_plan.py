@@ -7,13 +7,11 @@ import pytest
 from torchtitan.config.job_config import ActivationCheckpoint
 
 from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config, shipped_debug_config
-from torchtitan.models.dit_tts.benchmark.synthetic import BYTES_PER_SECOND, SyntheticDataset
-from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.model.flops import Lengths, repeated_flops, training_flops
-from torchtitan.models.dit_tts.plan.activations import ActivationMemory
-from torchtitan.models.dit_tts.plan.devices import Cluster
-from torchtitan.models.dit_tts.plan.memory import Activations
-from torchtitan.models.dit_tts.plan.plan import (
+from titan_tts.cli import main
+from titan_tts.plan.activations import ActivationMemory
+from titan_tts.plan.devices import Cluster
+from titan_tts.plan.memory import Activations
+from titan_tts.plan.plan import (
     Batches,
     Planner,
     estimated_buckets,
@@ -21,9 +19,11 @@ from torchtitan.models.dit_tts.plan.plan import (
     make_plan,
     make_summary,
 )
-from torchtitan.models.dit_tts.plan.report import plan_lines
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout
-from torchtitan.models.dit_tts.plan.step_time import GUESS
+from titan_tts.plan.report import plan_lines
+from titan_tts.plan.states import DataParallelLayout
+from titan_tts.plan.step_time import GUESS
+from torchtitan.models.dit_tts.model.flops import Lengths, repeated_flops, training_flops
+from torchtitan.models.dit_tts.run.benchmark.synthetic import BYTES_PER_SECOND, SyntheticDataset
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 MIB, GIB = 2**20, 2**30

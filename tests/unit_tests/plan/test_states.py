@@ -9,16 +9,16 @@ from torchtitan.distributed import parallel_dims
 
 from tests.helpers.plan_cases import random_inputs, shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
-from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.flow.objective import squared_error_sums
-from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.low_precision_adamw import build_8bit_adamw
-from torchtitan.models.dit_tts.plan.parameters import build_on_meta, model_sizes
-from torchtitan.models.dit_tts.plan.states import (
+from titan_tts.plan.parameters import build_on_meta, model_sizes
+from titan_tts.plan.states import (
     DataParallelLayout,
     fake_process_group,
     state_memory,
 )
+from torchtitan.models.dit_tts import get_train_spec
+from torchtitan.models.dit_tts.flow.objective import squared_error_sums
+from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.low_precision_adamw import build_8bit_adamw
 
 
 @pytest.mark.long

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
-from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.model.flops import Lengths
-from torchtitan.models.dit_tts.plan.devices import Cluster
-from torchtitan.models.dit_tts.plan.parameters import model_sizes
-from torchtitan.models.dit_tts.plan.states import DataParallelLayout, state_memory
-from torchtitan.models.dit_tts.plan.step_time import (
+from titan_tts.plan.devices import Cluster
+from titan_tts.plan.parameters import model_sizes
+from titan_tts.plan.states import DataParallelLayout, state_memory
+from titan_tts.plan.step_time import (
     BACKWARD,
     FORWARD,
     LAUNCH_SECONDS,
@@ -30,6 +28,8 @@ from torchtitan.models.dit_tts.plan.step_time import (
     tensor_sums,
     with_error,
 )
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.model.flops import Lengths
 
 # Communication
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.helpers.encoded_shards import SAMPLES, SHARDS, Made, write_shards
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from titan_tts.prepare import encode_text
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import encode_text
 from torchtitan.models.dit_tts.text import feature_builder
 
 TARS = [f"{shard:06d}.tar" for shard in range(SHARDS)]

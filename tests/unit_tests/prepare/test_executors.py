@@ -5,8 +5,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
+from titan_tts.prepare import executors
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import executors
 
 
 @pytest.mark.parametrize(

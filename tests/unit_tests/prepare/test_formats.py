@@ -14,25 +14,25 @@ from pyarrow import parquet
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.tars import write_tar
-from tools.harness.http_server import FolderServer
-from torchtitan.models.dit_tts.data.splits import split_of
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader, ReadyLatents
-from torchtitan.models.dit_tts.prepare.formats import FORMATS, open_corpus, webdataset
-from torchtitan.models.dit_tts.prepare.listing import (
+from titan_tts.prepare.audio_reader import Loader, ReadyLatents
+from titan_tts.prepare.formats import FORMATS, open_corpus, webdataset
+from titan_tts.prepare.listing import (
     Plan,
     list_items,
     source_digest,
     usable_items,
 )
-from torchtitan.models.dit_tts.prepare.recordings import (
+from titan_tts.prepare.recordings import (
     Item,
     Unusable,
     make_item,
     plain,
     sample_key,
 )
-from torchtitan.models.dit_tts.prepare.settings import Options
+from titan_tts.prepare.settings import Options
+from tools.harness.http_server import FolderServer
+from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.fixture(scope="module")

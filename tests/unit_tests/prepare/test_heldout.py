@@ -11,11 +11,11 @@ from tests.helpers import speech_corpora as corpora
 from tests.helpers.loaders import build, take
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
+from titan_tts.doctor.checks import check_dataset
+from titan_tts.doctor.findings import Limits
+from titan_tts.doctor.scan import choose_samples, measure
+from titan_tts.prepare.recordings import drawn
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
-from torchtitan.models.dit_tts.doctor.checks import check_dataset
-from torchtitan.models.dit_tts.doctor.findings import Limits
-from torchtitan.models.dit_tts.doctor.scan import choose_samples, measure
-from torchtitan.models.dit_tts.prepare.recordings import drawn
 
 AS_IS = {"audio": corpora.AS_IS}
 # The tiny model of the tests on latents of the codec.

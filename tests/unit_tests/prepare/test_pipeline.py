@@ -16,13 +16,13 @@ import torch
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from tests.helpers.tars import write_tar
+from titan_tts.prepare import audio_reader, pipeline
+from titan_tts.prepare.processing import REASONS
+from titan_tts.prepare.settings import AudioSettings
 from tools.harness.http_server import FolderServer
-from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import audio_reader, pipeline
-from torchtitan.models.dit_tts.prepare.processing import REASONS
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.speech.codec import build_codec
 
 # Small chunks and shards: several of each.
 SMALL = {"samples_per_shard": 3, "chunk_items": 4, "audio": AS_IS}

@@ -7,12 +7,13 @@ import pytest
 import soundfile
 
 from tests.helpers.speech_corpora import RATE, tone
-from torchtitan.models.dit_tts import cli, errors
+from titan_tts import cli
+from titan_tts.prepare import command
+from titan_tts.prepare.settings import AudioSettings, Options
+from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import command
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 
 def test_options_on_the_command_line(monkeypatch, capsys):

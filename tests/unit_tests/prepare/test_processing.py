@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.speech_corpora import AS_IS, RATE, speech, tone
-from torchtitan.models.dit_tts.prepare.processing import Processed, loudness, process, speech_span
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from titan_tts.prepare.processing import Processed, loudness, process, speech_span
+from titan_tts.prepare.settings import AudioSettings
 
 
 @pytest.fixture(scope="module")

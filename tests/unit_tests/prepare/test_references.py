@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from torchtitan.models.dit_tts.prepare.references import Span, SpeakerTable, choose_references
+from titan_tts.prepare.references import Span, SpeakerTable, choose_references
 
 ANN_HELD, BOB, CAT = (20, 44), 21, (22, 43, 45)
 

@@ -13,9 +13,7 @@ from pyarrow import parquet
 
 from tests.helpers.speech_corpora import AS_IS, RATE, prepare, tone
 from tests.helpers.tars import write_tar
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare import (
+from titan_tts.prepare import (
     audio_reader,
     encode,
     listing,
@@ -24,8 +22,10 @@ from torchtitan.models.dit_tts.prepare import (
     report,
     work_folder,
 )
-from torchtitan.models.dit_tts.prepare.audio_reader import Loader
-from torchtitan.models.dit_tts.prepare.formats import table
+from titan_tts.prepare.audio_reader import Loader
+from titan_tts.prepare.formats import table
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.errors import InputError
 
 SMALL = {"samples_per_shard": 2, "chunk_items": 2, "audio": AS_IS}
 OTHER = SMALL | {"seed": 1}

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
+from torchtitan.models.dit_tts.run import checkpoint_storage as storage
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 TRAINED_WITH = {"objective.prediction": "velocity"}

@@ -9,10 +9,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from tests.helpers.tiny_runs import Folder
-from torchtitan.models.dit_tts import cli, run_folder
+from titan_tts import cli
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra import collectives
-from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter
+from torchtitan.models.dit_tts.run import run_folder
+from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
 
 EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.factors import FACTORS, factors
+from torchtitan.models.dit_tts.run.factors import FACTORS, factors
 
 DEBUG = ["--job.config_file", "train_configs/debug.toml"]
 

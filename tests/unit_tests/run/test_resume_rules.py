@@ -8,9 +8,9 @@ import pytest
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import checkpoint_storage
-from torchtitan.models.dit_tts.infra.checkpoint_storage import write_manifest
-from torchtitan.models.dit_tts.resume_rules import check_trained_with, trained_with
+from torchtitan.models.dit_tts.run import checkpoint_storage
+from torchtitan.models.dit_tts.run.checkpoint_storage import write_manifest
+from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, trained_with
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.helpers.tiny_runs import Folder
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.divergence import Judgement
-from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter
+from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, failure_state, report_input_errors
-from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.run.run_folder import RunFolder
 
 SECRET = "s3cr3t"
 

@@ -22,7 +22,7 @@ from tensorboard.summary.writer import event_file_writer
 from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.trackers import Trackers, check_trackers
+from torchtitan.models.dit_tts.run.trackers import Trackers, check_trackers
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

@@ -18,9 +18,9 @@ import torch
 import tyro
 
 from tests.helpers.sampled_run import HOP
+from titan_tts.speak.joining import join
+from titan_tts.speak.synthesizer import Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.joining import join
-from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -29,8 +29,8 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 @contextmanager
 def listening_with(app, patience):
     """(host, port) of an application that is served."""
-    from torchtitan.models.dit_tts.serving import connections
-    from torchtitan.models.dit_tts.serving.serve_command import listen
+    from titan_tts.serving import connections
+    from titan_tts.serving.serve_command import listen
 
     listening = listen("127.0.0.1", 0)
     listening.listen()
@@ -44,8 +44,8 @@ def listening_with(app, patience):
 
 @pytest.fixture
 def server(synthesizer):
-    from torchtitan.models.dit_tts.serving.app import Settings, build_app
-    from torchtitan.models.dit_tts.serving.batcher import Batcher
+    from titan_tts.serving.app import Settings, build_app
+    from titan_tts.serving.batcher import Batcher
 
     with ExitStack() as stack:
 
@@ -160,7 +160,7 @@ def test_who_hears_half_hears_of_it(server, synthesizer, monkeypatch):
 def test_nothing_is_said_to_who_has_gone(synthesizer):
     from fastapi import Request
 
-    from torchtitan.models.dit_tts.serving.app import Refusal, Settings, SpeechBody, SpeechService
+    from titan_tts.serving.app import Refusal, Settings, SpeechBody, SpeechService
 
     class Silent:
         futures: list[Future] = []
@@ -353,15 +353,15 @@ def test_others_are_answered_while_long_texts_wait(server, synthesizer, monkeypa
 
 
 def test_defaults_keep_the_server_to_this_machine():
-    from torchtitan.models.dit_tts.serving import demo_command, serve_command
+    from titan_tts.serving import demo_command, serve_command
 
     for command in (demo_command, serve_command):
         assert tyro.cli(command.Options, args=["run"]).host == "127.0.0.1"
 
 
 def test_options_of_serve_arrive(synthesizer, monkeypatch):
-    from torchtitan.models.dit_tts.inference import sampling_options
-    from torchtitan.models.dit_tts.serving import app, serve_command
+    from titan_tts.serving import app, serve_command
+    from titan_tts.speak import sampling_options
 
     arrived = []
 
@@ -383,7 +383,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch):
 
 def test_an_address_that_is_taken():
     from tests.helpers.sentences import refused
-    from torchtitan.models.dit_tts.serving.serve_command import listen
+    from titan_tts.serving.serve_command import listen
 
     with listen("127.0.0.1", 0) as taken:
         taken.listen()

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
+from titan_tts.serving.batcher import Batcher, Closed, QueueFull
+from titan_tts.speak.synthesizer import Utterance
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.synthesizer import Utterance
-from torchtitan.models.dit_tts.serving.batcher import Batcher, Closed, QueueFull
 
 
 class Gate:

@@ -8,8 +8,8 @@ import pytest
 import soundfile
 
 from tests.helpers.browser import browse
+from titan_tts.speak.synthesizer import Utterance
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference.synthesizer import Utterance
 
 pytest.importorskip("gradio", reason="the extra serve is not installed")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture
 def address(synthesizer, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
-    from torchtitan.models.dit_tts.serving.page import build_page
+    from titan_tts.serving.page import build_page
 
     page = build_page(synthesizer, {}, 100, "tiny", 5)
     _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
@@ -45,7 +45,7 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     slow, _, _ = client.predict("one two", "ann", None, 0.5, 2, 0.0, 0.0, 0, api_name="/say")
     assert len(soundfile.read(slow)[0]) == pytest.approx(2 * len(samples), abs=4)
     # Pieces of a long text are said together, but not more than a batch.
-    from torchtitan.models.dit_tts.serving import page
+    from titan_tts.serving import page
 
     synthesizer.run.config.data.max_frames = 4
     speak, batches = synthesizer.speak, []
@@ -63,12 +63,12 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
 
 def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
     """Gradio's default, /tmp/gradio, belongs to whoever came first. It is told the seed."""
-    from torchtitan.models.dit_tts.inference import sampling_options
-    from torchtitan.models.dit_tts.serving import demo_command, page
+    from titan_tts.serving import demo_command, page
+    from titan_tts.speak import sampling_options
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     monkeypatch.delenv("GRADIO_TEMP_DIR")
-    monkeypatch.setattr("torchtitan.models.dit_tts.supervisor.interrupt_on_signals", lambda: None)
+    monkeypatch.setattr("titan_tts.launch.supervisor.interrupt_on_signals", lambda: None)
     monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
     seen = []
 

@@ -11,12 +11,12 @@ import torch
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP, Echo
 from tests.helpers.sentences import refused
-from torchtitan.models.dit_tts.cli import main
+from titan_tts.cli import main
+from titan_tts.speak import sampling_options
+from titan_tts.speak.generate import requested_conditions
+from titan_tts.speak.generate_command import Options, find_requests
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.inference import sampling_options
-from torchtitan.models.dit_tts.inference.generate import requested_conditions
-from torchtitan.models.dit_tts.inference.generate_command import Options, find_requests
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
@@ -44,13 +44,16 @@ def asked(loaded, monkeypatch):
         return [torch.linspace(-50, 50, requests[0].frames)[:, None].expand(-1, CHANNELS)]
 
     for name, replacement in (
-        ("codec.build_codec", lambda *arguments: Echo()),
-        ("codec.record.check_codec", lambda *arguments: None),
-        ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
-        ("inference.load_run.load_run", lambda *arguments: loaded),
-        ("inference.synthesizer.generate_latents", generated),
+        ("torchtitan.models.dit_tts.speech.codec.build_codec", lambda *arguments: Echo()),
+        ("torchtitan.models.dit_tts.speech.codec.record.check_codec", lambda *arguments: None),
+        (
+            "torchtitan.models.dit_tts.config.manager.load_run_config",
+            lambda folder, args=(): loaded.config,
+        ),
+        ("titan_tts.speak.load_run.load_run", lambda *arguments: loaded),
+        ("titan_tts.speak.synthesizer.generate_latents", generated),
     ):
-        monkeypatch.setattr(f"torchtitan.models.dit_tts.{name}", replacement)
+        monkeypatch.setattr(name, replacement)
     return asked
 
 
@@ -86,7 +89,7 @@ def test_the_length_is_estimated_from_the_text_and_the_speakers_rate(asked, tmp_
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.inference.speech_data.fit_durations",
+        "titan_tts.speak.speech_data.fit_durations",
         lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
     words = ["generate", "run", "--text=too", f"--out={tmp_path / 'said.wav'}", "--speaker=ann"]
@@ -101,11 +104,11 @@ def test_a_run_that_keeps_its_fit_needs_no_training_data(
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.inference.speech_data.stored_durations",
+        "titan_tts.speak.speech_data.stored_durations",
         lambda folder: LinearDurationModel(weights, {}) if folder == Path("run") else None,
     )
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.inference.synthesizer.encode_reference",
+        "titan_tts.speak.synthesizer.encode_reference",
         lambda path, codec, settings, limit: torch.zeros(min(limit, 100), CHANNELS),
     )
     loaded.config.data.path = "gone"
@@ -129,7 +132,8 @@ def test_a_predictor_of_lengths_cannot_speak(asked, loaded, monkeypatch, capsys)
 
 def test_a_codec_of_another_width_is_refused(asked, monkeypatch, capsys):
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.codec.build_codec", lambda *_: Echo(latent_channels=CHANNELS + 1)
+        "torchtitan.models.dit_tts.speech.codec.build_codec",
+        lambda *_: Echo(latent_channels=CHANNELS + 1),
     )
     assert main(["generate", "run", "--text=one", "--speaker=ann"]) == 2
     assert f"latents of {CHANNELS + 1} channels" in capsys.readouterr().err
@@ -180,9 +184,9 @@ def test_mistakes_are_refused_before_the_run_is_loaded(
     def load_run(*_):
         raise AssertionError
 
-    monkeypatch.setattr("torchtitan.models.dit_tts.inference.load_run.load_run", load_run)
+    monkeypatch.setattr("titan_tts.speak.load_run.load_run", load_run)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchtitan.models.dit_tts.inference.request_lists.MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr("titan_tts.speak.request_lists.MAX_TEXT_BYTES", 1000)
     (tmp_path / "a_file").write_text("")
     voice = [] if "--speaker" in arguments else ["--speaker=ann"]
     text = [] if "--no-text" in arguments else ["--text=one"]
@@ -252,7 +256,7 @@ def test_what_is_not_there_is_told_before_the_model_is_loaded(
 ):
     """A function that the run's own config names is not there, either: the folder may be a stranger's."""
     monkeypatch.setattr(
-        "torchtitan.models.dit_tts.inference.load_run.load_run",
+        "titan_tts.speak.load_run.load_run",
         lambda *arguments: pytest.fail("the model was loaded"),
     )
     loaded.config.samples.recognizer = "shutil:rmtree"

@@ -5,10 +5,10 @@ import torch
 
 from tests.helpers.exported_run import export
 from tests.helpers.sentences import refused
+from titan_tts.cli import main
+from titan_tts.speak.hub import find_folder
+from titan_tts.speak.load_run import load_run
 from tools.harness.hub_server import HubServer
-from torchtitan.models.dit_tts.cli import main
-from torchtitan.models.dit_tts.inference.hub import find_folder
-from torchtitan.models.dit_tts.inference.load_run import load_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
 

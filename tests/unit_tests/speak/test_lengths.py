@@ -9,8 +9,8 @@ import torch
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sentences import refused
-from torchtitan.models.dit_tts.inference import lengths
-from torchtitan.models.dit_tts.inference.lengths import Lengths, TimedText, open_lengths
+from titan_tts.speak import lengths
+from titan_tts.speak.lengths import Lengths, TimedText, open_lengths
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 WEIGHTS = np.zeros(257)

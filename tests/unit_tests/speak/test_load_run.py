@@ -6,17 +6,17 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from titan_tts.cli import main
+from titan_tts.evaluate.evaluate import Evaluation
+from titan_tts.evaluate.options import Options as EvaluateOptions
+from titan_tts.evaluate.systems import find_places
+from titan_tts.speak.load_run import LoadedRun, load_run, untrained_model
 from torchtitan.models.dit_tts import DiTTTSModel, model_flavors
-from torchtitan.models.dit_tts.cli import main
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.evaluation.evaluate import Evaluation
-from torchtitan.models.dit_tts.evaluation.options import Options as EvaluateOptions
-from torchtitan.models.dit_tts.evaluation.systems import find_places
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.flow.objective import build_objective
-from torchtitan.models.dit_tts.inference.load_run import LoadedRun, load_run, untrained_model
-from torchtitan.models.dit_tts.infra.checkpoint_storage import CheckpointWriter
+from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
 
 SEED = 3
 CONFIG = f"""
@@ -166,7 +166,7 @@ def test_the_best_of_the_raw_weights_is_spoken_by_them(run, initial, tmp_path, m
         loaded.append(load_run(*arguments))
         raise InputError("that is enough")
 
-    inference = "torchtitan.models.dit_tts.inference"
+    inference = "titan_tts.speak"
     monkeypatch.setattr(f"{inference}.load_run.load_run", load)
     monkeypatch.setattr(f"{inference}.speech_data.open_speech_data", lambda *_: object())
     texts = tmp_path / "texts.jsonl"

@@ -8,9 +8,9 @@ import torch
 from tests.helpers import served
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
-from torchtitan.models.dit_tts.inference import synthesizer as synthesizer_module
-from torchtitan.models.dit_tts.inference.narration import Narrator
-from torchtitan.models.dit_tts.inference.synthesizer import Utterance
+from titan_tts.speak import synthesizer as synthesizer_module
+from titan_tts.speak.narration import Narrator
+from titan_tts.speak.synthesizer import Utterance
 
 LONG = "One two one. " * 3 + "Two two one. " * 3
 

@@ -10,17 +10,17 @@ import soundfile
 import torch
 
 from tests.helpers.sentences import refused
-from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
-from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.inference.speaker_reference import (
+from titan_tts.prepare.settings import AudioSettings
+from titan_tts.speak.speaker_reference import (
     encode_reference,
     reference_of_speaker,
     reference_settings,
 )
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings
+from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec
 
 
 @pytest.fixture(scope="module")

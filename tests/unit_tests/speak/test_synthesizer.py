@@ -9,9 +9,9 @@ from tests.helpers import served
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
-from torchtitan.models.dit_tts.inference.joining import faded, join, pause
-from torchtitan.models.dit_tts.inference.long_text import clean_text, split_text
-from torchtitan.models.dit_tts.inference.synthesizer import Utterance, Voice
+from titan_tts.speak.joining import faded, join, pause
+from titan_tts.speak.long_text import clean_text, split_text
+from titan_tts.speak.synthesizer import Utterance, Voice
 
 
 @pytest.fixture

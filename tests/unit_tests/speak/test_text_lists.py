@@ -13,10 +13,10 @@ from tests.helpers import served
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
-from torchtitan.models.dit_tts.cli import main
+from titan_tts.cli import main
+from titan_tts.speak import generate_command
+from titan_tts.speak.request_lists import Request, read_requests
 from torchtitan.models.dit_tts.config import manager
-from torchtitan.models.dit_tts.inference import generate_command
-from torchtitan.models.dit_tts.inference.request_lists import Request, read_requests
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import soundfile
 
 from tests.helpers.speech_corpora import RATE, audio_bytes, speech, tone
-from torchtitan.models.dit_tts.audio import decode, resample, to_mono
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono
 
 
 @pytest.fixture(scope="module")

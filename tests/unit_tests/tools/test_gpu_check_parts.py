@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from benchmarks.encoder import check_same
+from titan_tts.launch.supervisor import RunProcess
 from tools.gpu_check import block, ceilings, sampling, steps, train_runs
 from tools.gpu_check.items import NotMeasured, is_out_of_memory
 from tools.gpu_check.models import BACKWARDS, Mode, built
 from tools.gpu_check.settings import Settings
 from torchtitan.models.dit_tts.model import eager
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.supervisor import RunProcess
 
 TINY = DiTTTSModelArgs(
     dim=64,

@@ -17,7 +17,7 @@ from benchmarks.quality.infill_task import (
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
-from torchtitan.models.dit_tts.sampling.sampler import SAMPLING_STREAM, SpeechRequest
+from torchtitan.models.dit_tts.speech.sampling.sampler import SAMPLING_STREAM, SpeechRequest
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 

@@ -9,12 +9,12 @@ import torch
 
 from tests.helpers.small_models import small_args
 from tests.helpers.tiny_runs import Folder
+from titan_tts.speak.lengths import TimedText, find_predictor, open_lengths
+from titan_tts.speak.load_run import load_run
 from torchtitan.models.dit_tts import model_config
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.inference.lengths import TimedText, find_predictor, open_lengths
-from torchtitan.models.dit_tts.inference.load_run import load_run
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.speaking_latents import make_speaking_shards
 from tests.helpers.tiny_runs import Folder
-from torchtitan.models.dit_tts.inference.load_run import load_run
+from titan_tts.speak.load_run import load_run
 
 pytestmark = pytest.mark.long
 OPTIONS = [

@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.sampling.plots import save_spectrograms
+from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 from torchtitan.models.dit_tts.validation.validator import samples_sentence

@@ -225,7 +225,8 @@ def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, mon
     assert train("unbroken", *arguments) == 0
     with monkeypatch.context() as patch:
         patch.setattr(
-            "torchtitan.models.dit_tts.checkpointing.RunCheckpointer.keep", lambda *_: kill(None)
+            "torchtitan.models.dit_tts.run.checkpointing.RunCheckpointer.keep",
+            lambda *_: kill(None),
         )
         with pytest.raises(RuntimeError, match="killed"):
             train("killed", *arguments)

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from braceexpand import braceexpand
 
+from titan_tts.prepare.recordings import Item, Unusable
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
-from torchtitan.models.dit_tts.prepare.recordings import Item, Unusable
-from torchtitan.models.dit_tts.prepare.settings import Options
 
 
 class Reader(Protocol):

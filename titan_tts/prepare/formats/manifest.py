@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.recordings import (
+from titan_tts.prepare.recordings import (
     AUDIO_NAMES,
     KEY_NAMES,
     NOT_UTF8,
@@ -24,7 +23,8 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     make_item,
     sample_key,
 )
-from torchtitan.models.dit_tts.prepare.settings import Options
+from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.errors import InputError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jsonl")

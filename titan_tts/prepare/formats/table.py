@@ -17,10 +17,8 @@ import pyarrow.compute
 import pyarrow.parquet
 from pyarrow import types
 
-from torchtitan.models.dit_tts.data.splits import split_of
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files, has_pattern
-from torchtitan.models.dit_tts.prepare.recordings import (
+from titan_tts.prepare.formats import common_folder, find_files, has_pattern
+from titan_tts.prepare.recordings import (
     AUDIO_NAMES,
     KEY_NAMES,
     Item,
@@ -30,7 +28,9 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     make_item,
     sample_key,
 )
-from torchtitan.models.dit_tts.prepare.settings import Options
+from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.errors import InputError
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 # A folder's name up to its first sign or figure; `valentina` holds nothing out.

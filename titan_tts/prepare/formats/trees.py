@@ -6,9 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from torchtitan.models.dit_tts.data.splits import split_of
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.prepare.recordings import (
+from titan_tts.prepare.recordings import (
     NOT_UTF8,
     Item,
     Unusable,
@@ -16,7 +14,9 @@ from torchtitan.models.dit_tts.prepare.recordings import (
     make_item,
     sample_key,
 )
-from torchtitan.models.dit_tts.prepare.settings import Options
+from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.errors import InputError
 
 _AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")
 _TEXT_SUFFIXES = (".normalized.txt", ".original.txt")

@@ -9,6 +9,16 @@ import json
 import os
 from collections.abc import Iterator
 
+from titan_tts.prepare.formats import common_folder, find_files
+from titan_tts.prepare.recordings import (
+    NOT_UTF8,
+    TEXT_NAMES,
+    Item,
+    Unusable,
+    make_item,
+    sample_key,
+)
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.storage import (
     ShardFile,
     find_shards,
@@ -18,16 +28,6 @@ from torchtitan.models.dit_tts.data.storage import (
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, unique
-from torchtitan.models.dit_tts.prepare.formats import common_folder, find_files
-from torchtitan.models.dit_tts.prepare.recordings import (
-    NOT_UTF8,
-    TEXT_NAMES,
-    Item,
-    Unusable,
-    make_item,
-    sample_key,
-)
-from torchtitan.models.dit_tts.prepare.settings import Options
 
 AUDIO_SUFFIXES = ("opus", "ogg", "flac", "wav", "mp3", "m4a", "aac", "webm", "mp4", "aiff")
 

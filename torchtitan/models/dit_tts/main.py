@@ -13,8 +13,7 @@ from torchtitan.models.dit_tts.errors import (
     report_input_errors,
     report_thread_error,
 )
-from torchtitan.models.dit_tts.plan.dry_run import run_dry, take_options
-from torchtitan.models.dit_tts.supervisor import (
+from torchtitan.models.dit_tts.run.launcher import (
     RANK_VARIABLES,
     check_launcher,
     die_with_parent,
@@ -65,7 +64,7 @@ def set_single_process_defaults() -> None:
 
 @report_input_errors
 def train(args: list[str]) -> int:
-    """Trains as the command line says, or prints a plan with --dry-run. Returns the exit status.
+    """Trains as the command line says. Returns the exit status.
 
     Raises:
         InputError: a mistake in config, data or a launcher's variables.
@@ -74,9 +73,6 @@ def train(args: list[str]) -> int:
         from torchtitan.models.dit_tts.config.help import print_help
 
         return print_help("--help-all" in args)
-    dry_run = take_options(args)
-    if dry_run is not None:
-        return run_dry(dry_run)
     # Before what takes seconds to import: most mistakes are in the config.
     from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
     from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
@@ -93,14 +89,14 @@ def train(args: list[str]) -> int:
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from torchtitan.models.dit_tts.codec.record import check_kind
+    from titan_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
     from torchtitan.models.dit_tts.infra.stop_signal import StopSignal, state_after
     from torchtitan.models.dit_tts.model_config import model_flavors
-    from torchtitan.models.dit_tts.plan.compare import write_plan
-    from torchtitan.models.dit_tts.run_folder import RunFolder, gpus_per_node
-    from torchtitan.models.dit_tts.scoring.plugins import check_pretrained
-    from torchtitan.models.dit_tts.trackers import check_trackers
+    from torchtitan.models.dit_tts.run.run_folder import RunFolder, gpus_per_node
+    from torchtitan.models.dit_tts.run.trackers import check_trackers
+    from torchtitan.models.dit_tts.speech.codec.record import check_kind
+    from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
     from torchtitan.tools.utils import device_module

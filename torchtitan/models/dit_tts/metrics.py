@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.nvml import GpuMonitor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
-from torchtitan.models.dit_tts.trackers import Trackers
+from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 

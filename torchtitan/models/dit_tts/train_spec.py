@@ -8,10 +8,6 @@ from typing import Any
 import torch.distributed as dist
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.benchmark.loader import (
-    build_synthetic_dataloader,
-    build_synthetic_tokenizer,
-)
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import build_dataloader, open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
@@ -33,6 +29,10 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
+from torchtitan.models.dit_tts.run.benchmark.loader import (
+    build_synthetic_dataloader,
+    build_synthetic_tokenizer,
+)
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
 from torchtitan.models.dit_tts.text.durations import (
     FILE_NAME,

@@ -14,9 +14,6 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.parallel_dims import ParallelDims
-from torchtitan.models.dit_tts.benchmark.loader import build_random_encoder
-from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
-from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
@@ -43,8 +40,11 @@ from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
-from torchtitan.models.dit_tts.rollback import DivergenceError, RollbackCounter, save_bad_step
-from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.run.benchmark.loader import build_random_encoder
+from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
+from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
+from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter, save_bad_step
+from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.validation.build import build_validator
 from torchtitan.models.dit_tts.validation.history import best_row

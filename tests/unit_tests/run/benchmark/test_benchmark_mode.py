@@ -12,19 +12,6 @@ from torch.autograd import DeviceType
 from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.benchmark import recorder as recorder_module
-from torchtitan.models.dit_tts.benchmark.exchange import exchange_seconds
-from torchtitan.models.dit_tts.benchmark.figures import (
-    convention_table,
-    flops_by_convention,
-    summary,
-)
-from torchtitan.models.dit_tts.benchmark.loader import (
-    build_synthetic_dataloader,
-    build_synthetic_tokenizer,
-)
-from torchtitan.models.dit_tts.benchmark.recorder import BenchmarkRecorder
-from torchtitan.models.dit_tts.benchmark.synthetic import LATENT_STD, utterance_frames
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
 from torchtitan.models.dit_tts.config.manager import (
     config_from_dict,
@@ -40,6 +27,19 @@ from torchtitan.models.dit_tts.model.flops import (
     repeated_flops,
     training_flops,
 )
+from torchtitan.models.dit_tts.run.benchmark import recorder as recorder_module
+from torchtitan.models.dit_tts.run.benchmark.exchange import exchange_seconds
+from torchtitan.models.dit_tts.run.benchmark.figures import (
+    convention_table,
+    flops_by_convention,
+    summary,
+)
+from torchtitan.models.dit_tts.run.benchmark.loader import (
+    build_synthetic_dataloader,
+    build_synthetic_tokenizer,
+)
+from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
+from torchtitan.models.dit_tts.run.benchmark.synthetic import LATENT_STD, utterance_frames
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 SMALL = [

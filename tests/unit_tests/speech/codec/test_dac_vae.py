@@ -16,11 +16,11 @@ from tools.harness.dac_vae_checkpoints import (
     write_dac_vae,
     write_tiny_dac_vae,
 )
-from torchtitan.models.dit_tts.codec import Codec, build_codec
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec, load_dac_vae
-from torchtitan.models.dit_tts.codec.dac_vae_weights import write_safetensors
-from torchtitan.models.dit_tts.codec.tiling import Context, portions
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
+from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec, load_dac_vae
+from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import write_safetensors
+from torchtitan.models.dit_tts.speech.codec.tiling import Context, portions
 
 HOP = 1920
 TOLERANCE = 1e-5

@@ -14,6 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.helpers.sentences import refused
+from titan_tts.cli import main as titan_tts
+from titan_tts.prepare.pipeline import prepare_corpus
+from titan_tts.prepare.settings import AudioSettings, Options
 from tools.harness.dac_vae_checkpoints import (
     RELEASED,
     RELEASED_PARAMETERS,
@@ -24,17 +27,14 @@ from tools.harness.dac_vae_checkpoints import (
     random_state_dict,
     write_tiny_dac_vae,
 )
-from torchtitan.models.dit_tts.cli import main as titan_tts
-from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.dac_vae import DacVaeCodec
-from torchtitan.models.dit_tts.codec.dac_vae_weights import (
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec
+from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import (
     match_names,
     read_sizes,
     write_safetensors,
 )
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.prepare.pipeline import prepare_corpus
-from torchtitan.models.dit_tts.prepare.settings import AudioSettings, Options
 
 NORMED = "decoder.model.2.block.1"
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from torchtitan.models.dit_tts.codec import Codec, build_codec
-from torchtitan.models.dit_tts.codec.spectrogram import (
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
+from torchtitan.models.dit_tts.speech.codec.spectrogram import (
     griffin_lim,
     hann_window,
     integrate_phase,
@@ -13,7 +14,6 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     mel_filters,
     stft,
 )
-from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.record import (
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.record import (
     check_codec,
     check_kind,
     check_same_codec,
     recorded_codecs,
 )
-from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.fixture

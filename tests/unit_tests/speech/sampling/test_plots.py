@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchtitan.models.dit_tts.sampling.plots import (
+from torchtitan.models.dit_tts.speech.sampling.plots import (
     MEL_BANDS,
     log_mel_decibels,
     save_spectrograms,

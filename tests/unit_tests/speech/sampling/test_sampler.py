@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import schedule_times
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 

@@ -4,7 +4,7 @@ import numpy as np
 import soundfile
 import torch
 
-from torchtitan.models.dit_tts.sampling.sound_files import write_sound
+from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 
 
 def test_a_wav_holds_the_samples(tmp_path):

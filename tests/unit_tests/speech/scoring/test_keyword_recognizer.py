@@ -7,12 +7,12 @@ import soundfile
 import torch
 
 from tests.helpers.speech_corpora import heldout
-from torchtitan.models.dit_tts.audio import resample
-from torchtitan.models.dit_tts.codec import build_codec
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
-from torchtitan.models.dit_tts.scoring.word_errors import count_errors
+from torchtitan.models.dit_tts.speech.audio import resample
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.keyword_recognizer import KeywordRecognizer
+from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
 RATE = 16_000
 DIGITS = "zero one two three four five six seven eight nine".split()

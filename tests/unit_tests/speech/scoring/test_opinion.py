@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.helpers.speech_corpora import heldout
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.plugins import open_opinion_predictor
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_opinion_predictor
 
 pytestmark = pytest.mark.long
 RATE = 16_000

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.plugins import (
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import (
     open_opinion_predictor,
     open_recognizer,
     open_speaker_scorer,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.scores import Scorers, score, summarize
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score, summarize
 
 
 class Hears:

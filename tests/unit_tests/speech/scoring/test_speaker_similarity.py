@@ -8,9 +8,9 @@ from transformers import AutoFeatureExtractor, WavLMForXVector
 
 from tests.helpers.speech_checkpoints import write_tiny_wavlm
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.scoring import speaker_similarity
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.plugins import open_speaker_scorer
+from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_scorer
 
 RATE = 16_000
 

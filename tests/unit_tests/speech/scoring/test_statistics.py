@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from torchtitan.models.dit_tts.scoring.statistics import (
+from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
     difference,
     mean_interval,

@@ -12,10 +12,10 @@ from transformers import AutoProcessor, WhisperForConditionalGeneration
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.speech_checkpoints import write_tiny_whisper
-from torchtitan.models.dit_tts.audio import resample
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.plugins import open_recognizer
+from torchtitan.models.dit_tts.speech.audio import resample
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
 
 pytestmark = pytest.mark.long
 RATE = 16_000

@@ -6,7 +6,7 @@ import random
 import jiwer
 import pytest
 
-from torchtitan.models.dit_tts.scoring.word_errors import Errors, count_errors, normalizer
+from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors, normalizer
 
 DIGITS = "zero one two three four five six seven eight nine".split()
 

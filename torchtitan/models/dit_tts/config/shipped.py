@@ -1,19 +1,10 @@
-"""The configs that come with the package, and `titan-tts configs`, which lists and copies them."""
+"""The configs that come with the package."""
 
-import shutil
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 from torchtitan.models.dit_tts.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-
-
-@dataclass
-class Options:
-    copy: str = ""
-    """Name of a config to copy into the current folder, to be edited there."""
 
 
 def shipped_folder() -> Path:
@@ -43,18 +34,3 @@ def find_config(config: str) -> Path:
         f"there is no config {config!r}; give the path of a TOML file or one of: "
         f"{', '.join(shipped)}"
     )
-
-
-def run(options: Options) -> int:
-    """Lists the shipped configs, or copies one. Returns the exit status."""
-    if not options.copy:
-        for name, path in shipped_configs().items():
-            print(f"{name:<12} {tomllib.loads(path.read_text())['job']['description']}")
-        return 0
-    source = find_config(options.copy)
-    target = Path(source.name)
-    if target.exists():
-        raise InputError(f"{target} exists already; move it away or work in another folder")
-    shutil.copyfile(source, target)
-    print(f"{target}: train it with titan-tts train {target}")
-    return 0

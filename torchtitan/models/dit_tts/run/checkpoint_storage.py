@@ -98,7 +98,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
 
     def __reduce__(self):
         # DCP's own process for saving may have started without our modules.
-        target = "torchtitan.models.dit_tts.infra.checkpoint_storage:CheckpointWriter"
+        target = "torchtitan.models.dit_tts.run.checkpoint_storage:CheckpointWriter"
         from titan_tts import call_overlaid
 
         return call_overlaid, (target, self.final_path, self.trained_with)

@@ -12,16 +12,16 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
-
 from torchtitan.components.checkpoint import (
     MODEL,
     AsyncMode,
     CheckpointManager,
 )
+from torchtitan.tools.logging import logger
+
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import checkpoint_storage as storage
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
     one_thread_on_cpu_ranks,
@@ -30,12 +30,12 @@ from torchtitan.models.dit_tts.infra.collectives import (
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.partial_states import WithoutTextEncoder, without_new_heads
-from torchtitan.models.dit_tts.resume_rules import check_trained_with, misfit, trained_with
-from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.run import checkpoint_storage as storage
+from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
+from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.tools.logging import logger
 
 
 class RunCheckpointer(CheckpointManager):

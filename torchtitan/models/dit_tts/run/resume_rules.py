@@ -9,7 +9,7 @@ from typing import Any
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import checkpoint_storage
+from torchtitan.models.dit_tts.run import checkpoint_storage
 
 _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"

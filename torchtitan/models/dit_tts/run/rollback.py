@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.divergence import Judgement
-from torchtitan.tools.logging import logger
 
 _MAX_KEPT = 20
 """Bad steps whose tensors are kept; of later ones there is the report alone"""

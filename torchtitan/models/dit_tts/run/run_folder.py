@@ -19,6 +19,8 @@ from typing import Any
 import tomli_w
 import torch
 from filelock import FileLock, Timeout
+from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import without_none
@@ -31,9 +33,7 @@ from torchtitan.models.dit_tts.errors import (
     without_secrets,
 )
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
-from torchtitan.models.dit_tts.supervisor import launcher_number
-from torchtitan.tools import utils
-from torchtitan.tools.logging import logger
+from torchtitan.models.dit_tts.run.launcher import launcher_number
 
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 """Prefixes of environment variables that change what a run computes or how fast"""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
+from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.tools.logging import logger
 
 if TYPE_CHECKING:  # it imports hundreds of modules
     from torch.utils.tensorboard import SummaryWriter

@@ -6,9 +6,6 @@ from typing import cast
 import numpy as np
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.checkpointing import RunCheckpointer
-from torchtitan.models.dit_tts.codec import build_codec
-from torchtitan.models.dit_tts.codec.record import check_codec, check_same_codec
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
@@ -22,7 +19,10 @@ from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
+from torchtitan.models.dit_tts.run.run_folder import RunFolder
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.record import check_codec, check_same_codec
 from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.codec import Codec
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
@@ -25,21 +24,27 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.plots import save_spectrograms
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.sampling.sound_files import write_sound
-from torchtitan.models.dit_tts.sampling.speaker_embedding import speaker_embeddings
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.plugins import (
+from torchtitan.models.dit_tts.run.trackers import Trackers
+from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
+from torchtitan.models.dit_tts.speech.sampling.speaker_embedding import speaker_embeddings
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import (
     open_opinion_predictor,
     open_recognizer,
     open_speaker_scorer,
 )
-from torchtitan.models.dit_tts.scoring.scores import Scorers, UtteranceScore, score, summarize
+from torchtitan.models.dit_tts.speech.scoring.scores import (
+    Scorers,
+    UtteranceScore,
+    score,
+    summarize,
+)
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
-from torchtitan.models.dit_tts.trackers import Trackers
 
 SCORES = ("wer", "cer", "speaker_similarity", "opinion")
 """Figures that depend on the weights"""

@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.duration import SECONDS_ERROR, WITHIN
 from torchtitan.models.dit_tts.infra.ema import EMA, prefix
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.run_folder import RunFolder
+from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
 from torchtitan.models.dit_tts.validation.history import RAW, best_row, weights_name
 from torchtitan.models.dit_tts.validation.speech_samples import SCORES, SpeechSamples

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.tools import utils
+
 from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig, is_pretrained
-from torchtitan.models.dit_tts.factors import checkpointing_name
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import (
     MIN_BUDGET_WITHOUT_MATMULS,
@@ -29,7 +29,7 @@ from torchtitan.models.dit_tts.model.flops import (
     speaker_keys,
     useful_flops,
 )
-from torchtitan.tools import utils
+from torchtitan.models.dit_tts.run.factors import checkpointing_name
 
 PARTS = ("data", "forward", "backward", "optimizer")
 """of a step, in their order; what is left is "other"."""

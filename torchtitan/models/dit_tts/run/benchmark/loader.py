@@ -6,16 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.benchmark.exchange import profiled_steps
-from torchtitan.models.dit_tts.benchmark.synthetic import (
-    RandomFeatures,
-    RandomTokens,
-    SyntheticDataset,
-    synthetic_data,
-)
+from torchtitan.tools.logging import logger
+
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
@@ -25,11 +19,17 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
+from torchtitan.models.dit_tts.run.benchmark.exchange import profiled_steps
+from torchtitan.models.dit_tts.run.benchmark.synthetic import (
+    RandomFeatures,
+    RandomTokens,
+    SyntheticDataset,
+    synthetic_data,
+)
 from torchtitan.models.dit_tts.text.encoder_record import write_record
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
-from torchtitan.tools.logging import logger
 
 _WEIGHT_STD = 0.05
 OPEN_END = 10**6

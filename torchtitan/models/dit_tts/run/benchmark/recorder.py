@@ -11,22 +11,26 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
 
-from torchtitan.models.dit_tts.benchmark import figures
-from torchtitan.models.dit_tts.benchmark.exchange import exchange_seconds, profiled, profiled_steps
-from torchtitan.models.dit_tts.benchmark.loader import OPEN_END, WarmUpFirst
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import without_secrets
-from torchtitan.models.dit_tts.factors import factors
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
-from torchtitan.models.dit_tts.run_folder import environment, gpus_per_node
-from torchtitan.tools import utils
-from torchtitan.tools.logging import logger
+from torchtitan.models.dit_tts.run.benchmark import figures
+from torchtitan.models.dit_tts.run.benchmark.exchange import (
+    exchange_seconds,
+    profiled,
+    profiled_steps,
+)
+from torchtitan.models.dit_tts.run.benchmark.loader import OPEN_END, WarmUpFirst
+from torchtitan.models.dit_tts.run.factors import factors
+from torchtitan.models.dit_tts.run.run_folder import environment, gpus_per_node
 
 FILE_NAME = "benchmark.json"
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchtitan.models.dit_tts.codec.interface import Codec, codec_kind
+from torchtitan.models.dit_tts.speech.codec.interface import Codec, codec_kind
 
 __all__ = ["Codec", "build_codec", "codec_kind"]
 
@@ -17,9 +17,9 @@ def build_codec(name: str, device: str = "cpu") -> Codec:
         InputError: an unknown name, or weights that do not exist or are not a codec's.
     """
     if codec_kind(name) == "mel_dct":
-        from torchtitan.models.dit_tts.codec.mel_dct import STATISTICS_FILE, MelDctCodec
+        from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE, MelDctCodec
 
         return MelDctCodec(STATISTICS_FILE if name == "mel_dct" else Path(name))
-    from torchtitan.models.dit_tts.codec.dac_vae import load_dac_vae
+    from torchtitan.models.dit_tts.speech.codec.dac_vae import load_dac_vae
 
     return load_dac_vae(name, device)

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec.dac_vae_network import build_network
-from torchtitan.models.dit_tts.codec.dac_vae_weights import (
+from torchtitan.models.dit_tts.speech.codec.dac_vae_network import build_network
+from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import (
     DacVaeWeights,
     find_weights,
     read_weights,
 )
-from torchtitan.models.dit_tts.codec.interface import check_latents, check_waveforms
-from torchtitan.models.dit_tts.codec.tiling import decoder_context, encoder_context, portions
+from torchtitan.models.dit_tts.speech.codec.interface import check_latents, check_waveforms
+from torchtitan.models.dit_tts.speech.codec.tiling import decoder_context, encoder_context, portions
 
 # Audio in the network at once. Measured at the released widths, a second takes about 70 MiB to encode
 # and 110 MiB to decode. On a CPU more than two seconds are slower: the outputs of their layers exceed

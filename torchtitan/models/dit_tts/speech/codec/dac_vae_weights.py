@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec.dac_vae_network import (
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.speech.codec.dac_vae_network import (
     DacVae,
     DacVaeSizes,
     build_network,
     released_names,
 )
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import write_atomic
 
 SUFFIXES = (".pth", ".safetensors")
 RELEASED_FILE = "weights.pth"

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchtitan.models.dit_tts.codec.interface import (
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec.interface import (
     STATISTICS_NAME,
     check_latents,
     check_waveforms,
 )
-from torchtitan.models.dit_tts.codec.spectrogram import (
+from torchtitan.models.dit_tts.speech.codec.spectrogram import (
     griffin_lim,
     hann_window,
     integrate_phase,
@@ -41,7 +42,6 @@ from torchtitan.models.dit_tts.codec.spectrogram import (
     mel_filters,
     stft,
 )
-from torchtitan.models.dit_tts.errors import InputError
 
 STATISTICS_FILE = Path(__file__).with_name(STATISTICS_NAME)
 SAMPLE_RATE = 16_000

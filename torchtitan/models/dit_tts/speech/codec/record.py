@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import (
@@ -16,6 +15,7 @@ from torchtitan.models.dit_tts.files import (
     local_path,
     matching_tars,
 )
+from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 
 RECORD_NAME = "prepare.json"
 

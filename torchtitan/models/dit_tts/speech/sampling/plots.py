@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.codec.spectrogram import hann_window, mel_filters, stft
 from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.speech.codec.spectrogram import hann_window, mel_filters, stft
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from torchtitan.models.dit_tts.model.duration import DurationModel
-from torchtitan.models.dit_tts.sampling.sampler import SpeechRequest, encode_requests
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, encode_requests
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 

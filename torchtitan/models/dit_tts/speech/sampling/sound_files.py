@@ -59,7 +59,7 @@ def encoded(waveform: "Tensor", sample_rate: int, kind: str) -> bytes:
 
     samples = waveform.clamp(-1.0, 1.0).numpy()
     if sample_rate not in _RATES.get(kind, (sample_rate,)):
-        from torchtitan.models.dit_tts.audio import resample
+        from torchtitan.models.dit_tts.speech.audio import resample
 
         samples, sample_rate = resample(samples, sample_rate, 48000).clip(-1.0, 1.0), 48000
     buffer = io.BytesIO()

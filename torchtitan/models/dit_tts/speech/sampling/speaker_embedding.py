@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.sampling.sampler import pad_stack
+from torchtitan.models.dit_tts.speech.sampling.sampler import pad_stack
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.audio import resample
+from torchtitan.models.dit_tts.speech.audio import resample
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.word_errors import normalizer
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.word_errors import normalizer
 
 MODEL_SAMPLE_RATE = 16_000  # Hz, of PocketSphinx's English model
 # The model was trained on speech with pauses around it: without them it hears words in the edges

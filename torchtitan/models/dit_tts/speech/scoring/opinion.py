@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.errors import require_modules
-from torchtitan.models.dit_tts.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 _RATE = 16_000  # Hz
 _WINDOW = int(9.01 * _RATE)  # samples that the network hears

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import Samples
 from torchtitan.models.dit_tts.errors import InputError, require_modules
-from torchtitan.models.dit_tts.scoring.interface import (
+from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
     SpeakerScorer,
 )
-from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub
+from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub
 
 RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
 SPEAKER_SCORERS = "own, xvector:HUB_NAME_OR_FOLDER"
@@ -36,7 +36,7 @@ def check_pretrained(samples: Samples) -> None:
     for spec in (samples.recognizer, samples.speaker_scorer):
         kind, _, model = spec.partition(":")
         if kind == "whisper":
-            from torchtitan.models.dit_tts.scoring.whisper import check_whisper
+            from torchtitan.models.dit_tts.speech.scoring.whisper import check_whisper
 
             check_whisper(model)
         elif kind == "faster-whisper" and not os.path.isdir(model):
@@ -59,11 +59,11 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
     kind, _, argument = spec.partition(":")
     if kind == "words" and argument:
         require_modules("pocketsphinx")
-        from torchtitan.models.dit_tts.scoring.keyword_recognizer import KeywordRecognizer
+        from torchtitan.models.dit_tts.speech.scoring.keyword_recognizer import KeywordRecognizer
 
         return KeywordRecognizer([word.strip().lower() for word in argument.split(",")])
     if kind in ("whisper", "faster-whisper") and argument:
-        from torchtitan.models.dit_tts.scoring import whisper
+        from torchtitan.models.dit_tts.speech.scoring import whisper
 
         if kind == "whisper":
             return whisper.WhisperRecognizer(argument, device)
@@ -82,7 +82,7 @@ def open_speaker_scorer(
     Raises:
         InputError: an unknown spec, a library that is missing, a model that cannot be loaded.
     """
-    from torchtitan.models.dit_tts.scoring import speaker_similarity
+    from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
 
     kind, _, argument = spec.partition(":")
     if spec == "own":
@@ -103,7 +103,7 @@ def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
         InputError: an unknown spec, or a library that is missing.
     """
     if spec == "dnsmos":
-        from torchtitan.models.dit_tts.scoring.opinion import DNSMOS
+        from torchtitan.models.dit_tts.speech.scoring.opinion import DNSMOS
 
         return DNSMOS(device)
     return _from_factory(spec, device, "opinion predictor", OPINION_PREDICTORS, "score")

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtitan.models.dit_tts.scoring.interface import (
+from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
     Sound,
     SpeakerScorer,
 )
-from torchtitan.models.dit_tts.scoring.word_errors import Errors, count_errors
+from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import xxhash
 from torch import Tensor
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub, load_model
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub, load_model
 
 _REFERENCES = 1024  # embeddings that are kept
 _MIN_SECONDS = 0.5  # for an x-vector; a shorter sound is repeated

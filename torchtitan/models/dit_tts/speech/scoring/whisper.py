@@ -11,9 +11,13 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
-from torchtitan.models.dit_tts.scoring.interface import Sound
-from torchtitan.models.dit_tts.scoring.pretrained import from_folder_or_hub, load_model, quiet
-from torchtitan.models.dit_tts.scoring.word_errors import language_code
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.pretrained import (
+    from_folder_or_hub,
+    load_model,
+    quiet,
+)
+from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
 
 _RATE = 16_000  # Hz
 _SECONDS = 30  # that the model hears at once
