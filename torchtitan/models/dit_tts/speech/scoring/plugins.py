@@ -127,6 +127,6 @@ def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) 
     missing = [each for each in ("name", *methods) if not hasattr(made, each)]
     if missing:
         raise InputError(
-            f"the {kind} of '{spec}' lacks {', '.join(missing)}; see scoring/interface.py for what it needs"
+            f"the {kind} of '{spec}' lacks {', '.join(missing)}; see speech/scoring/interface.py for what it needs"
         )
     return made
