@@ -71,17 +71,20 @@ def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand, tensor):
         expected = [amount / each for each in (seconds.high, seconds.middle, seconds.low)]
         assert [rate.low, rate.middle, rate.high] == pytest.approx(expected)
     assert step.flops == 2 * 3 * flops
-    if tensor == 1:  # else each GPU has a part of some matmuls
-        matmuls = GUESS.value * 3 * flops / H200.peak_flops
-        assert step.time.parts["matmuls and attention"] == pytest.approx(matmuls)
 
-    # Blocks that are computed again take time, and count in no rate.
-    full = replace(planner.config, activation_checkpoint=ActivationCheckpoint(mode="full"))
-    again = planner.step(full, cluster, GUESS, Batches(lengths, 12, 3))
+
+def test_blocks_that_are_computed_again_take_time_and_count_in_no_rate(by_hand):
+    planner = Planner(debug_config(), 1)
+    lengths, cluster = Lengths(64, 40, 64), Cluster(H200, 1, 1)
+    flops = 12 * training_flops(planner.sizes.args, lengths)
     repeated = 12 * repeated_flops(planner.sizes.args, lengths, {"full": 4})
-    matmuls += GUESS.value * 3 * repeated / H200.peak_flops
-    assert again.time.parts["matmuls and attention"] == pytest.approx(matmuls)
-    assert repeated > 0.2 * flops and again.flops == step.flops
+    assert repeated > 0.2 * flops
+    for mode, more in (("none", 0), ("full", repeated)):
+        config = replace(planner.config, activation_checkpoint=ActivationCheckpoint(mode=mode))
+        step = planner.step(config, cluster, GUESS, Batches(lengths, 12, 3))
+        matmuls = GUESS.value * 3 * (flops + more) / H200.peak_flops
+        assert step.time.parts["matmuls and attention"] == pytest.approx(matmuls)
+        assert step.flops == 3 * flops
 
 
 def test_every_bucket_has_to_fit(by_hand):
