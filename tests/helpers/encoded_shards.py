@@ -22,18 +22,17 @@ def write_shards(folder: Path) -> Path:
 class Made:
     """A dataset and an encoder, and the features that they make."""
 
-    def __init__(self, folder: Path, model: Path, **encoder):
+    def __init__(self, folder: Path, model: Path, channels: int = CHANNELS, **encoder):
         encoder = {"dtype": "float32"} | encoder
         self.encoder = Encoder(model=str(model), frozen=True, cache_features=True, **encoder)
-        self.dataset = open_dataset(str(folder), CHANNELS)
+        self.dataset = open_dataset(str(folder), channels)
         self.tokenizer = load_subword_tokenizer(str(model))
         self.module = load_text_encoder(self.encoder, "cpu")
         self.kind = feature_kind(self.encoder, self.tokenizer, self.module.source)
 
-    def make(self, shards=range(SHARDS), **options) -> None:
-        make_text_features(
-            self.dataset, shards, self.module, self.tokenizer, self.kind, progress=False, **options
-        )
+    def make(self, shards=None) -> None:
+        shards = range(len(self.dataset.tar_paths)) if shards is None else shards
+        make_text_features(self.dataset, shards, self.module, self.tokenizer, self.kind)
 
     def ids(self, sample: int) -> list[int]:
         return self.tokenizer.text_ids(self.dataset.metadata(sample)["text"])

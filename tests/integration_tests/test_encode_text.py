@@ -1,4 +1,4 @@
-"""`titan-tts prepare --encode-text` and training without the encoder; training that encodes by itself."""
+"""`titan-tts prepare --encode-text` and training without the encoder."""
 
 import shutil
 from pathlib import Path
@@ -72,14 +72,7 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     run = runs.run(tmp_path, "cached", arguments(output, moved))
     assert sorted(run.metrics()) == [1, 2, 3]
 
-    # Without files the first start needs the encoder, on two ranks, and makes the same.
-    shutil.rmtree(output / "train/text_features")
     (tmp_path / "weights").rename(model / "model.safetensors")
-    again = runs.run(tmp_path, "first", arguments(output, model), processes=2)
-    assert feature_files(output) == files and files[2].read_bytes() == content
-    for step, row in again.metrics().items():
-        assert row["loss"] == pytest.approx(run.metrics()[step]["loss"], rel=1e-4)
-
     assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their shards
     assert not feature_files(output)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.helpers.encoded_shards import Made
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from titan_tts.speak.load_run import load_run, untrained_model
 from tools.harness import runs
@@ -58,6 +59,7 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoders")
     write_talkative_shards(folder / "data")
     encoder = write_tiny_t5gemma2(folder / "encoder")
+    Made(folder / "data", encoder, channels=128).make()
     common = [
         *runs.TINY,
         f"--data.path={folder / 'data'}",

@@ -6,6 +6,7 @@ import pytest
 import soundfile
 import torch
 
+from tests.helpers.encoded_shards import Made
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tools.harness.synthetic import make_shards
 
@@ -28,6 +29,8 @@ def test_stored_features_give_the_figures_and_sounds_of_the_encoder(tmp_path, tr
     for name, n, seed in (("train", 16, 1), ("heldout", 6, 2)):
         make_shards(tmp_path / "data" / name, n, seed, channels=128, frames=frames)
     encoder = write_tiny_t5gemma2(tmp_path / "encoder")
+    for name in ("train", "heldout"):
+        Made(tmp_path / "data" / name, encoder, channels=128).make()
     options = [
         f"--data.path={tmp_path}/data/train",
         "--data.latent_channels=128",

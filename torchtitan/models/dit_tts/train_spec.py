@@ -18,12 +18,12 @@ from torchtitan.models.dit_tts.infra.collectives import (
     patient_group,
     run_on_all_ranks,
 )
-from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.infra.optimizer import (
     build_tts_lr_schedulers,
     build_tts_optimizers,
 )
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.duration import DurationModel
@@ -87,7 +87,7 @@ def build_agreed_dataloader(
     """
     find_features = None
     if job_config.encoder.cache_features:
-        find_features = partial(ready_text_features, tokenizer=tokenizer, job_config=job_config)
+        find_features = partial(stored_text_features, tokenizer=tokenizer, job_config=job_config)
     loader = build_dataloader(
         dp_world_size,
         dp_rank,

@@ -305,8 +305,8 @@ class Encoder:
     """A frozen encoder with more weights than this, in GiB, is sharded over the ranks (FSDP2)"""
 
     cache_features: bool = False
-    """Reads a frozen encoder's features from files beside the shards, which the first start computes;
-    the encoder is then not in memory"""
+    """Reads a frozen encoder's features from files beside the shards, which titan-tts prepare
+    --encode-text makes; the encoder is then not in memory"""
 
     cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
     """Precision of the features in those files; empty: as dtype"""

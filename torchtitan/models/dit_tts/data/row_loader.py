@@ -150,7 +150,7 @@ class RowLoader:
             raise InputError(
                 f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
                 f"tokens where its stored features are for {stored}; delete the folder of the "
-                "features, and they are made again"
+                "features and make them again with titan-tts prepare --encode-text"
             )
         n_bytes = -1
         # A cropped sample speaks a part of its text only.

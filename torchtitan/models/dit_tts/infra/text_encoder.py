@@ -1,14 +1,17 @@
-"""The frozen text encoder of a training run, which is beside the model and in no checkpoint."""
+"""The frozen text encoder of a training run, which is beside the model and in no checkpoint; or its stored
+features."""
 
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import patient_group, run_on_all_ranks
@@ -18,8 +21,16 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     read_record,
     write_record,
 )
+from torchtitan.models.dit_tts.text.feature_builder import feature_kind, longest_text
+from torchtitan.models.dit_tts.text.feature_store import (
+    FeatureKind,
+    TextFeatures,
+    open_text_features,
+    with_stored_fingerprint,
+)
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, blocks_of, find_source
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.text_encoder import (
     PretrainedTextEncoder,
     load_text_encoder,
@@ -75,6 +86,45 @@ def build_frozen_encoder(
         f"{'sharded' if sharded else 'replicated on every rank'}"
     )
     return module.to(device)
+
+
+def stored_text_features(
+    dataset: Dataset, tokenizer: SubwordTokenizer, job_config: JobConfig
+) -> TextFeatures:
+    """The stored features of a run's data.
+
+    Called by every rank of a job, or by a process without any.
+
+    Raises:
+        InputError: on every rank, where one lacks files or has features of too few texts.
+    """
+    encoder, max_tokens = job_config.encoder, job_config.data.max_text_tokens
+    source = find_source(encoder.model, folder=Path(job_config.job.dump_folder))
+
+    def find_kind(rank: int) -> FeatureKind | None:
+        if rank != 0:  # the fingerprint needs a pass over the weights, which can be many gigabytes
+            return None
+        return with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
+
+    opened: list[TextFeatures] = []
+    with patient_group() as group:
+        kind = run_on_all_ranks(find_kind, "find the text encoder", group)[0]
+        assert kind is not None
+        run_on_all_ranks(
+            lambda rank: opened.append(open_text_features(dataset, kind)),
+            "open the text features",
+            group,
+        )
+    [features] = opened
+    longest = longest_text(source)
+    left_out = np.flatnonzero((features.tokens > longest) & (features.tokens <= max_tokens))
+    if len(left_out):
+        raise InputError(
+            f"[data] max_text_tokens = {max_tokens}, but texts of more than {longest} tokens have "
+            f"no stored features, as sample '{dataset.sample_id(int(left_out[0]))}'; lower it to "
+            f"{longest}, or set [encoder] cache_features = false"
+        )
+    return features
 
 
 def fetch_together(source: HFEncoderSpec, dtype: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -60,49 +59,34 @@ def make_text_features(
     encoder: PretrainedTextEncoder,
     tokenizer: SubwordTokenizer,
     kind: FeatureKind,
-    *,
-    on_error: str = "raise",
-    progress: bool = True,
 ) -> None:
     """Encodes the texts of some shards, except those that another job has encoded meanwhile.
 
     Args:
         shards: numbers of shards of the dataset.
         kind: with the encoder's fingerprint.
-        on_error: at a corrupt sample "raise", or "skip": then it has no features.
-        progress: shows a bar.
 
     Raises:
         InputError: a corrupt sample, features that the stored dtype cannot hold, nowhere to write.
     """
-    firsts = np.searchsorted(dataset.shard, shards)
-    ends = np.searchsorted(dataset.shard, shards, side="right")
-    total = int((ends - firsts).sum())
-    with tqdm(
-        desc="encoding texts", total=total, unit="text", mininterval=1.0, disable=not progress
-    ) as bar:
-        done = 0
-        for shard, first, end in zip(shards, firsts.tolist(), ends.tolist(), strict=True):
-            if find_feature_file(dataset, shard, kind) is None:
-                samples = range(first, end)
-                texts = _token_ids(dataset, samples, tokenizer, on_error)
-                _make_file(dataset, shard, texts, encoder, kind, bar)
-            done += end - first
-            bar.update(done - bar.n)  # with the texts that have no features
+    for shard in shards:
+        if find_feature_file(dataset, shard, kind) is None:
+            first, end = np.searchsorted(dataset.shard, [shard, shard + 1]).tolist()
+            texts = _token_ids(dataset, range(first, end), tokenizer)
+            _make_file(dataset, shard, texts, encoder, kind)
 
 
 def _make_file(
     dataset: Dataset,
     shard: int,
-    texts: list[list[int] | None],
+    texts: list[list[int]],
     encoder: PretrainedTextEncoder,
     kind: FeatureKind,
-    bar: tqdm,
 ) -> None:
-    """texts: token ids of each sample of the shard; None for a corrupt one."""
+    """texts: token ids of each sample of the shard."""
     longest = longest_text(encoder.source)
-    tokens = np.array([0 if ids is None else len(ids) for ids in texts], np.int32)
-    encoded = {n: ids for n, ids in enumerate(texts) if ids is not None and len(ids) <= longest}
+    tokens = np.array([len(ids) for ids in texts], np.int32)
+    encoded = {n: ids for n, ids in enumerate(texts) if len(ids) <= longest}
     samples = list(encoded)
 
     has_features = np.isin(np.arange(len(texts)), samples)
@@ -120,7 +104,6 @@ def _make_file(
                             f"another [encoder] cache_dtype or dtype"
                         )
                     write(samples[number], stored)
-                    bar.update()
                 # Another job reads its file by now, and ours differs in a few bits.
                 if find_feature_file(dataset, shard, kind) is not None:
                     raise _MadeByAnotherJob
@@ -135,18 +118,16 @@ def _make_file(
                 ) from error
 
 
-def _token_ids(
-    dataset: Dataset, samples: range, tokenizer: SubwordTokenizer, on_error: str
-) -> list[list[int] | None]:
-    """Token ids of each sample's text; None for a corrupt sample."""
-    found: list[list[int] | None] = []
+def _token_ids(dataset: Dataset, samples: range, tokenizer: SubwordTokenizer) -> list[list[int]]:
+    """Token ids of each sample's text."""
+    found: list[list[int]] = []
     for first in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
         chunk = range(first, min(first + _TEXTS_AT_ONCE, samples.stop))
         for sample, text in zip(chunk, read_texts(dataset, chunk), strict=True):
-            if text is None and on_error == "raise":
-                dataset.metadata(sample)  # raises what is wrong with it
+            if text is None:
+                text = dataset.metadata(sample)["text"]  # raises what is wrong with it
             try:
-                found.append(None if text is None else tokenizer.text_ids(text))
+                found.append(tokenizer.text_ids(text))
             except InputError as error:
                 raise InputError(f"sample '{dataset.sample_id(sample)}': {error}") from error
     return found

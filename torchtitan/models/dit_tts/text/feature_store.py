@@ -19,6 +19,7 @@ import glob
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 import xxhash
 
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, shard_name
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
@@ -317,10 +319,29 @@ def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
     missing = missing_shards(files)
     if missing:
         raise InputError(
-            f"{describe_missing(dataset, kind, missing)}; make them with [encoder] cache_features = "
-            f"true where the encoder's weights are, or with titan-tts prepare --encode-text"
+            f"{describe_missing(dataset, kind, missing)}; make them with "
+            f"{_prepare_command(dataset.tar_paths[missing[0]], kind)}, or set [encoder] cache_features = false"
         )
     return TextFeatures(dataset, [file for file in files if file is not None])
+
+
+def _prepare_command(tar_path: str, kind: FeatureKind) -> str:
+    """What makes such features of a shard, with what the preparation's report tells of it."""
+    output = os.path.dirname(os.path.dirname(tar_path))
+    report = os.path.join(output, "report.md")
+    source, others = "SOURCE", ""
+    try:
+        with open(report, encoding="utf-8") as lines:
+            source = lines.readline().split("`")[1]
+        others = f" (its other options are in {report})"
+    except (OSError, ValueError, IndexError):
+        output = "OUTPUT"
+    words = ["titan-tts", "prepare", source, output, "--encode-text", kind.model]
+    if kind.encoder_dtype != Encoder.dtype:
+        words += ["--text-dtype", kind.encoder_dtype]
+    if kind.stored_dtype != kind.encoder_dtype:
+        words += ["--text-feature-dtype", kind.stored_dtype]
+    return shlex.join(words) + others
 
 
 class TextFeatures:
@@ -373,7 +394,7 @@ class TextFeatures:
         shard, rows, offset, stored_hash = self._rows[sample].item()
         if not stored_hash:
             raise self._corrupt(
-                sample, shard, "are left out, as its text was corrupt or too long to be encoded"
+                sample, shard, "are left out, as its text is too long to be encoded"
             )
         if rows > len(out):
             raise InputError(
@@ -393,6 +414,6 @@ class TextFeatures:
     def _corrupt(self, sample: int, shard: int, how: str) -> CorruptSampleError:
         return CorruptSampleError(
             f"sample '{self._dataset.sample_id(sample)}': its text features in {self._paths[shard]} "
-            f"{how}; delete the file, and the next start makes it again, or leave such samples out with "
+            f"{how}; delete the file and make it again with titan-tts prepare --encode-text, or leave such samples out with "
             f"[data] on_error = 'skip'"
         )

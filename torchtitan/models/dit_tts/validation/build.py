@@ -16,8 +16,8 @@ from torchtitan.models.dit_tts.flow.objective import build_flow_loss, build_obje
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy
+from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
@@ -76,7 +76,7 @@ def build_validator(
     assert_equal_across_ranks({"held-out data": heldout.fingerprint})
     heldout_features: Features | None = None
     if dataloader.features is not None:
-        heldout_features = ready_text_features(heldout, cast(SubwordTokenizer, tokenizer), view)
+        heldout_features = stored_text_features(heldout, cast(SubwordTokenizer, tokenizer), view)
 
     def fixed(dataset: Dataset, features: Features | None) -> FixedSet:
         count, size = validation.samples, validation.batch_size

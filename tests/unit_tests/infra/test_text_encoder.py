@@ -1,5 +1,6 @@
-"""Text features in training: made at the first start by all ranks, then read by the loader."""
+"""Stored text features in training: found on all ranks, and read by the loader."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch.distributed as dist
 
 from tests.helpers.encoded_shards import (
     SAMPLES,
-    SHARDS,
     Made,
     flip_last_byte,
     write_shards,
@@ -24,9 +24,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra import feature_cache, text_encoder
-from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
-from torchtitan.models.dit_tts.infra.feature_cache import ready_text_features, split_missing
+from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.text import feature_builder
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
@@ -140,11 +138,12 @@ def test_features_of_another_number_of_tokens_are_refused(shards, gemma, tmp_pat
 def test_texts_that_are_too_long_to_be_encoded(shards, gemma, tmp_path, monkeypatch):
     monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
     made = Made(shards, gemma)
+    made.make()
     settings = job(shards, made.encoder, tmp_path)
     with pytest.raises(InputError, match="max_text_tokens = 192, but texts of more than 5 tokens"):
-        ready_text_features(made.dataset, made.tokenizer, settings)
+        stored_text_features(made.dataset, made.tokenizer, settings)
     settings.data.max_text_tokens = 5
-    features = ready_text_features(made.dataset, made.tokenizer, settings)
+    features = stored_text_features(made.dataset, made.tokenizer, settings)
     assert features.tokens.tolist() == [len(made.ids(sample)) for sample in range(SAMPLES)]
     for sample, tokens in enumerate(features.tokens.tolist()):
         if tokens > 5:
@@ -155,97 +154,60 @@ def test_texts_that_are_too_long_to_be_encoded(shards, gemma, tmp_path, monkeypa
     assert 0 < (features.tokens > 5).sum() < 30
 
 
-def test_the_second_start_needs_no_encoder(shards, model, tmp_path, monkeypatch):
+def test_a_start_needs_the_features_and_no_weights(shards, model, tmp_path):
     made = Made(shards, model)
+    made.make()
     settings = job(shards, made.encoder, tmp_path)
-    first = build_agreed_dataloader(1, 0, made.tokenizer, settings)
+    with_weights = build_agreed_dataloader(1, 0, made.tokenizer, settings)
     (model / "model.safetensors").unlink()
-    monkeypatch.setattr(feature_cache, "load_text_encoder", None)
-    second = build_agreed_dataloader(1, 0, made.tokenizer, settings)
-    assert second.features.encoder_fingerprint == first.features.encoder_fingerprint
-    one, two = next(iter(first))[0], next(iter(second))[0]
+    without = build_agreed_dataloader(1, 0, made.tokenizer, settings)
+    assert without.features.encoder_fingerprint == made.kind.encoder_fingerprint
+    one, two = next(iter(with_weights))[0], next(iter(without))[0]
     assert torch.equal(one["text_features"], two["text_features"])
-    monkeypatch.undo()
-    made.path(1).unlink()
-    lacking = (
-        "missing for 1 of 3 shards, the first is .*000001.tar, and cannot be made here: .*weights"
-    )
-    with pytest.raises(InputError, match=lacking):
-        build_agreed_dataloader(1, 0, made.tokenizer, settings)
 
 
-def test_weights_that_are_downloaded_when_files_are_missing(shards, model, tmp_path, monkeypatch):
-    made = Made(shards, model)
-    made.make([0])
-    before = made.path(0).stat().st_mtime_ns
-    weights = (model / "model.safetensors").rename(tmp_path / "weights")
-
-    def download(name):
-        assert name == str(model)
-        shutil.copy(weights, model / "model.safetensors")
-
-    monkeypatch.setattr(text_encoder, "fetch_weights", download)
-    settings = job(shards, made.encoder, tmp_path)
-    features = ready_text_features(made.dataset, made.tokenizer, settings)
-    assert features.kind == made.kind and len(features.tokens) == SAMPLES
-    assert made.path(0).stat().st_mtime_ns == before
-
-
-def test_a_rank_with_other_weights_makes_nothing(shards, gemma, tmp_path):
-    made = Made(shards, gemma)
-    kind = replace(made.kind, encoder_fingerprint="0123456789abcdef")
-    settings = job(shards, made.encoder, tmp_path)
-    maker = feature_cache._Maker(made.dataset, kind, made.tokenizer, settings, made.module.source)
-    with pytest.raises(InputError, match="are others than rank 0's .0123456789abcdef"):
-        maker.make([0], progress=False)
-    assert not (shards / "text_features").exists()
+@pytest.mark.parametrize(
+    ("report", "options", "named"),
+    [
+        ("", {"dtype": "bfloat16"}, "prepare SOURCE OUTPUT --encode-text {model}, or"),
+        (
+            "# Prepared from `/data/my speech`\n",
+            {"cache_dtype": "float16"},
+            "prepare '/data/my speech' {output} --encode-text {model} --text-dtype float32 "
+            "--text-feature-dtype float16 (its other options are in {output}/report.md), or",
+        ),
+    ],
+)
+def test_what_makes_missing_features_is_named(shards, gemma, tmp_path, report, options, named):
+    made = Made(shards, gemma, **options)
+    made.make([0, 2])
+    if report:
+        (tmp_path / "report.md").write_text(report)
+    named = named.format(model=gemma, output=tmp_path)
+    sentence = f"missing for 1 of 3 shards, the first is {shards}/000001.tar; make them with titan-tts {named} "
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        build_agreed_dataloader(1, 0, made.tokenizer, job(shards, made.encoder, tmp_path))
 
 
-def test_every_missing_shard_is_made_once_by_who_misses_it():
-    for seed in range(20):
-        generator = np.random.default_rng(seed)
-        counts = generator.integers(0, 40, 5)
-        missing = [sorted(set(generator.integers(0, 50, count).tolist())) for count in counts]
-        parts = split_missing(missing)
-        assert sorted(sum(parts, [])) == sorted(set().union(*missing))
-        assert all(set(part) <= set(lacks) for part, lacks in zip(parts, missing))
-    assert sorted(map(len, split_missing([list(range(10))] * 3))) == [3, 3, 4]
-
-
-def two_ranks(rank: int, shared: str, own: list[str], model: str, rendezvous: str) -> None:
+def two_ranks(rank: int, own: list[str], model: str, rendezvous: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    feature_cache.SETTLE_SECONDS = 0
-    made_by_me = []
-    make = feature_cache.make_text_features
-
-    def noted(dataset, shards, *args, **options):
-        made_by_me.extend(shards)
-        make(dataset, shards, *args, **options)
-
-    def watched(action, what, group=None):
-        # Encoding takes longer than the default group waits.
-        assert group is not None
-        return run_on_all_ranks(action, what, group)
-
-    feature_cache.make_text_features, feature_cache.run_on_all_ranks = noted, watched
     encoder = Encoder(model=model, dtype="float32", cache_features=True)
     tokenizer = load_subword_tokenizer(model)
     try:
-        for folder, rounds in ((shared, 1), (own[rank], 2)):
-            settings = job(folder, encoder, Path(rendezvous).parent, local=4)
-            loader = build_agreed_dataloader(2, rank, tokenizer, settings)
-            assert next(iter(loader))[0]["text_features"].any()
-            everyone = sum(run_on_all_ranks(lambda _: list(made_by_me), "count"), [])
-            # On disks of their own each rank comes to make all shards, none twice.
-            assert sorted(everyone) == sorted(list(range(SHARDS)) * rounds)
-            made_by_me.clear()
+        settings = job(own[rank], encoder, Path(rendezvous).parent, local=4)
+        with pytest.raises(InputError, match="missing for 1 of 3 shards, the first is .*two/"):
+            build_agreed_dataloader(2, rank, tokenizer, settings)
+        settings = job(own[0], encoder, Path(rendezvous).parent, local=4)
+        loader = build_agreed_dataloader(2, rank, tokenizer, settings)
+        assert next(iter(loader))[0]["text_features"].any()
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.long
-def test_two_ranks_make_them_together(shards, gemma, tmp_path):
+def test_a_machine_that_lacks_features_ends_the_start_on_all(shards, gemma, tmp_path):
+    Made(shards, gemma).make()
     own = [str(shutil.copytree(shards, tmp_path / name)) for name in ("one", "two")]
-    arguments = (str(shards), own, str(gemma), str(tmp_path / "rendezvous"))
-    run_ranks(two_ranks, 2, *arguments)
+    Made(Path(own[1]), gemma).path(1).unlink()
+    run_ranks(two_ranks, 2, own, str(gemma), str(tmp_path / "rendezvous"))
