@@ -96,7 +96,10 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
     said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
     monkeypatch.setattr(duration_recognizer, "spoken", said)
     for name, replacement in (
-        ("config.manager.load_run_config", lambda folder, args=(): loaded.config),
+        (
+            "torchtitan.models.dit_tts.config.manager.load_run_config",
+            lambda folder, args=(): loaded.config,
+        ),
         ("titan_tts.evaluate.systems.load_run_config", lambda folder: loaded.config),
         ("titan_tts.evaluate.systems.check_weights", lambda *place: None),
         ("titan_tts.evaluate.systems.find_folder", Path),

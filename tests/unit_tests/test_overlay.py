@@ -243,10 +243,10 @@ from torchtitan.models.dit_tts import get_train_spec, trainer
 from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.errors import InputError
-from titan_tts.evaluate import command as evaluate_command
+from titan_tts.evaluate import evaluate_command
 from titan_tts.speak import generate_command
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from titan_tts.prepare import command
+from titan_tts.prepare import prepare_command
 
 config = JobConfig()
 args = get_train_spec().model_args["debug"]

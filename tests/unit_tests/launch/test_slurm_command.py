@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from titan_tts import cli
-from titan_tts.launch import command
+from titan_tts.launch import slurm_command
 from torchtitan.models.dit_tts.config.shipped import find_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -103,7 +103,7 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     config = Path("a b.toml")
     config.write_bytes(find_config("debug").read_bytes())
-    monkeypatch.setattr(command.sys, "executable", "/a b/python")
+    monkeypatch.setattr(slurm_command.sys, "executable", "/a b/python")
     arguments = ["--job.description", HOSTILE, f"--job.dump_folder={HOSTILE}"]
     assert (
         cli.main(["launch", str(config), "--gpus-per-node", "1", "--out", "job.sh", *arguments])

@@ -13,6 +13,7 @@ import pytest
 from titan_tts.launch import supervisor
 from titan_tts.launch.supervisor import Outcome, RunProcess, kill_tree, last_line
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
+from torchtitan.models.dit_tts.run import launcher
 
 
 def start(folder: Path, code: str, **options) -> RunProcess:
@@ -173,5 +174,5 @@ def test_nothing_is_inherited_from_a_rank(in_folder, monkeypatch):
     ],
 )
 def test_the_first_line_says_what_is_started(args, said, capsys):
-    supervisor.say_start(args.split())
+    launcher.say_start(args.split())
     assert capsys.readouterr().out == f"titan-tts train: {said}, starting\n"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
+from titan_tts.launch.train_command import train
 from titan_tts.plan.dry_run import DryRunOptions, take_options
 from titan_tts.plan.plan import make_summary
 from titan_tts.plan.report import memory_lines, summary_lines
@@ -17,7 +18,6 @@ from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.main import train
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ import soundfile
 
 from tests.helpers.speech_corpora import RATE, tone
 from titan_tts import cli
-from titan_tts.prepare import command
+from titan_tts.prepare import prepare_command
 from titan_tts.prepare.settings import AudioSettings, Options
 from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.errors import InputError
 
 def test_options_on_the_command_line(monkeypatch, capsys):
     given = []
-    monkeypatch.setattr(command, "run", lambda options: given.append(options) or 0)
+    monkeypatch.setattr(prepare_command, "run", lambda options: given.append(options) or 0)
     assert cli.main(["prepare", "in", "out"]) == 0
     more = ["--loudness", "off", "--max-silence", "0.5", "--seed", "3"]
     assert cli.main(["prepare", "in", "out", *more]) == 0
@@ -74,14 +74,14 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     options = Options(str(tmp_path / "list.jsonl"), str(tmp_path / "o ut"), workers=1, device="cpu")
     with monkeypatch.context() as patched, pytest.raises(InputError, match=r"titan-tts\[speech\]"):
         patched.setattr(errors, "find_spec", lambda name: None if name == "av" else name)
-        command.run(options)
+        prepare_command.run(options)
     assert sorted(os.listdir(tmp_path)) == ["a.wav", "list.jsonl"]
-    assert command.run(options) == 0
+    assert prepare_command.run(options) == 0
     first = capsys.readouterr().out
     assert "codec mel_dct: 16000 Hz" in first and "train: samples 1, " in first
     assert f"titan-tts data inspect '{tmp_path}/o ut/train'" in first
     assert f"titan-tts train one_gpu --data.path '{tmp_path}/o ut/train'" in first
-    assert command.run(options) == 0
+    assert prepare_command.run(options) == 0
     assert "was complete already" in capsys.readouterr().out
 
 
@@ -101,7 +101,7 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
 )
 def test_the_suggested_command_has_codec_and_features_of_the_data(codec, text, config):
     options = Options("in", "out", codec=codec, **text)
-    name, *keys = command._config_for(options)
+    name, *keys = prepare_command._config_for(options)
     assert name == config
     suggested = load_config([f"--job.config_file={find_config(name)}", *keys])
     assert suggested.sampling.codec == codec
