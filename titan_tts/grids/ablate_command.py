@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     interrupt_on_signals()
     status = grid_run.run(path.read_text())
     if not options.no_analysis:
-        from titan_tts.grids import command
+        from titan_tts.grids import analyze_command
 
-        command.run(command.Options([str(grid_run.folder)]))
+        analyze_command.run(analyze_command.Options([str(grid_run.folder)]))
     return status
