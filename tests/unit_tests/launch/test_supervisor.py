@@ -75,7 +75,7 @@ def hungry(args):
     return len(bytearray(2**31))
 hungry([])
 """
-    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    path = {"PYTHONPATH": str(Path(__file__).parents[3])}
     outcome = ended(start(in_folder, code, environment=path, memory_gib=1))
     assert outcome.state == "oom"
     assert ended(start(in_folder, code, environment=path)).state == "failed"  # no limit: no state
