@@ -40,7 +40,6 @@ ASSUMED = {
     "docs/many_gpus.md": ("/data/ready",),
     "docs/megatron.md": ("/data/ready",),
     "docs/monitor.md": ("/data/recordings", "outputs/NAME", "outputs/data"),
-    "docs/plan.md": ("outputs/my_run", "outputs/my_other_run"),
     "docs/prepare.md": (
         "/data/LJSpeech-1.1",
         "/data/LibriTTS_R",

@@ -48,7 +48,6 @@ BASE_STEPS = 40
 _DURATION = SMALL.replace("--model.flavor=debug", "--model.flavor=duration")
 _PROGRAM = f"""#!/bin/sh
 case " $* " in
-" plan "*" --calibrate"*) exec {{program}} "$@" ;;
 " plan "*) exec {{program}} "$@" --model.flavor=debug --compile.no-enable --activation_checkpoint.mode=none ;;
 *" --dry-run"* | *" --help"*) exec {{program}} "$@" ;;
 " train duration "*) exec {{program}} "$@" {_DURATION} --training.steps={STEPS} ;;

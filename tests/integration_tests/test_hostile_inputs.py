@@ -466,7 +466,7 @@ for _name, _given, _args, _words, _status, *_more in [
     ("a plan for an unknown gpu", None, ["plan", "debug", "--gpu=Voodoo"], "allowed are", 2),
     ("a plan for no node", None, ["plan", "debug", "--nodes=0"], "greater than 0", 2),
     ("a plan for a link of nan", None, ["plan", "debug", "--inter-node-gbps=nan"], "inter-node-gbps", 2),
-    ("a plan from a corrupt plan.json", {"plan.json": "["}, ["plan", "--calibrate", "{in}/plan.json"], "plan.json", 2),
+    ("a plan from a corrupt benchmark", {"benchmark.json": "["}, ["plan", "--calibrate", "{in}"], "benchmark.json", 2),
     ("a plan from nothing", None, ["plan", "--calibrate", "{in}"], "in", 2),
     ("inspect of nothing", None, ["data", "inspect", "{in}"], "names no .tar", 2),
     ("inspect of no path", None, ["data", "inspect"], "needs PATH", 2),

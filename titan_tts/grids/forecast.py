@@ -9,7 +9,7 @@ from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 from titan_tts.grids.cells import Cell
-from titan_tts.plan.compare import load_factor
+from titan_tts.plan.calibration import load_factor
 from titan_tts.plan.devices import (
     Cluster,
     Device,

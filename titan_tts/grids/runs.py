@@ -237,7 +237,7 @@ def _read(run: Run, folder: Path) -> None:
     environment = _object(folder / "env.json")
     if run.factors and environment:
         run.factors.setdefault("device", _device(environment))
-    _predict(run, folder, grid_run.get("forecast"))
+    _predict(run, grid_run.get("forecast"))
 
 
 def _set_state(run: Run, grid_run: dict, report: dict, state: dict) -> None:
@@ -436,13 +436,10 @@ def _factors_of_config(run: Run, folder: Path) -> None:
         )
 
 
-def _predict(run: Run, folder: Path, forecast: Any) -> None:
-    """run.json's forecast, else what plan.json predicted."""
-    if forecast is None:
-        plan = _object(folder / "plan.json").get("predicted") or {}
-        forecast = {**plan, "gib": plan.get("peak_memory_gib")}
+def _predict(run: Run, forecast: Any) -> None:
+    """run.json's forecast."""
     for name in PREDICTED:
-        value = forecast.get(name)
+        value = (forecast or {}).get(name)
         if value is not None:
             fits = name == "fits" and isinstance(value, bool)
             run.predicted[name] = value if fits else _number(f"predicted {name}", value)

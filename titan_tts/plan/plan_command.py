@@ -41,7 +41,7 @@ class Options:
     """Hours of the data, over which the passes of the run are counted."""
 
     calibrate: list[Path] = field(default_factory=list)
-    """Measure a GPU's factor from ended runs (folders or plan.json) and save it for later plans."""
+    """Compare benchmark runs (folders) or a GPU check with their plans, and save the GPU's factor for later ones."""
 
     json: bool = False
     """Print JSON instead of text."""
@@ -56,9 +56,14 @@ def run(options: Options) -> int:
         InputError: config, GPU or files do not allow it.
     """
     if options.calibrate:
-        from titan_tts.plan.compare import calibrate, factors_file
+        from titan_tts.plan.calibration import compare, factors_file, save_factors
 
-        for name, found in calibrate(options.calibrate).items():
+        comparisons = []
+        for path in options.calibrate:
+            for each in compare(path):
+                print(f"{path}: {each}")
+                comparisons.append(each)
+        for name, found in save_factors(comparisons).items():
             print(f"{name}: factor {found.value:.3f} +- {found.error:.0%}, {found.origin}")
         print(f"saved to {factors_file()}")
         return 0
@@ -72,7 +77,7 @@ def run(options: Options) -> int:
         )
     path = find_config(options.config)
     # torch takes seconds to import.
-    from titan_tts.plan.compare import load_factor
+    from titan_tts.plan.calibration import load_factor
     from titan_tts.plan.devices import (
         ACCELERATOR,
         Cluster,

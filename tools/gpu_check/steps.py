@@ -145,7 +145,7 @@ def step(
     if "planned_gib" in values and settings.device != "cpu":
         # The plan is of what is allocated; the allocator reserves more.
         values["measured_to_planned"] = values["peak_allocated_gib"] / values["planned_gib"]
-        if "predicted" in values:  # as in the plan.json of a run
+        if "predicted" in values:
             measured = {"seconds_per_step": values["seconds_per_step"]}
             values["calibration"] = {"predicted": values["predicted"], "measured": measured}
     values.pop("predicted", None)

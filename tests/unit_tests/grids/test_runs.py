@@ -229,12 +229,10 @@ def test_a_factor_that_both_files_name_is_that_of_the_benchmark(tmp_path):
 def test_predictions(tmp_path):
     forecast = {"gpu": "H200", "fits": True, "gib": 45.1, "seconds_per_step": 0.41, "mfu": None}
     write_run(tmp_path / "a", report(BASE, 100.0), forecast=forecast)
-    b = write_run(tmp_path / "b", report(BASE, 100.0))
-    plan = {"predicted": {"seconds_per_step": 0.5, "mfu": 0.4, "peak_memory_gib": 33.0}}
-    (b / "plan.json").write_text(json.dumps(plan))
+    write_run(tmp_path / "b", report(BASE, 100.0))
     first, second = (run.predicted for run in find_runs([str(tmp_path)]))
     assert first == {"fits": True, "gib": 45.1, "seconds_per_step": 0.41}
-    assert second == {"gib": 33.0, "seconds_per_step": 0.5, "mfu": 0.4}
+    assert second == {}
 
 
 # Finding
@@ -313,7 +311,7 @@ def test_a_hostile_benchmark_is_unreadable_and_the_others_are_not(tmp_path, kind
     assert not bad.figures and not bad.measured and good.measured
 
 
-@pytest.mark.parametrize("name", ["run.json", "state.json", "env.json", "plan.json"])
+@pytest.mark.parametrize("name", ["run.json", "state.json", "env.json"])
 def test_other_hostile_files(tmp_path, name):
     folder = write_run(tmp_path / "a", report(BASE, 100.0))
     (folder / name).write_text("{")

@@ -89,17 +89,15 @@ def train(args: list[str]) -> int:
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from titan_tts.plan.compare import write_plan
     from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
     from torchtitan.models.dit_tts.infra.stop_signal import StopSignal, state_after
     from torchtitan.models.dit_tts.model_config import model_flavors
-    from torchtitan.models.dit_tts.run.run_folder import RunFolder, gpus_per_node
+    from torchtitan.models.dit_tts.run.run_folder import RunFolder
     from torchtitan.models.dit_tts.run.trackers import check_trackers
     from torchtitan.models.dit_tts.speech.codec.record import check_kind
     from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
     from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
     from torchtitan.tools.logging import init_logger, logger
-    from torchtitan.tools.utils import device_module
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     validate_config(config, world_size, list(model_flavors()))
@@ -163,14 +161,4 @@ def train(args: list[str]) -> int:
         return 128 + stopped_by
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    if rank == 0 and trainer.metrics_processor.shapes:
-        write_plan(
-            folder.path,
-            trainer.config,
-            world_size,
-            gpus_per_node(),
-            device_module.get_device_name(),
-            trainer.metrics_processor.shapes,
-            folder.started,
-        )
     return 0

@@ -1,0 +1,161 @@
+"""Factors of GPUs, measured by comparing benchmark runs with what the plan predicts of them."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from titan_tts.plan.devices import Cluster, check_device, device_of, with_peak
+from titan_tts.plan.plan import Planner
+from titan_tts.plan.predictions import Batches
+from titan_tts.plan.step_time import GUESS, MEASURED_ERROR, Factor
+from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
+from torchtitan.models.dit_tts.config.manager import config_from_dict
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.model.flops import Lengths
+
+_REPORT = "benchmark.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run that was measured, beside the plan's prediction of it."""
+
+    device: str
+    factor: float
+    """of the prediction"""
+
+    predicted_seconds: float
+    """per step"""
+
+    measured_seconds: float
+    predicted_gib: float | None = None
+    """allocated on the GPU that needs the most; None where a file does not have it"""
+
+    measured_gib: float | None = None
+
+    @property
+    def measured_factor(self) -> float:
+        return self.factor * self.measured_seconds / self.predicted_seconds
+
+    def __str__(self) -> str:
+        found = (
+            f"{self.measured_seconds * 1e3:.1f} ms per step, {self.predicted_seconds * 1e3:.1f} by the "
+            f"plan with factor {self.factor:.2f}"
+        )
+        if self.predicted_gib is not None:
+            found += f"; {self.measured_gib:.1f} GiB, {self.predicted_gib:.1f} by the plan"
+        return found
+
+
+def compare(run: Path) -> list[Comparison]:
+    """Compares measured runs with their plans, which takes seconds of a CPU for each.
+
+    Args:
+        run: folder of a benchmark run, its benchmark.json, or the file of the GPU check.
+
+    Raises:
+        InputError: a file without measured steps on a GPU that plans know.
+    """
+    file = run / _REPORT if run.is_dir() else run
+    try:
+        content = json.loads(file.read_text())
+        if "plans" in content:  # the check's, predicted while it ran
+            found = [
+                Comparison(
+                    each["predicted"]["device"],
+                    each["predicted"]["factor"],
+                    each["predicted"]["seconds_per_step"],
+                    each["measured"]["seconds_per_step"],
+                )
+                for each in content["plans"]
+            ]
+        else:
+            found = [_compare_report(content, str(file))]
+        if not found:
+            raise ValueError("its plans are empty")
+        for each in found:
+            if not 0.1 < each.measured_factor < 100:
+                raise ValueError(f"a factor of {each.measured_factor}")
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        raise InputError(
+            f"--calibrate {file} has no measured steps on a GPU that plans know ({type(error).__name__}: "
+            f"{error}); give the folder of a run with [benchmark] enable = true, or the file of the GPU check"
+        ) from error
+    return found
+
+
+def _compare_report(report: dict[str, Any], where: str) -> Comparison:
+    """report: of benchmark.json."""
+    reported, gpus = report["environment"]["device"], report["gpus"]
+    device = device_of(reported)
+    if device is None:
+        raise ValueError(f"the device {reported!r}")
+    config = config_from_dict(report["config"], where)
+    check_device(config, device)
+    in_node = report["gpus_per_node"]
+    cluster = Cluster(with_peak(device, config), in_node, gpus // in_node)
+    planner = Planner(config, gpus)
+    accumulation = accumulation_steps(config, planner.ranks)
+    steps, times, measured = [], [], []
+    for shape in report["shapes"]:
+        lengths = Lengths(shape["frames"], shape["text_tokens"], shape["speaker_frames"])
+        batches = Batches(lengths, shape["samples"], accumulation)
+        steps.append(planner.step(planner.config, cluster, GUESS, batches))
+        times.append(shape["steps"])
+        measured.append(shape["seconds_per_step"]["median"])
+    fraction = np.array(times) / sum(times)
+    return Comparison(
+        device=device.name,
+        factor=GUESS.value,
+        predicted_seconds=float(fraction @ [step.seconds.middle for step in steps]),
+        measured_seconds=float(fraction @ measured),
+        predicted_gib=max(step.memory.total for step in steps) / 2**30,
+        measured_gib=report["peak_allocated_gib"],
+    )
+
+
+def save_factors(comparisons: list[Comparison]) -> dict[str, Factor]:
+    """Saves the factor of each GPU, the median over its runs, to the user's file, beside those of other
+    GPUs. Communication counts as computation, so take runs on one GPU or in one node."""
+    values: dict[str, list[float]] = {}
+    for each in comparisons:
+        values.setdefault(each.device, []).append(each.measured_factor)
+    found = {}
+    for device, measured in values.items():
+        middle = float(np.median(measured))
+        spread = max(abs(value / middle - 1) for value in measured)
+        origin = f"measured in {len(measured)} runs"
+        found[device] = Factor(middle, max(MEASURED_ERROR, spread), origin)
+    content = {device: asdict(factor) for device, factor in (_factors() | found).items()}
+    write_atomic(factors_file(), json.dumps(content, indent=1) + "\n")
+    return found
+
+
+def factors_file() -> Path:
+    """The user's file of measured factors: GPU -> the fields of `Factor`."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(os.path.expanduser(home)) / "titan-tts" / "plan_factors.json"
+
+
+def load_factor(device: str) -> Factor:
+    """A device's factor from the user's file, or a guess where it has none.
+
+    Raises:
+        InputError: the file is corrupt.
+    """
+    return _factors().get(device, GUESS)
+
+
+def _factors() -> dict[str, Factor]:
+    path = factors_file()
+    if not path.exists():
+        return {}
+    try:
+        return {device: Factor(**row) for device, row in json.loads(path.read_text()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is corrupt ({error}); delete it and calibrate again") from error
