@@ -105,7 +105,7 @@ class Generation:
         """
         began = time.perf_counter()
         streams = not out and kind in STREAMED
-        pieces = self.narrator.pieces(self._utterance(request), soon=streams)
+        pieces = self.synthesizer.pieces(self._utterance(request), soon=streams)
         _check_fits(request, self.synthesizer.samples(pieces), out or kind)
         takes: list[Take] = []
         empty = torch.zeros(0)
@@ -147,7 +147,7 @@ class Generation:
         """Writes the sounds to the standard output as they come. Returns the samples."""
         out, samples = sys.stdout.buffer, 0
         if kind == "wav":
-            length = self.synthesizer.samples(pieces, pauses=not self.narrator.continues)
+            length = self.synthesizer.samples(pieces)
             out.write(wav_header(length, self.synthesizer.sample_rate))
         for sound in sounds:
             out.write(pcm(sound))
@@ -168,7 +168,7 @@ class Generation:
         remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.narrator.batch_size)):
-                pieces = [self.narrator.pieces(self._utterance(request)) for request in chunk]
+                pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
                 for place, takes in self.narrator.say_all(pieces):
                     request = chunk[place]
                     sound = torch.cat(list(self.narrator.waveforms(takes, len(takes))))

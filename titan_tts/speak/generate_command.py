@@ -85,10 +85,6 @@ class Options(SamplingOptions):
     seconds: Number = None
     """Length in seconds, instead of --duration; the text is then said at once."""
 
-    long_text: Literal["split", "continue"] = "split"
-    """How a text longer than those of training is said: split at the ends of sentences, with a pause between;
-    or each piece continues the one before, with it as context."""
-
     takes: int = 1
     """Ways to say each piece, of which the recognizer chooses the one with the fewest wrong words."""
 
@@ -299,14 +295,7 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
 
     from titan_tts.speak.narration import Narrator
 
-    return Narrator(
-        synthesizer,
-        options.seed,
-        options.batch_size,
-        options.takes,
-        recognizer,
-        options.long_text == "continue",
-    )
+    return Narrator(synthesizer, options.seed, options.batch_size, options.takes, recognizer)
 
 
 def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from titan_tts.speak.joining import continued, joined
+from titan_tts.speak.joining import joined
 from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
@@ -42,19 +42,9 @@ class Narrator:
     """of each piece, of which the recognizer chooses the best"""
 
     recognizer: Recognizer | None = None
-    continues: bool = False
-    """whether a piece is said as what follows the piece before, instead of after a pause"""
 
     wall_seconds: float = field(default=0.0, init=False)
     """spent on sampling and decoding so far, of all takes"""
-
-    def pieces(self, utterance: Utterance, soon: bool = False) -> list[Utterance]:
-        """What a text is said in. Pieces that continue each other are half as long, for a piece is said
-        together with the one before."""
-        pieces = self.synthesizer.pieces(utterance, soon)
-        if self.continues and len(pieces) > 1:
-            return self.synthesizer.pieces(utterance, soon, fraction=0.5)
-        return pieces
 
     def say(self, utterances: Sequence[Utterance]) -> list[Take]:
         """The best take of each, in their order."""
@@ -92,50 +82,28 @@ class Narrator:
         return Take(speech, utterance.take, found.heard, found.errors)
 
     def stream(self, pieces: Sequence[Utterance], soon: bool = False) -> Iterator[Take]:
-        """The pieces of one text in order: in batches, or where they continue each other one by one.
+        """The pieces of one text in order, in batches.
 
         Args:
             soon: the first is said alone, to be there sooner.
         """
-        size = 1 if self.continues else max(1, self.batch_size // self.takes)
+        size = max(1, self.batch_size // self.takes)
         first = 1 if soon else size
         starts = range(first, len(pieces), size)
-        before: Speech | None = None
         for group in (pieces[:first], *(pieces[start : start + size] for start in starts)):
-            if self.continues:
-                group = [replace(each, after=before) for each in group]
-            for take in self.say(group):
-                yield take
-                before = take.speech
+            yield from self.say(group)
 
     def say_all(self, texts: Sequence[Sequence[Utterance]]) -> Iterator[tuple[int, list[Take]]]:
         """(place, takes) of each text's pieces, as soon as it is complete; batched across the texts."""
         found: list[dict[int, Take]] = [{} for _ in texts]
-        turns = max(map(len, texts), default=0) if self.continues else 1
-        for turn in range(turns):
-            chosen = [
-                (place, number)
-                for place, pieces in enumerate(texts)
-                for number in ([turn] if self.continues else range(len(pieces)))
-                if number < len(pieces)
-            ]
-            pieces = [texts[place][number] for place, number in chosen]
-            if turn:
-                pieces = [
-                    replace(piece, after=found[place][turn - 1].speech)
-                    for piece, (place, _) in zip(pieces, chosen, strict=True)
-                ]
-            for index, take in self._say_each(pieces):
-                place, number = chosen[index]
-                found[place][number] = take
-                if len(found[place]) == len(texts[place]):
-                    yield place, [found[place][number] for number in range(len(texts[place]))]
-                    if not self.continues:
-                        found[place] = {}
+        chosen = [(place, n) for place, pieces in enumerate(texts) for n in range(len(pieces))]
+        for index, take in self._say_each([texts[place][number] for place, number in chosen]):
+            place, number = chosen[index]
+            found[place][number] = take
+            if len(found[place]) == len(texts[place]):
+                yield place, [found[place][number] for number in range(len(texts[place]))]
+                found[place] = {}
 
     def waveforms(self, takes: Iterator[Take] | Sequence[Take], count: int) -> Iterator[Tensor]:
         """The sound of one text of `count` pieces, piece by piece."""
-        rate = self.synthesizer.sample_rate
-        if self.continues:
-            return continued(((t.speech.lead, t.speech.waveform) for t in takes), rate)
-        return joined((take.speech.waveform for take in takes), count, rate)
+        return joined((take.speech.waveform for take in takes), count, self.synthesizer.sample_rate)

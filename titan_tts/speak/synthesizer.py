@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from titan_tts.speak.joining import overlap, pause
+from titan_tts.speak.joining import pause
 from titan_tts.speak.lengths import Lengths, TimedText
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
@@ -61,9 +61,6 @@ class Utterance:
     take: int = 0
     """another number is another way to say it"""
 
-    after: "Speech | None" = None
-    """what it continues: it is said as if it were one with it"""
-
 
 @dataclass(frozen=True)
 class Speech:
@@ -75,10 +72,6 @@ class Speech:
     sample_rate: int
     latents: Tensor
     """(T, C)"""
-
-    text: str = ""
-    lead: Tensor = field(default_factory=lambda: torch.zeros(0))
-    """of speech that continues other speech: the end of that, as it sounds before this"""
 
 
 @dataclass
@@ -176,23 +169,16 @@ class Synthesizer:
             found.append(frames)
         return found
 
-    def pieces(
-        self, utterance: Utterance, soon: bool = False, fraction: float = 1.0
-    ) -> list[Utterance]:
+    def pieces(self, utterance: Utterance, soon: bool = False) -> list[Utterance]:
         """A text in pieces as long as those that the model was trained on, with their lengths; one of a given
-        length whole.
-
-        Args:
-            soon: as `split_text` takes it.
-            fraction: of the longest that the model was trained on.
-        """
+        length whole. `soon` as `split_text` takes it."""
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
         def sizes(texts: Sequence[str]) -> list[float]:
             tokens = [len(tokenizer.encode(text)) for text in texts]
             frames = self.frames([replace(utterance, text=text) for text in texts])
             return [
-                max(n / data.max_text_tokens, length / data.max_frames) / fraction
+                max(n / data.max_text_tokens, length / data.max_frames)
                 for n, length in zip(tokens, frames, strict=True)
             ]
 
@@ -203,13 +189,9 @@ class Synthesizer:
         lengths = self.frames(found)
         return [replace(each, seconds=n / rate) for each, n in zip(found, lengths, strict=True)]
 
-    def samples(self, pieces: Sequence[Utterance], pauses: bool = True) -> int:
-        """Of the speech of a text's pieces before any is made.
-
-        Args:
-            pauses: whether they are between them.
-        """
-        silence = len(pause(self.sample_rate)) * (len(pieces) - 1) if pauses else 0
+    def samples(self, pieces: Sequence[Utterance]) -> int:
+        """Of the speech of a text's pieces, with the pauses between them, before any is made."""
+        silence = len(pause(self.sample_rate)) * (len(pieces) - 1)
         return silence + self.codec.hop_length * sum(self.frames(pieces))
 
     def requests(self, utterances: Sequence[Utterance]) -> list[SpeechRequest]:
@@ -220,13 +202,10 @@ class Synthesizer:
             if reference is None:
                 reference = torch.zeros(0, data.latent_channels)
             reference = reference[: data.max_speaker_frames]
-            text, take, after = utterance.text, utterance.take, utterance.after
-            frames += 0 if after is None else len(after.latents)
             conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
-            request = SpeechRequest(text, reference, frames, conditions, take)
-            if after is not None:
-                request = replace(request, prefix=after.latents, prefix_text=after.text)
-            found.append(request)
+            found.append(
+                SpeechRequest(utterance.text, reference, frames, conditions, utterance.take)
+            )
         return found
 
     def synthesize(
@@ -272,16 +251,10 @@ class Synthesizer:
             self.run.device,
             self.run.text_encoder,
         )
-        return [self._speech(*pair) for pair in zip(requests, latents, strict=True)]
-
-    def _speech(self, request: SpeechRequest, latents: Tensor) -> Speech:
-        waveform, rate = self.codec.decode(latents).detach().cpu(), self.codec.sample_rate
-        if request.prefix is None:
-            return Speech(waveform, rate, latents, request.text)
-        # Decoded with what comes before it, so that it begins where that ends.
-        start = self.codec.hop_length * len(request.prefix)
-        lead = waveform[max(0, start - overlap(rate)) : start]
-        return Speech(waveform[start:], rate, latents[len(request.prefix) :], request.text, lead)
+        return [
+            Speech(self.codec.decode(each).detach().cpu(), self.codec.sample_rate, each)
+            for each in latents
+        ]
 
     def speak_sorted(
         self,

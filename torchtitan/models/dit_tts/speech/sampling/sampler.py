@@ -41,22 +41,6 @@ class SpeechRequest:
     take: int = 0
     """another number is another noise"""
 
-    prefix: torch.Tensor | None = None
-    """(P, C) latents that the utterance is to begin with, P < frames: of speech that it continues"""
-
-    prefix_text: str = ""
-    """what they say"""
-
-    @property
-    def whole_text(self) -> str:
-        """With that of the prefix."""
-        if self.prefix is None:
-            return self.text
-        blank = (
-            "" if "\u3000" <= self.text[:1] <= "\u9fff" else " "
-        )  # Chinese and Japanese have none
-        return f"{self.prefix_text}{blank}{self.text}"
-
     def noise_row(self) -> int:
         """Number that keys the request's noise beside the seed: of what is said, not of its place in a
         batch, nor of its length or reference, which may differ by a rounding."""
@@ -81,7 +65,7 @@ def encode_requests(
 ) -> Conditions:
     """Encoded text and speaker of the requests, as one batch; see `generate_latents`."""
     text, text_mask = pad_stack(
-        [torch.tensor(tokenizer.encode(r.whole_text, r.metadata)) for r in requests]
+        [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
     )
     places = torch.from_numpy(tokenizer.places(text.numpy(), text_mask.numpy()))
     speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
@@ -97,19 +81,6 @@ def encode_requests(
     return model.encode_conditions(
         text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
     )
-
-
-def _known(
-    requests: Sequence[SpeechRequest], noise: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """The prefixes (B, T, C), as large as the noise, and where they are (B, T, 1); None where there is none."""
-    known = torch.zeros_like(noise)
-    mask = torch.zeros_like(noise[..., :1], dtype=torch.bool)
-    for row, request in enumerate(requests):
-        if request.prefix is not None:
-            known[row, : len(request.prefix)] = request.prefix
-            mask[row, : len(request.prefix)] = True
-    return (known if any(r.prefix is not None for r in requests) else None), mask
 
 
 @torch.no_grad()
@@ -158,9 +129,6 @@ def generate_latents(
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
     noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = sampling.truncation_factor * normal(noise_keys, (frames, model.args.latent_channels))
-    # What is known goes straight from its noise to its latents.
-    known, known_mask = _known(requests, noise)
-    to_known = None if known is None else (noise - known) / steps[0].times[0]
 
     def velocity(latents: torch.Tensor, t: float, step: Step) -> torch.Tensor:
         one_time = torch.full((1,), t, device=device)
@@ -174,8 +142,7 @@ def generate_latents(
 
         mask = frame_mask if sampling.cfg_zero_star else None
         guided = guided_velocity(network, latents, step.branches, mask)
-        free = rescaled_velocity(guided, latents, t, sampling.rescale_k, sampling.rescale_sigma)
-        return free if to_known is None else torch.where(known_mask, to_known, free)
+        return rescaled_velocity(guided, latents, t, sampling.rescale_k, sampling.rescale_sigma)
 
     latents = integrate(velocity, noise, steps)
     return [row[: request.frames].cpu() for row, request in zip(latents, requests)]
