@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from titan_tts.launch.train_command import train
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.main import train
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "train_configs").glob("*.toml"))
 
