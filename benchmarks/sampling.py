@@ -24,7 +24,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,11 @@ class Case:
     dtype: str
 
 
-def passes(sampling: Sampling, shift: Callable[[float], float]) -> int:
-    return network_passes(plan_steps(sampling, shift))
+def passes(sampling: Sampling) -> int:
+    return network_passes(plan_steps(sampling))
 
 
-def within(
-    sampling: Sampling, budget: int, shift: Callable[[float], float] = lambda t: t
-) -> Sampling | None:
+def within(sampling: Sampling, budget: int) -> Sampling | None:
     """The settings with the most evaluations that fit into so many network passes; None if none do."""
     for steps in range(budget, 0, -1):
         found = replace(sampling, steps=steps)
@@ -77,12 +75,12 @@ def within(
             check_sampling(found)
         except InputError:  # an odd number, or one that EPSS has no times for
             continue
-        if passes(found, shift) <= budget:
+        if passes(found) <= budget:
             return found
     return None
 
 
-def cases(base: Sampling, dtype: str, shift: Callable[[float], float]) -> Iterator[Case]:
+def cases(base: Sampling, dtype: str) -> Iterator[Case]:
     """Of every group; the first of a group and budget is what the others are compared with.
 
     Args:
@@ -90,7 +88,7 @@ def cases(base: Sampling, dtype: str, shift: Callable[[float], float]) -> Iterat
     """
 
     def fitted(group: str, name: str, budget: int, **settings: Any) -> Iterator[Case]:
-        found = within(replace(base, **settings), budget, shift)
+        found = within(replace(base, **settings), budget)
         if found is not None:
             yield Case(group, name, budget, found, dtype)
 
@@ -233,7 +231,7 @@ class Meter:
             scores.append(found)
         row = Row(case.name, SYSTEM, list(range(self.seeds)), scores)
         return row, {
-            "network_passes": passes(case.sampling, run.objective.shifted),
+            "network_passes": passes(case.sampling),
             "real_time_factor": seconds / system.audio_seconds,
         }
 
@@ -320,7 +318,7 @@ def main(args: list[str]) -> int:
     meter = Meter(options)
     run = meter.runs["float32"]
     base = replace(meter.config.sampling, speaker_scale=0.0, guidance="independent")
-    every = list(cases(base, options.dtype, run.objective.shifted))
+    every = list(cases(base, options.dtype))
     chosen = [case for case in every if case.group in options.only]
     if options.tiny:
         chosen = [case for group in GROUPS for case in [c for c in chosen if c.group == group][:2]]

@@ -70,8 +70,10 @@ def here(tmp_path_factory):
 
 @pytest.fixture
 def reader(request, here, tmp_path):
-    """Who follows the page that the test has as its parameter."""
+    """Who follows the page that the test has as its parameter, and leaves nothing beside its folder."""
+    before = world.files_of_the_checkout()
     yield here.page(tmp_path, ASSUMED.get(request.param, ()))
+    assert world.files_of_the_checkout() == before
 
 
 def read(reader: world.Reader, page: str, **variables: str) -> list[str]:

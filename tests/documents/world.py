@@ -93,7 +93,9 @@ class World:
     def page(self, folder: Path, assumed: tuple[str, ...]) -> "Reader":
         """A folder in which a page can be followed; `assumed` are paths there."""
         for entry in _tracked():
-            (folder / entry).symlink_to(ROOT / entry)
+            if entry != "benchmarks":  # which write beside themselves
+                (folder / entry).symlink_to(ROOT / entry)
+        shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")
         programs = folder / ".venv/bin"
         programs.mkdir(parents=True)
         installed = ROOT / ".venv"
@@ -202,6 +204,12 @@ def build(folder: Path, program: Path, hub: dict[str, str]) -> World:
     reader.run("titan-tts train duration")
     reader.run("titan-tts export outputs/debug voice --voices slt --voices rms")
     return world
+
+
+def files_of_the_checkout() -> str:
+    """Changed and new files of the repository, as git sees them."""
+    command = ["git", "status", "--porcelain", "--untracked-files=all"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def _tracked() -> list[str]:

@@ -91,7 +91,7 @@ VARIANTS = {
     "base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
     "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),
-    "moving_times": (2, ["--objective.logit_mean_end=-2", "--objective.time_shift=2"], DDP),
+    "moving_times": (2, ["--objective.logit_mean_end=-2"], DDP),
 }
 
 

@@ -113,7 +113,6 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
             "--training.batch_ramp=2",
             "--training.batch_ramp_steps=4",
             "--objective.logit_mean_end=-1",
-            "--objective.time_shift=2",
             "--data.cache_folder",
             str(folder / "cache"),
         ]

@@ -36,7 +36,6 @@ REFUSED = """
 1 | training.batch_ramp = [4, 2] | batch_ramp_steps = 0 | multiple of each divisor
 1 | training = {batch_ramp = [4], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
 4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
-1 | objective.time_shift = 0.0 | [objective] time_shift = 0.0 | greater than 0
 1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
 1 | sampling.steps = 0 | [sampling] steps = 0 | greater than 0
 1 | sampling.text_scale = nan | [sampling] text_scale = nan | finite

@@ -321,8 +321,8 @@ def test_a_strangers_config_and_manifest_are_checked_as_a_runs(trained, tmp_path
     manifest = json.loads((folder / "manifest.json").read_text())
     for key, value, words in (
         ("objective.__class__", 1, "unknown [objective] __class__"),
-        ("objective.time_shift", "1", "time_shift = '1', but it must be a number"),
-        ("objective.time_shift", -1.0, "time_shift = -1.0, but it must be greater than 0"),
+        ("objective.logit_std", "1", "logit_std = '1', but it must be a number"),
+        ("objective.logit_std", -1.0, "logit_std = -1.0, but it must be greater than 0"),
         ("model.flavor", "900B", "[model] flavor = '900B' is not known"),
     ):
         changed = manifest | {"trained_with": manifest["trained_with"] | {key: value}}

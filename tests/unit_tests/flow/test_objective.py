@@ -235,17 +235,6 @@ def test_the_mean_of_the_logit_moves_with_the_progress():
         assert mean(FlowMatching(logit_mean=0.5), progress) == mean(FlowMatching(logit_mean=0.5))
 
 
-def test_shift_of_the_times():
-    """It adds log s to the logit; the ends stay."""
-    place = torch.tensor(3), torch.arange(6), 6
-    for rest in ({}, {"time_distribution": "uniform"}):
-        plain, moved = FlowMatching(**rest), FlowMatching(**rest, time_shift=3.0)
-        t, other = (each.sample_times(*place).double() for each in (plain, moved))
-        moved_logit, logit = torch.logit(other), torch.logit(t)
-        torch.testing.assert_close(moved_logit, logit + math.log(3.0), rtol=1e-4, atol=1e-4)
-    assert moved.shifted(0.0) == 0.0 and moved.shifted(1.0) == 1.0
-
-
 def test_condition_dropout_rates_and_independence():
     objective = FlowMatching(time_distribution="uniform", text_dropout=0.1, speaker_dropout=0.3)
     latents, drawn = torch.zeros(500, 1, 2), []
@@ -287,7 +276,6 @@ def test_objective_from_the_config():
         "time_distribution": "uniform",
         "logit_mean": 0.5,
         "logit_std": 2.0,
-        "time_shift": 1.5,
         "text_dropout": 0.2,
         "speaker_dropout": 0.4,
     }

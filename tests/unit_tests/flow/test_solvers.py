@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import EPSS_INTERVALS, Sampling
-from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import (
     integrate,
     linear_times,
@@ -70,15 +69,6 @@ def test_epss_leaves_out_steps_of_32(intervals):
     # Those at the noise are as dense as any, and they never become denser.
     widths = [end - begin for begin, end in pairwise(places)]
     assert widths == sorted(widths) and widths[0] <= 2
-
-
-def test_the_shift_moves_all_times():
-    moved = FlowMatching(time_shift=3.0)
-    times = [step.times[0] for step in plan_steps(Sampling(steps=7), moved.shifted)]
-    plain = torch.tensor(linear_times(7)[1:-1], dtype=torch.float64)
-    assert times[0] == 1.0
-    found = torch.logit(torch.tensor(times[1:], dtype=torch.float64))
-    torch.testing.assert_close(found, torch.logit(plain) + math.log(3.0))
 
 
 # Solvers

@@ -58,7 +58,10 @@ def test_what_a_resume_and_a_new_run_may_change(tmp_path, key, value, of_weights
     check([key], True)
 
 
-@pytest.mark.parametrize(("key", "neutral", "other"), [("alignment.teacher", "", "hubert")])
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [("alignment.teacher", "", "hubert"), ("objective.time_shift", 1.0, 2.0)],
+)
 def test_keys_that_an_earlier_version_had(tmp_path, key, neutral, other):
     """The one that the run was trained with changed nothing, or cannot be the same."""
     now = trained_with(JobConfig())
@@ -74,13 +77,13 @@ def test_keys_that_an_earlier_version_had(tmp_path, key, neutral, other):
             config_from_dict({section: {name: value}}, "outputs/old/config.toml")
 
 
-SHIFT = "objective.time_shift"
+WIDTH = "objective.logit_std"
 
 
 def test_keys_that_a_checkpoint_is_older_than(monkeypatch):
     """It was trained with their defaults, and not with whatever the config says now."""
     monkeypatch.setattr(checkpoint_storage, "read_manifest", lambda path: {"trained_with": {}})
-    for shift, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", SHIFT], False)):
-        training = {"objective.logit_mean_end": None, SHIFT: shift, "ema.decays": [0.9999]}
-        with pytest.raises(InputError, match=f"{SHIFT} = 2.0, but") if refused else nullcontext():
+    for width, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", WIDTH], False)):
+        training = {"objective.logit_mean_end": None, WIDTH: width, "ema.decays": [0.9999]}
+        with pytest.raises(InputError, match=f"{WIDTH} = 2.0, but") if refused else nullcontext():
             check_trained_with(Path("step-2"), training, allowed, True)

@@ -350,10 +350,6 @@ class Objective:
     logit_std: float = 1.0
     """Standard deviation of the logit-normal's normal"""
 
-    time_shift: float = 1.0
-    """Shift s of the times for the latent's size, in training and in sampling: t becomes
-    s·t / (1 + (s - 1)·t); above 1 means more noise"""
-
     text_dropout: float = 0.1
     """Fraction of samples whose text keys are hidden"""
 

@@ -62,11 +62,13 @@ OLD_KEYS = {
     "cond_drop_prob": "use [objective] text_dropout and [objective] speaker_dropout",
     "audio_drop_prob": "use [objective] speaker_dropout",
     "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
+    "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
     "teacher": "leave it out: the alignment head learns from the text, by [alignment] ctc_weight",
 }
 """name, in whatever section it was -> what to do instead"""
 
 REMOVED: dict[str, Any] = {
+    "objective.time_shift": 1.0,
     "alignment.teacher": "",
     "alignment.teacher_weight": 0.5,
     "alignment.teacher_layer": 0,

@@ -23,7 +23,7 @@ _POSITIVE = {
     "speaker_patch_size frames_per_second duration_token_seconds",
     "validation": "freq samples batch_size",
     "samples": "count",
-    "objective": "logit_std time_shift",
+    "objective": "logit_std",
     "benchmark": "warmup_steps mean_seconds sigma",
 }
 _NOT_NEGATIVE = {

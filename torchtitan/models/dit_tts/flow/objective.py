@@ -2,10 +2,6 @@
 
 x_t = (1 - t)·x_0 + t·ε, where t = 0 is data and t = 1 is noise. The velocity target is
 v = ε - x_0, hence x_0 = x_t - t·v and ε = x_t + (1 - t)·v.
-
-A latent of many frames and channels is still legible at a time at which a small one is lost in the noise.
-`time_shift` = s moves training and sampling alike to where the noise counts (Esser et al. 2024, Scaling
-Rectified Flow Transformers, section 5.3.2): t becomes s·t / (1 + (s - 1)·t), which adds log s to its logit.
 """
 
 from collections.abc import Callable
@@ -55,7 +51,6 @@ class FlowMatching:
     logit_mean: float = 0.0
     logit_std: float = 1.0
     logit_mean_end: float | None = None
-    time_shift: float = 1.0
     text_dropout: float = 0.1
     speaker_dropout: float = 0.1
     seed: int = 0
@@ -82,11 +77,7 @@ class FlowMatching:
             end = self.logit_mean if self.logit_mean_end is None else self.logit_mean_end
             mean = self.logit_mean + (end - self.logit_mean) * progress
             u = torch.sigmoid(mean + self.logit_std * torch.special.ndtri(u))
-        return self.shifted(u).float()
-
-    def shifted(self, t: Any) -> Any:
-        """A time, or times, moved by `time_shift`; 0 and 1 stay."""
-        return self.time_shift * t / (1.0 + (self.time_shift - 1.0) * t)
+        return u.float()
 
     def add_noise(
         self,
@@ -167,7 +158,6 @@ def build_objective(job_config: JobConfig) -> FlowMatching:
         logit_mean=o.logit_mean,
         logit_std=o.logit_std,
         logit_mean_end=o.logit_mean_end,
-        time_shift=o.time_shift,
         text_dropout=o.text_dropout,
         speaker_dropout=o.speaker_dropout,
         seed=job_config.data.seed,

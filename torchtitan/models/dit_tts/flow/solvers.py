@@ -68,18 +68,14 @@ def schedule_times(sampling: Sampling) -> list[float]:
     return [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]  # not by a rounding beside it
 
 
-def plan_steps(sampling: Sampling, shift: Callable[[float], float] = lambda t: t) -> list[Step]:
+def plan_steps(sampling: Sampling) -> list[Step]:
     """The steps of the solver, guidance decided for each by its begin.
 
     The first `zero_init_steps` are left out: a velocity of zero leaves the noise as it is (CFG-Zero*, Fan et
     al. 2025, arXiv 2503.18886: at the noise a learned velocity may be worse than none).
-
-    Args:
-        shift: of the times, as `FlowMatching.shifted`.
     """
     steps = []
-    times = [shift(t) for t in schedule_times(sampling)]
-    for number, (t, end) in enumerate(pairwise(times)):
+    for number, (t, end) in enumerate(pairwise(schedule_times(sampling))):
         evaluated = {"euler": (t,), "midpoint": (t, (t + end) / 2), "heun": (t, end)}
         is_forced = t > sampling.speaker_kv_min_t + 1e-6
         steps.append(

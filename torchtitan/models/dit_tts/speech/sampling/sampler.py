@@ -112,7 +112,7 @@ def generate_latents(
     frames = int(lengths.max())
     frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]
     conditions = encode_requests(model, tokenizer, requests, device, text_encoder)
-    steps = plan_steps(sampling, objective.shifted)
+    steps = plan_steps(sampling)
     times = sorted({t for step in steps for t in step.times}, reverse=True)
     nearest = min((1.0 - t for t in times if t < 1.0), default=1.0)
     caches: dict[float, list[BlockCache]] = {}
