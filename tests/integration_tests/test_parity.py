@@ -86,9 +86,8 @@ RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.ba
 VARIANTS = {
     "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
-    "muon": (2, ["--optimizer.name=Muon"], FSDP),
     "muon_tp": (2, ["--optimizer.name=Muon"], TP),
-    "base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
+    "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
     "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),
     "moving_times": (2, ["--objective.logit_mean_end=-2"], DDP),

@@ -22,7 +22,7 @@ def _call(folder, *options):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.matrix  # a benchmark's script, and a minute
 def test_recipes_train_speak_and_are_compared(tmp_path):
     status, said = _call(tmp_path, "--recipes", "irodori", "f5_joined")
     assert status == 0, said
