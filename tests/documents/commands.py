@@ -82,6 +82,8 @@ def _run(client: socket.socket) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    # What Python opened at the server's start knows of the server's own files whether they can seek.
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)

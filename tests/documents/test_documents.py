@@ -22,7 +22,7 @@ ASSUMED = {
     "README.md": ("/data/recordings",),
     "docs/alignment.md": ("/data/ready",),
     "docs/analysis.md": ("outputs/my_grid", "outputs/debug"),
-    "docs/checkpoints.md": ("outputs/NAME", "outputs/mine", "outputs/debug", "outputs/data"),
+    "docs/checkpoints.md": ("outputs/NAME", "outputs/debug", "outputs/data", "/data/ready"),
     "docs/codec.md": ("/data/speech", "/models/dacvae", "dacvae", "outputs/NAME", "voice.wav"),
     "docs/doctor.md": ("outputs/data",),
     "docs/duration.md": ("outputs/NAME", "outputs/data", "/data/ready", "voice.wav"),
@@ -212,6 +212,8 @@ def test_an_exported_folder_speaks_and_is_fine_tuned(reader, page):
 
 @follows("docs/checkpoints.md")
 def test_a_run_is_changed_and_branched_off(reader, page):
+    mine = "titan-tts train one_gpu --data.path /data/ready/train --job.experiment mine"
+    reader.run(mine, STEPS=str(world.BASE_STEPS))
     verified, *_ = read(reader, page, STEPS=str(world.BASE_STEPS + 2))
     assert f"step-{world.BASE_STEPS}: valid" in verified
     assert len(losses(reader, "mine")) == world.BASE_STEPS + 2

@@ -120,7 +120,9 @@ class World:
         places = {"HOME": f"{folder}/home", "XDG_CACHE_HOME": f"{folder}/home/.cache"}
         (folder / "home").mkdir()
         found = f"{folder}/.venv/bin:{os.environ['PATH']}"
-        return environment(PATH=found, **places, **self.hub)
+        own = environment(PATH=found, **places, **self.hub)
+        own.pop("PYTHON", None)  # which scripts/setup.sh was given
+        return own
 
 
 @dataclass(frozen=True)
