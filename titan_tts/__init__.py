@@ -59,7 +59,7 @@ def call_overlaid(target: str, *args: object) -> object:
 
 
 def from_pretrained(name: "str | Path", **options: Any) -> "Synthesizer":
-    """A trained model to speak with; see `inference.pretrained.from_pretrained` for the options.
+    """A trained model to speak with; see `titan_tts.speak.pretrained.from_pretrained` for the options.
 
     Args:
         name: a folder that `titan-tts export` wrote, a run's folder, or OWNER/NAME on the Hugging Face hub.

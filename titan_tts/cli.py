@@ -10,7 +10,10 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import io
+import sys
 from collections.abc import Collection
+from contextlib import redirect_stderr
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -95,15 +98,22 @@ def main(args: list[str]) -> int:
     config_args: list[str] = []
     if command is not None and "config_args" in command.Options.__dataclass_fields__:
         args, config_args = _split_config_args(args, command.Options.__dataclass_fields__)
-    if command is not None and not completion and {"-h", "--help"}.isdisjoint(args):
-        _check_options(args, command.Options)
-    options: Any = tyro.cli(
-        _union(_COMMANDS, None if completion else args),
-        prog="titan-tts",
-        description=_DESCRIPTION,
-        args=args,
-        config=_STYLE,
-    )
+    refusal = io.StringIO()
+    try:
+        with redirect_stderr(refusal):
+            options: Any = tyro.cli(
+                _union(_COMMANDS, None if completion else args),
+                prog="titan-tts",
+                description=_DESCRIPTION,
+                args=args,
+                config=_STYLE,
+            )
+    except SystemExit as stop:
+        # tyro decides what is allowed; of most mistakes we say in a sentence what it says in a box.
+        if stop.code and command is not None:
+            _check_options(args, command.Options)
+        sys.stderr.write(refusal.getvalue())
+        raise
     if config_args:
         options = dataclasses.replace(options, config_args=config_args)
     return command.run(options)
@@ -133,8 +143,8 @@ def _check_options(args: list[str], cls: Any) -> None:
     positional = [f for f in fields if tyro.conf.Positional in getattr(f.type, "__metadata__", ())]
     kinds = option_kinds(cls)
     several = [f for f in positional if get_origin(get_args(f.type)[0]) in (list, tuple)]
-    for each in positional:
-        del kinds[each.name]
+    for each in (*(field.name for field in positional), "config_args"):
+        kinds.pop(each, None)
     names, alone = check_command_line(args[commands:], kinds, {}, f"{command} --help")
     for each, value in zip(positional, alone):
         check_value(each.name.upper(), value, each.type)

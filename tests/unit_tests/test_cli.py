@@ -83,6 +83,23 @@ def test_a_command_with_a_config_gets_its_keys(ran):
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    ["launch --sbatch a=b --nccl C=1 debug", "export --voices a run out", "generate -- run"],
+)
+def test_lists_may_stand_before_what_has_no_name(arguments, monkeypatch):
+    chosen = cli._load
+    given = []
+    monkeypatch.setattr(
+        cli,
+        "_load",
+        lambda target: SimpleNamespace(
+            Options=chosen(target).Options, run=lambda options: given.append(options) or 0
+        ),
+    )
+    assert cli.main(arguments.split()) == 0 and len(given) == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ("prepare a --workers five", "--workers = 'five', but it must be a whole number"),
