@@ -143,8 +143,8 @@ def _check_options(args: list[str], cls: Any) -> None:
     positional = [f for f in fields if tyro.conf.Positional in getattr(f.type, "__metadata__", ())]
     kinds = option_kinds(cls)
     several = [f for f in positional if get_origin(get_args(f.type)[0]) in (list, tuple)]
-    for each in (*(field.name for field in positional), "config_args"):
-        kinds.pop(each, None)
+    for name in (*(field.name for field in positional), "config_args"):
+        kinds.pop(name, None)
     names, alone = check_command_line(args[commands:], kinds, {}, f"{command} --help")
     for each, value in zip(positional, alone):
         check_value(each.name.upper(), value, each.type)

@@ -469,7 +469,7 @@ for _name, _given, _args, _words, _status, *_more in [
     ("a plan from a corrupt benchmark", {"benchmark.json": "["}, ["plan", "--calibrate", "{in}"], "benchmark.json", 2),
     ("a plan from nothing", None, ["plan", "--calibrate", "{in}"], "in", 2),
     ("inspect of nothing", None, ["data", "inspect", "{in}"], "names no .tar", 2),
-    ("inspect of no path", None, ["data", "inspect"], "needs PATH", 2),
+    ("inspect of no path", None, ["data", "inspect"], "path is empty", 2),
     ("inspect of the folder above", {"a": {"s.tar": SHARD}}, ["data", "inspect", "{in}"], "folders in it have some", 2),
     ("inspect at nan frames", {"s.tar": SHARD}, ["data", "inspect", "{in}", "--frames-per-second=nan"], "must be positive", 2),
     ("inspect at inf frames", {"s.tar": SHARD}, ["data", "inspect", "{in}", "--frames-per-second=inf"], "must be positive and finite", 2),
