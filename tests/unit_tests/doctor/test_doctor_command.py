@@ -67,7 +67,7 @@ def test_bad_input_is_one_sentence(folder, capsys, command):
     for arguments, words in (
         (["nowhere", *WIDTH], "nowhere"),
         (["set"], "8 wide"),
-        ([], f"titan-tts data {command} needs PATH"),
+        ([], "[data] path is empty"),
         (["prepared"], "/prepared/train"),
         (["set", "--frames-per-second=0"], "--frames-per-second = 0.0, but"),
     ):
