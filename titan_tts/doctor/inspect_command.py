@@ -54,5 +54,5 @@ def check_input(paths: list[str], frames_per_second: float) -> None:
         raise InputError(
             f"--frames-per-second = {frames_per_second}, but it must be positive and finite"
         )
-    for path in paths:
+    for path in paths or [""]:
         find_shards(path)  # before seconds of imports
