@@ -128,7 +128,7 @@ class Ours(Contender):
                 _mask(batch.reference_frames, batch.reference.shape[1]),
                 noisy.keep_text,
                 noisy.keep_speaker,
-                text_places=_places(_mask(batch.text_lengths, batch.text_ids.shape[1])),
+                text_positions=_places(_mask(batch.text_lengths, batch.text_ids.shape[1])),
             )
         return squared_error_sums(prediction, noisy.target, valid).sum() / valid.sum()
 

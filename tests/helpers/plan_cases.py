@@ -83,7 +83,7 @@ def random_inputs() -> dict[str, torch.Tensor]:
         "frame_mask": torch.ones(SAMPLES, frames, dtype=torch.bool),
         "text_ids": torch.randint(3, 259, (SAMPLES, text)),
         "text_mask": torch.ones(SAMPLES, text, dtype=torch.bool),
-        "text_places": torch.rand(SAMPLES, text),
+        "text_positions": torch.rand(SAMPLES, text),
         "speaker": torch.randn(SAMPLES, speaker, 128),
         "speaker_mask": torch.ones(SAMPLES, speaker, dtype=torch.bool),
         "keep_text": torch.ones(SAMPLES, dtype=torch.bool),

@@ -10,7 +10,7 @@ from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.model import BlockCache
 
 CHANNELS = 8
-CONDITION_BASE = 259
+FIRST_CONDITION_ID = 259
 """ids of a byte tokenizer's text are below"""
 
 TEXT_KEYS, TEXT_VALUES, SPEAKER_KEYS, SPEAKER_VALUES, ENCODED, TIME, FRAMES = range(7)
@@ -23,14 +23,16 @@ LAYERS = 2
 class RowModel:
     """`DiTTTSModel` as far as `generate_latents` uses it; sums are over what the masks keep."""
 
-    args = SimpleNamespace(latent_channels=CHANNELS, condition_base=CONDITION_BASE)
+    args = SimpleNamespace(latent_channels=CHANNELS, first_condition_id=FIRST_CONDITION_ID)
 
     def encode_conditions(
-        self, text, text_mask, speaker, speaker_mask, features=None, *, text_places=None
+        self, text, text_mask, speaker, speaker_mask, features=None, *, text_positions=None
     ):
         content = text[..., None].float() if features is None else features
         # Plus one: padding would be zeros, and zeros count for nothing whatever the mask is.
-        return Conditions(content + 1, text_mask, speaker[..., :1] + 1, speaker_mask, text_places)
+        return Conditions(
+            content + 1, text_mask, speaker[..., :1] + 1, speaker_mask, text_positions
+        )
 
     def block_caches(self, conditions, times, frames):
         """K and V are those of `_key_values`; the modulation is the time plus the number of the block."""

@@ -59,7 +59,7 @@ def full_inputs(
         "frame_mask": torch.ones(rows, frames, dtype=torch.bool),
         "text_ids": torch.zeros(rows, text, dtype=torch.long),
         "text_mask": torch.ones(rows, text, dtype=torch.bool),
-        "text_places": ((torch.arange(text) + 0.5) / text).expand(rows, -1),
+        "text_positions": ((torch.arange(text) + 0.5) / text).expand(rows, -1),
         "speaker": torch.randn(rows, speaker, args.latent_channels),
         "speaker_mask": torch.ones(rows, speaker, dtype=torch.bool),
     }

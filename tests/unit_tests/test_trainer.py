@@ -24,7 +24,7 @@ from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
-from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
+from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
@@ -100,7 +100,7 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "speaker_mask": torch.ones(rows, 8, dtype=torch.bool),
             "text_ids": torch.zeros(rows, 4, dtype=torch.int64),
             "text_mask": torch.ones(rows, 4, dtype=torch.bool),
-            "text_places": torch.rand(rows, 4),
+            "text_positions": torch.rand(rows, 4),
             "frames": lengths,
             "global_batch": torch.tensor(1),
             "row": torch.arange(first, first + rows),
@@ -172,7 +172,7 @@ def loss_and_gradients(model: DiTTTSModel, step: int, on_padding: bool):
             frame_mask=mask,
             text_ids=batch["text_ids"],
             text_mask=batch["text_mask"],
-            text_places=batch["text_places"],
+            text_positions=batch["text_positions"],
             speaker=batch["speaker"],
             speaker_mask=batch["speaker_mask"],
             keep_text=draw.keep_text,
@@ -348,7 +348,7 @@ def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch, heads):
     trainer.optimizers.step_unless = lambda bad: trainer.optimizers.step()
     with NoWaiting():
         trainer.train_step(trainer.batch_generator(loaded()))
-        assert not trainer._settle(Judgement(2, 1, 1.0, 1.0, math.inf, math.inf, bad=False))
+        assert not trainer._settle(StepStats(2, 1, 1.0, 1.0, math.inf, math.inf, bad=False))
     assert trainer.ema.num_updates == 1 and trainer.lr_schedulers.schedulers[0].last_epoch == 1
 
 

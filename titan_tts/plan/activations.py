@@ -282,7 +282,7 @@ def _micro_batch(
         "frame_mask": full(frames),
         "text_ids": torch.zeros(samples, tokens, dtype=torch.long),
         "text_mask": full(tokens),
-        "text_places": torch.zeros(samples, tokens),
+        "text_positions": torch.zeros(samples, tokens),
         "speaker": torch.zeros(samples, speaker, args.latent_channels),
         "speaker_mask": full(speaker),
         "keep_text": full(),

@@ -16,7 +16,7 @@ from tools.gpu_check.items import NotMeasured
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
@@ -51,7 +51,7 @@ class Mode:
 
     backward: str = ""
     """of the pointwise parts in eager mode, one of BACKWARDS: by hand are the functions of
-    `model/eager.py`; empty: as the model chooses on the device"""
+    `model/cpu_kernels.py`; empty: as the model chooses on the device"""
 
     @property
     def name(self) -> str:
@@ -143,13 +143,13 @@ def built(
             torch._inductor.config,
             "emulate_precision_casts",
         ),
-        (eager, "applies"),
+        (cpu_kernels, "use_cpu_kernels"),
     )
     before = [getattr(module, name) for module, name in changed]
     torch._dynamo.reset()
     try:
         if mode.backward:
-            eager.applies = lambda x: mode.backward == "by hand"
+            cpu_kernels.use_cpu_kernels = lambda x: mode.backward == "by hand"
         if mode.fp8:
             _convert(model, config, one)
         yield parallelize_dit_tts(model.to(device), one, config)

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import Divergence
 from torchtitan.models.dit_tts.infra.divergence import (
-    ABSURD_FACTOR,
+    HARD_LIMIT_FACTOR,
     LOSS_FACTOR,
     MIN_HISTORY,
     NORM_FACTOR,
     WINDOW,
     DivergenceGuard,
-    level_of,
+    recent_median,
     spike_limit,
 )
 
@@ -29,11 +29,11 @@ CURVES = json.loads(Path(__file__).with_name("recorded_curves.json").read_text()
 
 def judged(guard: DivergenceGuard, step: int, loss: float, norm: float) -> bool:
     left_out = guard.judge(step, step - 1, torch.tensor(loss), torch.tensor(norm))
-    judgement = guard.read()
-    assert bool(left_out) == judgement.bad
-    assert (judgement.step, judgement.global_batch) == (step, step - 1)
+    stats = guard.read()
+    assert bool(left_out) == stats.bad
+    assert (stats.step, stats.global_batch) == (step, step - 1)
     assert guard.read() is None
-    return judgement.bad
+    return stats.bad
 
 
 def guard_after(steps: int, sigmas: float = SIGMAS, loss: float = 1.0) -> DivergenceGuard:
@@ -57,7 +57,7 @@ def test_limit_by_hand():
     assert spike_limit(highest, 10, 2.0, 100.0) == pytest.approx(1.25 * 50.0)
     assert spike_limit(logs[: MIN_HISTORY - 1], 10, 2.0, 100.0) == pytest.approx(level * 100.0)
     assert spike_limit(logs[:1], 10, 2.0, math.inf) == math.inf
-    assert level_of([0.0] * 64 + [1.0] * 16) == 1.0
+    assert recent_median([0.0] * 64 + [1.0] * 16) == 1.0
     assert spike_limit([], 10, 2.0, 100.0) == math.inf == spike_limit(logs, 0, 2.0, 100.0)
 
 
@@ -88,8 +88,8 @@ def test_spikes_after_some_steps(loss, norm, bad):
 
 def test_before_there_is_a_spread_only_an_absurd_loss_is_a_spike():
     guard = guard_after(1)
-    assert not judged(guard, 2, 0.9 * ABSURD_FACTOR, 1e6)
-    assert judged(guard_after(1), 2, 1.1 * ABSURD_FACTOR, 1.0)
+    assert not judged(guard, 2, 0.9 * HARD_LIMIT_FACTOR, 1e6)
+    assert judged(guard_after(1), 2, 1.1 * HARD_LIMIT_FACTOR, 1.0)
 
 
 def test_bad_steps_do_not_raise_the_limits():

@@ -26,7 +26,9 @@ ARGS = small_args(
     adaln_rank=6,
 )
 POSITIONED = replace(ARGS, text_positions="scaled")
-CONDITIONED = replace(POSITIONED, text_vocab_size=0, condition_base=VOCABULARY, condition_ids=3)
+CONDITIONED = replace(
+    POSITIONED, text_vocab_size=0, first_condition_id=VOCABULARY, condition_tokens=3
+)
 """Text features come from outside; the last 3 ids have a row of the model's own."""
 
 Weights = dict[str, Tensor]
@@ -185,7 +187,7 @@ def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
     def normal(lengths: list[int], width: int) -> Tensor:
         return torch.randn(*padded_mask(lengths).shape, width, generator=generator)
 
-    ids = args.text_vocab_size or args.condition_base + args.condition_ids
+    ids = args.text_vocab_size or args.first_condition_id + args.condition_tokens
     batch = {
         "latents": normal(FRAMES, args.latent_channels),
         "t": torch.tensor([0.9, 0.013, 0.5, 1.0, 0.0]),
@@ -197,12 +199,12 @@ def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
         "keep_text": torch.tensor(KEEP_TEXT),
         "keep_speaker": torch.tensor(KEEP_SPEAKER),
     }
-    if args.condition_ids:
-        batch["text_ids"][:, 0] = args.condition_base + torch.tensor([0, 1, 2, 0, 1])
+    if args.condition_tokens:
+        batch["text_ids"][:, 0] = args.first_condition_id + torch.tensor([0, 1, 2, 0, 1])
         batch["text_features"] = normal(TEXT, args.text_dim)
     if args.text_positions == "scaled":
         places = torch.rand(batch["text_ids"].shape, generator=generator)
-        batch["text_places"] = places.where(batch["text_ids"] < VOCABULARY, -1.0)
+        batch["text_positions"] = places.where(batch["text_ids"] < VOCABULARY, -1.0)
     return batch
 
 
@@ -213,8 +215,8 @@ def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list
         sample = {"latents": batch["latents"][row, :frames].double(), "t": batch["t"][row]}
         if KEEP_TEXT[row]:
             ids = batch["text_ids"][row, :text]
-            if args.condition_ids:
-                table, base = w["condition_embedding.weight"], args.condition_base
+            if args.condition_tokens:
+                table, base = w["condition_embedding.weight"], args.first_condition_id
                 rows = zip(ids.tolist(), batch["text_features"][row].double())
                 sample["features"] = torch.stack(
                     [table[i - base] if i >= base else x for i, x in rows]
@@ -223,7 +225,7 @@ def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list
                 sample["features"] = text_features(w, ids)
             sample["positions"] = torch.zeros(text)
             if args.text_positions == "scaled":
-                places = batch["text_places"][row, :text].double()
+                places = batch["text_positions"][row, :text].double()
                 sample["positions"] = torch.tensor(
                     [place * frames - 0.5 if place >= 0 else 0.0 for place in places]
                 )

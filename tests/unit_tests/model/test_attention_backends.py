@@ -67,7 +67,7 @@ def batch(
         "text_mask": until(text, L),
         "speaker": normal(S, SMALL.latent_channels, speaker),
         "speaker_mask": until(speaker, S),
-        "text_places": torch.rand(rows, L, generator=generator),
+        "text_positions": torch.rand(rows, L, generator=generator),
         "text_features": normal(L, SMALL.text_dim, text),
     } | {name: torch.tensor(value) for name, value in keep.items()}
 
@@ -319,7 +319,7 @@ def test_bfloat16_on_a_cpu_is_matmuls(mask, monkeypatch):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_host_sync_in_the_step(backend):
     with torch.device("meta"):
-        model = DiTTTSModel(replace(SMALL, attention=backend, condition_ids=3))
+        model = DiTTTSModel(replace(SMALL, attention=backend, condition_tokens=3))
     inputs = {name: x.to("meta") for name, x in BATCHES["padding"].items()}
     clean = inputs.pop("latents")
     place = torch.zeros((), dtype=torch.long, device="meta")
@@ -336,7 +336,7 @@ def test_no_host_sync_in_the_step(backend):
             noisy.keep_text,
             noisy.keep_speaker,
             inputs["text_features"],
-            text_places=inputs["text_places"],
+            text_positions=inputs["text_positions"],
         )
         loss = squared_error_sums(out, noisy.target, inputs["frame_mask"]).sum() / 7
         loss.backward()

@@ -46,7 +46,7 @@ def test_a_row_alone_is_as_in_a_batch_and_nothing_of_the_utterance_is_read(model
     found = model(**batch)
     for row, (tokens, frames) in enumerate([(7, 8), (4, 3), (2, 1)]):
         alone = {name: value[row : row + 1] for name, value in batch.items()}
-        for name in ("text_ids", "text_mask", "text_places"):
+        for name in ("text_ids", "text_mask", "text_positions"):
             alone[name] = alone[name][:, :tokens]
         for name in ("speaker", "speaker_mask"):
             alone[name] = alone[name][:, :frames]

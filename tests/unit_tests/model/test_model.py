@@ -65,7 +65,7 @@ def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tens
         "t": torch.tensor([0.3, 0.8]),
         "frame_mask": until([11, 6], 11),
         "text_mask": until([4, 7], 7),
-        "text_places": torch.rand(2, 7, generator=generator),
+        "text_positions": torch.rand(2, 7, generator=generator),
         "speaker": normal(2, 10, args.latent_channels),
         "speaker_mask": until([10, 5], 10),
     }
@@ -118,7 +118,7 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
         t = torch.zeros(batch)
     with FlopCounterMode(display=False) as counter:
         places = torch.zeros(batch, L, device="meta")
-        more = {"text_features": features, "text_places": places}
+        more = {"text_features": features, "text_positions": places}
         out = model(latents, t, masks[0], ids, masks[1], speaker, masks[2], **more)
         forward = counter.get_total_flops()
         out.sum().backward()
@@ -129,7 +129,7 @@ def counted_flops(args: DiTTTSModelArgs, batch: int, lengths: Lengths) -> tuple[
 @pytest.mark.parametrize("vocabulary, condition_ids", [(0, 0), (0, 3), (259, 0)])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (13, 7, 5)])
 def test_flops_equal_the_counter(lengths, vocabulary, condition_ids):
-    args = replace(SMALL, text_vocab_size=vocabulary, condition_ids=condition_ids)
+    args = replace(SMALL, text_vocab_size=vocabulary, condition_tokens=condition_ids)
     forward, training = counted_flops(args, 3, Lengths(*lengths))
     assert forward == 3 * forward_flops(args, Lengths(*lengths))
     assert training == 3 * training_flops(args, Lengths(*lengths))
@@ -141,13 +141,13 @@ def test_flops_equal_the_counter(lengths, vocabulary, condition_ids):
 @torch.no_grad()
 def test_positions_act_where_they_are_on():
     batch = inputs()
-    moved = batch | {"text_places": batch["text_places"] / 2}
+    moved = batch | {"text_positions": batch["text_positions"] / 2}
     for kind, acts in (("scaled", True), ("none", False)):
         model = random_model(replace(SMALL, text_positions=kind))
         change = output(model, moved) - output(model, batch)
         assert (change[batch["frame_mask"]].abs().max() > 1e-3) == acts
-    with pytest.raises(ValueError, match="needs text_places"):
-        random_model(SMALL)(**{**batch, "text_places": None})
+    with pytest.raises(ValueError, match="needs text_positions"):
+        random_model(SMALL)(**{**batch, "text_positions": None})
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def test_a_token_is_on_the_frame_that_it_is_spoken_at(length):
     """As many frames as tokens: in the first block, keys of the text are rotated as those of the frames."""
     model = random_model(SMALL)
     places = ((torch.arange(length) + 0.5) / length)[None]
-    conditions = Conditions(*[torch.empty(0)] * 4, text_places=places)
+    conditions = Conditions(*[torch.empty(0)] * 4, text_positions=places)
     rope = model._text_rope(conditions, torch.tensor([length]))
     expected = rope_table(torch.arange(float(length)), 8, 10000.0, (True, False))
     torch.testing.assert_close(rope[:, 0], expected, rtol=0, atol=1e-5)
@@ -175,7 +175,7 @@ def test_copies_for_guidance_are_the_rows_with_conditions_dropped(padded, cached
         batch |= {name: torch.ones_like(batch[name]) for name in names}
     conditions = model.encode_conditions(
         *(batch[name] for name in ("text_ids", "text_mask", "speaker", "speaker_mask")),
-        text_places=batch["text_places"],
+        text_positions=batch["text_positions"],
     )
     frames = batch["frame_mask"].sum(1)
     copies = ((True, True), (False, True), (True, False))

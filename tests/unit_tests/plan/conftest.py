@@ -2,9 +2,9 @@
 
 import pytest
 
-from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model import cpu_kernels
 
 
 @pytest.fixture(autouse=True)
 def without_functions_of_a_cpu(monkeypatch):
-    monkeypatch.setattr(eager, "applies", lambda x: False)
+    monkeypatch.setattr(cpu_kernels, "use_cpu_kernels", lambda x: False)

@@ -30,7 +30,7 @@ def test_only_what_depends_on_the_data_is_not_counted(model, tmp_path):
     count = {
         "bytes": sizes.args.text_vocab_size - 259,
         "chars": sizes.args.text_vocab_size - 4,
-        "t5gemma2": sizes.args.condition_ids,
+        "t5gemma2": sizes.args.condition_tokens,
     }[model]
     assert count == rows
     assert any("speaker" in sentence for sentence in sizes.unknown)

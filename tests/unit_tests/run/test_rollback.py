@@ -11,7 +11,7 @@ import torch
 from tests.helpers.tiny_runs import Folder
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
-from torchtitan.models.dit_tts.infra.divergence import Judgement
+from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
 def test_rollbacks_are_counted_for_each_checkpoint(tmp_path):
     """A run that gets on between them may need many."""
     counter = RollbackCounter(2)
-    bad = Judgement(7, 6, math.nan, math.nan, 1.0, 1.0, bad=True)
+    bad = StepStats(7, 6, math.nan, math.nan, 1.0, 1.0, bad=True)
     for saved_step in (2, 2, 4, 4, 6, 6):
         counter.count(bad, saved_step, tmp_path)
     with pytest.raises(DivergenceError, match="after 2 rollbacks to step 6"):

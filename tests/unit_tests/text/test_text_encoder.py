@@ -173,7 +173,7 @@ def model_args(path, folder, *arguments):
 def test_features_inside_the_model(checkpoints, tmp_path, name):
     """Tokens of the text have the encoder's features, ids behind them rows of the model's own."""
     args = model_args(checkpoints[name], tmp_path, "--encoder.no-frozen")
-    assert (args.condition_base, args.condition_ids) == (512, 3)
+    assert (args.first_condition_id, args.condition_tokens) == (512, 3)
     model = DiTTTSModel(args)
     model.init_weights()
     seen = []

@@ -15,7 +15,7 @@ from tools.gpu_check import block, ceilings, sampling, steps, train_runs
 from tools.gpu_check.items import NotMeasured, is_out_of_memory
 from tools.gpu_check.models import BACKWARDS, Mode, built
 from tools.gpu_check.settings import Settings
-from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 
 TINY = DiTTTSModelArgs(
@@ -106,13 +106,13 @@ def test_the_timed_block_keeps_no_gradients_and_counts_full_lengths(attention):
 
 
 def test_a_choice_of_the_backward_passes_ends_with_its_measurement():
-    applies = eager.applies
+    applies = cpu_kernels.use_cpu_kernels
     weights = block.random_weights(TINY, seed=0)
     elsewhere = torch.empty(0, device="meta")  # not on a CPU, as on a GPU
     for backward in BACKWARDS:
         with built(TINY, Mode(backward=backward), "cpu", weights):
-            assert eager.applies(elsewhere) == (backward == "by hand")
-        assert eager.applies is applies
+            assert cpu_kernels.use_cpu_kernels(elsewhere) == (backward == "by hand")
+        assert cpu_kernels.use_cpu_kernels is applies
 
 
 def test_steps_stand_beside_the_other_way_of_running_blocks(tmp_path):

@@ -38,7 +38,7 @@ class ForwardPass:
         config: the run's, as upstream sees it.
         model: the network, with its parallelism.
         text_encoder: the frozen one beside the model.
-        condition_base: the first id of conditioning tokens, which a text encoder does not see.
+        first_condition_id: the first id of conditioning tokens, which a text encoder does not see.
         loss_fn: (prediction, target, frame_mask) to (B,) losses, each summed over valid frames.
         amp: context of the network's precision.
     """
@@ -48,7 +48,7 @@ class ForwardPass:
         config: JobConfig,
         model: Any,
         text_encoder: PretrainedTextEncoder | None,
-        condition_base: int,
+        first_condition_id: int,
         loss_fn: Callable[..., torch.Tensor],
         metrics: TTSMetricsProcessor,
         device: torch.device,
@@ -57,7 +57,7 @@ class ForwardPass:
         self.config = config
         self.model = model
         self.text_encoder = text_encoder
-        self.condition_base = condition_base
+        self.first_condition_id = first_condition_id
         self.loss_fn = loss_fn
         self.metrics = metrics
         self.device = device
@@ -85,7 +85,7 @@ class ForwardPass:
         encoder = self.text_encoder or self.model.text_encoder
         if not isinstance(encoder, PretrainedTextEncoder):
             return None
-        in_text = batch["text_mask"] & (batch["text_ids"] < self.condition_base)
+        in_text = batch["text_mask"] & (batch["text_ids"] < self.first_condition_id)
         return encoder.rows(in_text.numpy())
 
     def loss_sums(
@@ -111,7 +111,7 @@ class ForwardPass:
                 noisy.keep_speaker,
                 features,
                 batch["text_rows"],
-                batch["text_places"],
+                batch["text_positions"],
             )
         prediction, ctc_logits = output if isinstance(output, tuple) else (output, None)
         losses = self.loss_fn(prediction, noisy.target, frame_mask)
@@ -137,7 +137,7 @@ class ForwardPass:
         inputs = [batch[name] for name in _CONDITIONS]
         features = self._text_features(batch)
         with self.amp:
-            rows, places = batch["text_rows"], batch["text_places"]
+            rows, places = batch["text_rows"], batch["text_positions"]
             return self.model.encode_conditions(*inputs, features, rows, places)
 
     def denoise(self, *inputs: Any) -> torch.Tensor:

@@ -120,8 +120,8 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
             self.text_encoder_sizes = TextEncoderSizes(
                 *source.matmul_sizes(), trained=not encoder.frozen
             )
-        self.condition_base = source.vocab_size
-        self.condition_ids = max(0, encoder.vocab_size - source.vocab_size)
+        self.first_condition_id = source.vocab_size
+        self.condition_tokens = max(0, encoder.vocab_size - source.vocab_size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """Parameters without the alignment head, and training FLOPs per frame at `seq_len` latent frames without conditions.

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,
-    patient_group,
+    long_timeout_group,
     run_on_all_ranks,
 )
 from torchtitan.models.dit_tts.infra.optimizer import (
@@ -71,7 +71,7 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
 
     durations = run_on_all_ranks(stored, f"read {folder / FILE_NAME}")[0]
     if durations is None:
-        with patient_group() as group:
+        with long_timeout_group() as group:
             durations = run_on_all_ranks(fit, "read the texts of [data] path", group)[0]
     assert durations is not None
     return durations

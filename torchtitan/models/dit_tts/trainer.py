@@ -30,7 +30,7 @@ from torchtitan.models.dit_tts.infra.collectives import (
 from torchtitan.models.dit_tts.infra.compile import (
     CompileWatch,
 )
-from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, Judgement
+from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy, reduce_gradients
@@ -148,7 +148,7 @@ class DiTTTSTrainer(Trainer):
             self.job_config,
             self.model_parts[0],
             text_encoder,
-            self.model_args.condition_base,
+            self.model_args.first_condition_id,
             self.loss_fn,
             self.metrics_processor,
             self.device,
@@ -333,12 +333,12 @@ class DiTTTSTrainer(Trainer):
             self.lr_schedulers.step()
             self._mark("optimizer")
             if should_log:
-                judgement = self.divergence.read()
-                assert judgement is not None
-                if self._settle(judgement):
+                stats = self.divergence.read()
+                assert stats is not None
+                if self._settle(stats):
                     return
                 self._mark("optimizer")
-                self.metrics_processor.log_step(self.step, judgement.loss, judgement.grad_norm, lr)
+                self.metrics_processor.log_step(self.step, stats.loss, stats.grad_norm, lr)
         if should_log:
             self.run_folder.set_state("running", self.step)
         if 1 < self.step == self.metrics_processor.first_step + 1:
@@ -351,28 +351,28 @@ class DiTTTSTrainer(Trainer):
         if self.benchmark is not None:
             self.benchmark.mark(part)
 
-    def _settle(self, judgement: Judgement | None) -> bool:
-        """Ends a step once its judgement is known. A bad one, which the optimizer has left out, is undone:
+    def _settle(self, stats: StepStats | None) -> bool:
+        """Ends a step once its stats is known. A bad one, which the optimizer has left out, is undone:
         the run is where it was before it, and its batch is skipped. Where bad steps pile up, the weights
         themselves are the cause, and the run goes back to its last checkpoint.
 
         Returns:
             Whether the run has gone back.
         """
-        if judgement is None:
+        if stats is None:
             return False
         if self.benchmark is not None:
-            self.benchmark.losses[judgement.step] = judgement.loss
-        if judgement.bad:
-            self._undo(judgement)
+            self.benchmark.losses[stats.step] = stats.loss
+        if stats.bad:
+            self._undo(stats)
             return True
         if self.ema is not None:
             self.ema.update()
         if self.job_config.data.audit and is_first_copy(self.parallel_dims):
-            self.run_folder.audit.append({"step": judgement.step, "ids": self.settled_ids})
+            self.run_folder.audit.append({"step": stats.step, "ids": self.settled_ids})
         return False
 
-    def _undo(self, bad: Judgement) -> None:
+    def _undo(self, bad: StepStats) -> None:
         kept = save_bad_step(self.run_folder.path, self.dataloader, bad)
         limits, loader = self.config.divergence, self.dataloader
         if self.benchmark is None and self.divergence.bad_recently <= limits.max_bad_steps:
@@ -391,7 +391,7 @@ class DiTTTSTrainer(Trainer):
         if self.run_folder.rank == 0:
             logger.error(f"{bad}: {done}")
 
-    def _roll_back(self, bad: Judgement, kept: Path) -> None:
+    def _roll_back(self, bad: StepStats, kept: Path) -> None:
         self.checkpointer.wait()
         loader, skipped = self.dataloader, self.dataloader.skipped
         self.rollbacks.count(bad, self.checkpointer.saved_step, kept)

@@ -42,7 +42,7 @@ def one_thread_on_cpu_ranks() -> Iterator[None]:
 
 
 @contextmanager
-def patient_group() -> Iterator[dist.ProcessGroup | None]:
+def long_timeout_group() -> Iterator[dist.ProcessGroup | None]:
     """A group of all ranks for collectives that wait for downloads or encoding; None for one process.
 
     A rank that dies is noticed at once all the same.

@@ -35,7 +35,7 @@ LOWEST_FACTOR = 5.0
 """A loss above this multiple of the run's lowest level is a spike, however slowly it came there, unless
 the spread allows more"""
 
-ABSURD_FACTOR = 100.0
+HARD_LIMIT_FACTOR = 100.0
 """A loss above this multiple of the level is a spike whatever the spread: that of single utterances
 varies by a factor of 20 with the diffusion time"""
 
@@ -44,7 +44,7 @@ _MEDIAN_TO_STD = 1.4826 / math.sqrt(2)
 
 
 @dataclass(frozen=True)
-class Judgement:
+class StepStats:
     """What a step's loss and gradient norm were, and what they were allowed to be."""
 
     step: int
@@ -65,21 +65,21 @@ class Judgement:
         return f"step {self.step}: {loss}, {part('gradient norm', self.grad_norm, self.norm_limit)}"
 
 
-def level_of(logs: list[float]) -> float:
+def recent_median(logs: list[float]) -> float:
     """The median of the last values."""
     return statistics.median(logs[-RECENT:])
 
 
 def spike_limit(
-    logs: list[float], sigmas: float, factor: float, absurd: float, lowest: float = math.inf
+    logs: list[float], sigmas: float, factor: float, hard_limit: float, lowest: float = math.inf
 ) -> float:
     """The largest value that is no spike after values of these logarithms.
 
     level · exp(max(sigmas · spread, ln factor)) or 1.25 times the highest value, whichever is more; and at
-    most level · absurd, and as much above the lowest level as `LOWEST_FACTOR` and the spread allow. The level is the median of the
+    most level · hard_limit, and as much above the lowest level as `LOWEST_FACTOR` and the spread allow. The level is the median of the
     last values. The spread comes from the median of the differences of neighbours, so that a loss that
     falls quickly does not look as if it varied. Until there are `MIN_HISTORY` values there is no spread,
-    and the limit is level · absurd.
+    and the limit is level · hard_limit.
 
     Args:
         logs: natural logarithms of the last values, from the oldest.
@@ -88,8 +88,8 @@ def spike_limit(
     """
     if not logs or not sigmas:
         return math.inf
-    level = level_of(logs)
-    limit = level + math.log(absurd)
+    level = recent_median(logs)
+    limit = level + math.log(hard_limit)
     if len(logs) >= MIN_HISTORY:
         steps = statistics.median(abs(b - a) for a, b in itertools.pairwise(logs))
         noise = sigmas * _MEDIAN_TO_STD * steps
@@ -112,7 +112,7 @@ class DivergenceGuard:
         self.norms: deque[float] = deque(maxlen=WINDOW)
         self.recent: deque[float] = deque(maxlen=BAD_STEPS_WINDOW)
         self.lowest = math.inf
-        self._pending: tuple[Judgement, torch.Tensor, torch.cuda.Event | None] | None = None
+        self._pending: tuple[StepStats, torch.Tensor, torch.cuda.Event | None] | None = None
 
     def judge(
         self,
@@ -125,7 +125,7 @@ class DivergenceGuard:
         """Compares a step on the device, without a wait.
 
         Args:
-            loss, grad_norm: () of the global batch. The judgement of the step before must have been read.
+            loss, grad_norm: () of the global batch. The stats of the step before must have been read.
             group: of ranks that must judge alike, although their norms may differ in the last bit.
 
         Returns:
@@ -133,7 +133,7 @@ class DivergenceGuard:
         """
         assert self._pending is None
         loss_limit = spike_limit(
-            list(self.losses), self.sigmas, LOSS_FACTOR, ABSURD_FACTOR, self.lowest
+            list(self.losses), self.sigmas, LOSS_FACTOR, HARD_LIMIT_FACTOR, self.lowest
         )
         norm_limit = spike_limit(list(self.norms), self.sigmas, NORM_FACTOR, math.inf)
         # With CPU offload the gradients, their norm and the optimizer are on the CPU.
@@ -145,9 +145,7 @@ class DivergenceGuard:
         if group is not None:
             dist.all_reduce(bad, dist.ReduceOp.MAX, group)
         found = torch.cat([values, bad[None]])
-        judgement = Judgement(
-            step, global_batch, math.nan, math.nan, loss_limit, norm_limit, bad=False
-        )
+        stats = StepStats(step, global_batch, math.nan, math.nan, loss_limit, norm_limit, bad=False)
         event = None
         if found.is_cuda:
             on_host = torch.empty(3, pin_memory=True)
@@ -155,10 +153,10 @@ class DivergenceGuard:
             event = torch.cuda.Event()
             event.record()
             found = on_host
-        self._pending = judgement, found, event
+        self._pending = stats, found, event
         return bad
 
-    def read(self) -> Judgement | None:
+    def read(self) -> StepStats | None:
         """The outcome of the last step that was judged; waits until the device has come to it. None
         where it was read already."""
         if self._pending is None:
@@ -168,15 +166,15 @@ class DivergenceGuard:
         if event is not None:
             event.synchronize()
         loss, norm, bad = found.tolist()
-        judgement = replace(known, loss=loss, grad_norm=norm, bad=bool(bad))
+        stats = replace(known, loss=loss, grad_norm=norm, bad=bool(bad))
         self.recent.append(bad)
         if not bad:
             # The logarithm of 0 would be no number; nothing is a spike against it.
             self.losses.append(math.log(max(loss, 1e-30)))
             self.norms.append(math.log(max(norm, 1e-30)))
             if len(self.losses) >= RECENT:
-                self.lowest = min(self.lowest, level_of(list(self.losses)))
-        return judgement
+                self.lowest = min(self.lowest, recent_median(list(self.losses)))
+        return stats
 
     @property
     def bad_recently(self) -> int:

@@ -76,11 +76,11 @@ class EMA(Stateful):
         own = [local_tensor(value.detach()) for value in self.weights.values()]
         average = [local_tensor(value) for value in self.averages[decay].values()]
         kept = [None if mine.dtype == torch.float32 else mine.clone() for mine in own]
-        _exchange(own, average, kept)
+        _swap(own, average, kept)
         try:
             yield
         finally:
-            _exchange(own, average, kept, back=True)
+            _swap(own, average, kept, back=True)
 
     def read_from(self, names: Collection[str]) -> None:
         """The next load is of a checkpoint with these entries. An average that it lacks is begun with
@@ -106,7 +106,7 @@ class EMA(Stateful):
 
 
 @torch.no_grad()
-def _exchange(
+def _swap(
     own: list[torch.Tensor],
     average: list[torch.Tensor],
     kept: list[torch.Tensor | None],

@@ -82,12 +82,12 @@ class Muon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"]
-                self._leave_out(parameter.grad, buffer)
+                self._skip_gradient(parameter.grad, buffer)
                 buffer.lerp_(parameter.grad, 1 - momentum)
                 update = self._orthogonal(parameter, parameter.grad.lerp(buffer, momentum))
                 self._update(local_tensor(parameter), local_tensor(update), group)
 
-    def _leave_out(self, gradient: torch.Tensor, buffer: torch.Tensor) -> None:
+    def _skip_gradient(self, gradient: torch.Tensor, buffer: torch.Tensor) -> None:
         """Gives a gradient that is left out the momentum's value, which is then not changed by it."""
         if self.found_inf is not None:
             found = self.found_inf.bool()

@@ -97,7 +97,7 @@ def without_decay(model: nn.Module) -> set[nn.Parameter]:
     return found
 
 
-def growing(model: DiTTTSModel) -> set[nn.Parameter]:
+def width_scaled_weights(model: DiTTTSModel) -> set[nn.Parameter]:
     """The matrices whose fan-in grows with the width of the model: all but embeddings and those that
     read latents, the time's sinusoids or the features of a pretrained text encoder.
 
@@ -153,7 +153,7 @@ def build_tts_optimizers(
     encoder = model.text_encoder
     slow = set(encoder.parameters()) if isinstance(encoder, PretrainedTextEncoder) else set()
     width = model.args.dim / config.base_dim if config.base_dim else 1.0
-    wide = growing(model) if config.base_dim else set()
+    wide = width_scaled_weights(model) if config.base_dim else set()
     optimizers: list[Optimizer] = []
     if config.name == "Muon":
         fused = {weight_of(linear): parts for linear, parts in matmul_weights(model).items()}

@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_p
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.collectives import patient_group, run_on_all_ranks
+from torchtitan.models.dit_tts.infra.collectives import long_timeout_group, run_on_all_ranks
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import (
     check_fingerprint,
@@ -107,7 +107,7 @@ def stored_text_features(
         return with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
 
     opened: list[TextFeatures] = []
-    with patient_group() as group:
+    with long_timeout_group() as group:
         kind = run_on_all_ranks(find_kind, "find the text encoder", group)[0]
         assert kind is not None
         run_on_all_ranks(
@@ -132,7 +132,7 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
 
     One rank per machine downloads, and one rank of all reads the files.
     """
-    with patient_group() as group:
+    with long_timeout_group() as group:
         downloads = os.environ.get("LOCAL_RANK", "0") == "0"
         run_on_all_ranks(
             lambda rank: fetch_weights(source.model) if downloads else None,

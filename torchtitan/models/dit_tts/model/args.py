@@ -83,10 +83,10 @@ class DiTTTSModelArgs(BaseModelArgs):
     text_encoder_sizes: TextEncoderSizes | None = None
     """Of a pretrained text encoder that runs in training, inside the model or beside it"""
 
-    condition_base: int = 0
+    first_condition_id: int = 0
     """First id of the conditioning tokens that a pretrained encoder does not know"""
 
-    condition_ids: int = 0
+    condition_tokens: int = 0
     """Number of these; each has a row of its own among the text features"""
 
     adaln_rank: int = 256

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
 
@@ -30,15 +30,15 @@ class GatedAttention(nn.Module):
     def split_heads(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Q, K (normed and rotated), V and gate of x, each (B, L, H, K)."""
         parts = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim))
-        if eager.applies(x):
+        if cpu_kernels.use_cpu_kernels(x):
             weight = torch.stack([self.q_norm.weight, self.k_norm.weight], dim=1)
-            return eager.normed_heads(parts, weight, rope, self.k_norm.eps)
+            return cpu_kernels.normed_heads(parts, weight, rope, self.k_norm.eps)
         q, k, v, gate = parts.unbind(-2)
         return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v, gate
 
     def project_out(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        if eager.applies(attended):
-            return self.out(eager.sigmoid_mul(attended, gate).flatten(-2))
+        if cpu_kernels.use_cpu_kernels(attended):
+            return self.out(cpu_kernels.sigmoid_mul(attended, gate).flatten(-2))
         return self.out((attended * torch.sigmoid(gate)).flatten(-2))
 
 
@@ -77,8 +77,10 @@ class JointAttention(GatedAttention):
 
     def _key_value(self, kv: torch.Tensor, rope: torch.Tensor | None = None) -> KeyValue:
         parts = kv.unflatten(-1, (-1, 2, self.head_dim))
-        if eager.applies(kv):
-            k, v = eager.normed_heads(parts, self.k_norm.weight[:, None], rope, self.k_norm.eps)
+        if cpu_kernels.use_cpu_kernels(kv):
+            k, v = cpu_kernels.normed_heads(
+                parts, self.k_norm.weight[:, None], rope, self.k_norm.eps
+            )
             return k, v
         k, v = parts.unbind(-2)
         k = self.k_norm(k)

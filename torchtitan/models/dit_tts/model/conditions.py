@@ -31,7 +31,7 @@ class Conditions:
     speaker_mask: torch.Tensor
     """(B, P) bool"""
 
-    text_places: torch.Tensor | None = None
+    text_positions: torch.Tensor | None = None
     """(B, L) float32: where in the speech each token's middle is to be expected, in (0, 1); -1 for tokens
     that are not of the text. For `text_positions` = "scaled" only"""
 
@@ -74,7 +74,7 @@ class ConditionedModel(ModelProtocol):
         self.args = args
         self.text_encoder = _text_encoder(args)
         self.condition_embedding = (
-            nn.Embedding(args.condition_ids, args.text_dim) if args.condition_ids else None
+            nn.Embedding(args.condition_tokens, args.text_dim) if args.condition_tokens else None
         )
         self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
         self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
@@ -118,7 +118,7 @@ class ConditionedModel(ModelProtocol):
         speaker_mask: torch.Tensor,
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
-        text_places: torch.Tensor | None = None,
+        text_positions: torch.Tensor | None = None,
     ) -> Conditions:
         """Encodes text and speaker.
 
@@ -127,12 +127,12 @@ class ConditionedModel(ModelProtocol):
             speaker, speaker_mask: (B, S, C) and (B, S), true where there is a frame.
             text_features: (B, L, text_dim) of an encoder outside the model, which then has none.
             text_rows: packing of the texts, which a pretrained encoder inside the model gets.
-            text_places: as of `Conditions`.
+            text_positions: as of `Conditions`.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows)
         text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
-        return Conditions(text, text_mask, speaker, speaker_mask, text_places)
+        return Conditions(text, text_mask, speaker, speaker_mask, text_positions)
 
     def _text_features(
         self,
@@ -145,11 +145,11 @@ class ConditionedModel(ModelProtocol):
         if isinstance(self.text_encoder, ByteEncoder):
             features = self.text_encoder(ids, mask)
         elif self.text_encoder is not None:
-            in_text = mask & (ids < self.args.condition_base)
+            in_text = mask & (ids < self.args.first_condition_id)
             features = self.text_encoder(ids, in_text, rows)
         assert features is not None
         if self.condition_embedding is None:
             return features
-        condition = ids - self.args.condition_base
+        condition = ids - self.args.first_condition_id
         own = self.condition_embedding(condition.clamp_min(0))
         return torch.where((condition >= 0)[..., None], own, features.to(own.dtype))

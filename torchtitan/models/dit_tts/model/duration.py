@@ -100,7 +100,7 @@ class DurationModel(ConditionedModel):
         keep_speaker: torch.Tensor | None = None,
         text_features: torch.Tensor | None = None,
         text_rows: object = None,
-        text_places: torch.Tensor | None = None,
+        text_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`log_frames` of conditions that are not encoded yet; see `encode_conditions` for the arguments."""
         conditions = ConditionedModel.encode_conditions(

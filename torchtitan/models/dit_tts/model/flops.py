@@ -99,7 +99,7 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     if args.task == "speech":
         saved = 2 * (lengths.frames * args.latent_channels + args.timestep_dim) * args.dim
     saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
-    if not (args.text_vocab_size or args.text_encoder or args.condition_ids):
+    if not (args.text_vocab_size or args.text_encoder or args.condition_tokens):
         saved += 2 * lengths.text_tokens * args.text_dim * c
     return 3 * (forward_flops(args, lengths) + _ctc_flops(args, lengths)) - saved
 

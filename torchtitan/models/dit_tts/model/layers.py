@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model import cpu_kernels
 
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm without weight over the last dimension, computed in float32, in x's dtype."""
-    return F.rms_norm(eager.wide(x), (x.shape[-1],), None, eps).to(x.dtype)
+    return F.rms_norm(cpu_kernels.upcast(x), (x.shape[-1],), None, eps).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -24,24 +24,26 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if eager.applies(x):
-            return eager.scaled_norm(x, self.weight, None, self.eps)
-        return (rms_norm(eager.wide(x), self.eps) * eager.wide(self.weight)).to(x.dtype)
+        if cpu_kernels.use_cpu_kernels(x):
+            return cpu_kernels.scaled_norm(x, self.weight, None, self.eps)
+        return (rms_norm(cpu_kernels.upcast(x), self.eps) * cpu_kernels.upcast(self.weight)).to(
+            x.dtype
+        )
 
 
 def modulated_norm(
     x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """RMSNorm of x (B, T, D), times 1 + scale, plus shift, both (B, 1, D)."""
-    if eager.applies(x):
-        return eager.scaled_norm(x, 1 + scale, shift, eps)
+    if cpu_kernels.use_cpu_kernels(x):
+        return cpu_kernels.scaled_norm(x, 1 + scale, shift, eps)
     return rms_norm(x, eps) * (1 + scale) + shift
 
 
 def add_gated(x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """x + gate·update, (B, T, D) with a gate (B, 1, D)."""
-    if eager.applies(x):
-        return eager.add_scaled(x, gate, update)
+    if cpu_kernels.use_cpu_kernels(x):
+        return cpu_kernels.add_scaled(x, gate, update)
     return x + gate * update
 
 
@@ -57,7 +59,9 @@ class HeadRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (rms_norm(eager.wide(x), self.eps) * eager.wide(self.weight)).to(x.dtype)
+        return (rms_norm(cpu_kernels.upcast(x), self.eps) * cpu_kernels.upcast(self.weight)).to(
+            x.dtype
+        )
 
 
 class GatedMLP(nn.Module):
@@ -77,8 +81,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_and_up(x).unflatten(-1, (-1, 2, self.block))
-        if eager.applies(x):
-            return self.down(eager.silu_mul(both).flatten(-2))
+        if cpu_kernels.use_cpu_kernels(x):
+            return self.down(cpu_kernels.silu_mul(both).flatten(-2))
         gate, up = both.unbind(-2)
         return self.down((F.silu(gate) * up).flatten(-2))
 
@@ -129,6 +133,6 @@ def apply_rope(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     # compiler fuse all of it into one kernel, forward and backward. Halves and not neighbours, the other
     # common order of the channels: a CPU's vector units cannot swap neighbours.
     cos, sin = rope.unbind(0)
-    grouped = eager.wide(x).unflatten(2, (rope.shape[-3], -1))
+    grouped = cpu_kernels.upcast(x).unflatten(2, (rope.shape[-3], -1))
     swapped = grouped.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return (grouped * cos + swapped * sin).flatten(2, 3).to(x.dtype)

@@ -146,9 +146,9 @@ class DiTTTSModel(ConditionedModel):
         args = self.args
         if args.text_positions == "none":
             return None
-        places = conditions.text_places
+        places = conditions.text_positions
         if places is None:
-            raise ValueError('text_positions = "scaled" needs text_places')
+            raise ValueError('text_positions = "scaled" needs text_positions in the batch')
         positions = torch.where(places < 0, 0.0, places * frames[:, None] - 0.5)
         head_dim = args.dim // args.n_heads
         return rope_table(positions, head_dim, args.rope_theta, self.rotated)
@@ -256,7 +256,7 @@ class DiTTTSModel(ConditionedModel):
         keep_speaker: torch.Tensor | None = None,
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
-        text_places: torch.Tensor | None = None,
+        text_positions: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Predicts the target of the objective for every frame.
 
@@ -264,7 +264,7 @@ class DiTTTSModel(ConditionedModel):
             latents: (B, T, C) noisy latents.
             t: (B,) time in [0, 1], 1 is noise.
             frame_mask: (B, T) bool, true at frames of the utterance.
-            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_places: see
+            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_positions: see
                 `encode_conditions`.
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
 
@@ -275,7 +275,14 @@ class DiTTTSModel(ConditionedModel):
         # FSDP wraps these two methods of an instance, so that samplers can call them alone. Here the
         # weights are gathered already, so the plain functions of the class are called.
         conditions = ConditionedModel.encode_conditions(
-            self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_places
+            self,
+            text_ids,
+            text_mask,
+            speaker,
+            speaker_mask,
+            text_features,
+            text_rows,
+            text_positions,
         )
         ctc_logits: list[torch.Tensor] = []
         prediction = DiTTTSModel.denoise(

@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
-from torchtitan.models.dit_tts.infra.divergence import Judgement
+from torchtitan.models.dit_tts.infra.divergence import StepStats
 
 _MAX_KEPT = 20
 """Bad steps whose tensors are kept; of later ones there is the report alone"""
@@ -23,9 +23,9 @@ class DivergenceError(InputError):
     """Training does not get past bad steps."""
 
 
-def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) -> Path:
+def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: StepStats) -> Path:
     """Loads a bad step's batch again and writes it to `divergence/step-N-batch-M`: `rankR.pt` with this
-    rank's tensors (micro-batch m's names begin with `m.`), and `report.json` with the judgement and
+    rank's tensors (micro-batch m's names begin with `m.`), and `report.json` with the step's figures and
     every sample, the largest latents first. A collective. Returns the folder."""
     folder = run_folder / "divergence" / f"step-{bad.step}-batch-{bad.global_batch}"
     rank = dist.get_rank()
@@ -52,8 +52,8 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: Judgement) ->
         if len(list(folder.parent.iterdir())) <= _MAX_KEPT:
             torch.save(tensors, folder / f"rank{rank}.pt")
         if rank == 0:
-            judgement = {name: _number(value) for name, value in vars(bad).items()}
-            report = json.dumps({**judgement, "samples": every}, indent=1)
+            stats = {name: _number(value) for name, value in vars(bad).items()}
+            report = json.dumps({**stats, "samples": every}, indent=1)
             write_atomic(folder / "report.json", report + "\n")
     except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
         logger.error(f"{folder}: the bad step's batch could not be kept ({error})")
@@ -77,7 +77,7 @@ class RollbackCounter:
         self.number = 0
         self.since = -1
 
-    def count(self, bad: Judgement, saved_step: int, kept: Path) -> None:
+    def count(self, bad: StepStats, saved_step: int, kept: Path) -> None:
         """Once more to the checkpoint of `saved_step`, because of a step whose batch is in `kept`.
 
         Raises:

@@ -77,9 +77,9 @@ def encode_requests(
     )
     features = None
     if text_encoder is not None:
-        features = text_encoder(text, text_mask & (text < model.args.condition_base))
+        features = text_encoder(text, text_mask & (text < model.args.first_condition_id))
     return model.encode_conditions(
-        text, text_mask, speaker, speaker_mask, features, text_places=places.to(device)
+        text, text_mask, speaker, speaker_mask, features, text_positions=places.to(device)
     )
 
 

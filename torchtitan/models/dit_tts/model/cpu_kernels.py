@@ -4,7 +4,7 @@ Left to autograd, each of their operations is a kernel that reads and writes who
 float32, and most results are kept. Written as one function each, they work in place, keep little more
 than their input, and write the gradients of parts of a matmul's output straight into its gradient, without
 a `cat`. The functions of `layers` and `attention` are the definition, and call these where
-`applies` is true: a compiler fuses the definition, and a GPU has a kernel for a whole RMSNorm.
+`use_cpu_kernels` is true: a compiler fuses the definition, and a GPU has a kernel for a whole RMSNorm.
 
 They compute in float32, or in float64 where the input is that; results have the dtype of the input.
 """
@@ -17,12 +17,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
-def applies(x: torch.Tensor) -> bool:
+def use_cpu_kernels(x: torch.Tensor) -> bool:
     # Of no subclass: what is planned with fake tensors on the CPU is for a GPU.
     return type(x) is torch.Tensor and x.is_cpu and not torch.compiler.is_compiling()
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
+def upcast(x: torch.Tensor) -> torch.Tensor:
     """x in the dtype of computation."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -35,7 +35,7 @@ def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 def _scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """x·factor in the dtype of computation, in new memory."""
-    y = wide(x)
+    y = upcast(x)
     return x * factor if y is x else y.mul_(factor)
 
 
@@ -55,13 +55,13 @@ class _ScaledNorm(Function):
     def forward(
         ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        y = wide(x)
+        y = upcast(x)
         inverse = _inverse_rms(y, eps)
         ctx.save_for_backward(x, scale, inverse)
         ctx.shift = None if shift is None else (shift.shape, shift.dtype)
         y = x * inverse if y is x else y.mul_(inverse)
-        scale = wide(scale)
-        y = y.mul_(scale) if shift is None else torch.addcmul(wide(shift), y, scale, out=y)
+        scale = upcast(scale)
+        y = y.mul_(scale) if shift is None else torch.addcmul(upcast(shift), y, scale, out=y)
         return y.to(x.dtype)
 
     @staticmethod
@@ -69,14 +69,14 @@ class _ScaledNorm(Function):
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
         x, scale, inverse = ctx.saved_tensors
         d_shift = None
-        gradient = wide(gradient)
+        gradient = upcast(gradient)
         if ctx.shift is not None:
             shape, dtype = ctx.shift
             d_shift = gradient.sum_to_size(shape).to(dtype)
         normed = _scaled(x, inverse)
         product = gradient * normed
         d_scale = product.sum_to_size(scale.shape).to(scale.dtype)
-        scale = wide(scale)
+        scale = upcast(scale)
         d_normed = gradient * scale
         d_x = _norm_backward(d_normed, normed, inverse, product.mul_(scale))
         return d_x.to(x.dtype), d_scale, d_shift, None
@@ -89,7 +89,7 @@ def scaled_norm(
     return _ScaledNorm.apply(x, scale, shift, eps)
 
 
-def _empty_wide(x: torch.Tensor) -> torch.Tensor:
+def _empty_upcast(x: torch.Tensor) -> torch.Tensor:
     """Contiguous memory for x in the dtype of computation."""
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
 
@@ -110,7 +110,7 @@ class _NormedHeads(Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, rope: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, ...]:
         count = weight.shape[1]
-        y = _empty_wide(x[..., :count, :]).copy_(x[..., :count, :])
+        y = _empty_upcast(x[..., :count, :]).copy_(x[..., :count, :])
         inverse = _inverse_rms(y, eps)
         y.mul_(inverse).mul_(weight)
         if rope is not None:
@@ -126,7 +126,7 @@ class _NormedHeads(Function):
         d_x = torch.empty_like(x)
         for part, gradient in enumerate(gradients[count:], count):
             d_x[..., part, :] = gradient
-        d_y = _empty_wide(x[..., :count, :])
+        d_y = _empty_upcast(x[..., :count, :])
         for part, gradient in enumerate(gradients[:count]):
             d_y[..., part, :] = gradient
         if rope is not None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.small_models import full_inputs, random_model, small_args
-from torchtitan.models.dit_tts.model import eager
+from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.layers import rope_table
 
 ARGS = small_args(
@@ -36,7 +36,7 @@ def test_the_model_computes_the_same_in_eager_mode(dtype, tolerance, monkeypatch
     inputs["text_ids"] = torch.arange(10).view(2, 5)
     found = outcome(model, inputs)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(eager.Function, "apply", None)  # none of them is used
+    monkeypatch.setattr(cpu_kernels.Function, "apply", None)  # none of them is used
     for own, expected in zip(found, outcome(model, inputs), strict=True):
         largest = float(expected.abs().max())
         assert largest > 1e-5
@@ -50,11 +50,11 @@ def normal(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "function, inputs",
     [
-        (eager.scaled_norm, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 1, 4), 1e-3)),
-        (eager.scaled_norm, (normal(2, 3, 4), normal(4), None, 1e-3)),
-        (eager.normed_heads, (normal(2, 3, 2, 4, 4), normal(2, 2, 4), None, 1e-3)),
+        (cpu_kernels.scaled_norm, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 1, 4), 1e-3)),
+        (cpu_kernels.scaled_norm, (normal(2, 3, 4), normal(4), None, 1e-3)),
+        (cpu_kernels.normed_heads, (normal(2, 3, 2, 4, 4), normal(2, 2, 4), None, 1e-3)),
         (
-            eager.normed_heads,
+            cpu_kernels.normed_heads,
             (
                 normal(2, 3, 4, 2, 4),
                 normal(4, 1, 4),
@@ -63,7 +63,7 @@ def normal(*shape: int) -> torch.Tensor:
             ),
         ),
         (
-            eager.normed_heads,
+            cpu_kernels.normed_heads,
             (
                 normal(2, 3, 4, 2, 4),
                 normal(4, 1, 4),
@@ -71,9 +71,9 @@ def normal(*shape: int) -> torch.Tensor:
                 1e-3,
             ),
         ),
-        (eager.silu_mul, (normal(2, 3, 2, 4),)),
-        (eager.sigmoid_mul, (normal(2, 3, 4), normal(2, 3, 2, 4)[..., 0, :])),
-        (eager.add_scaled, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 3, 4))),
+        (cpu_kernels.silu_mul, (normal(2, 3, 2, 4),)),
+        (cpu_kernels.sigmoid_mul, (normal(2, 3, 4), normal(2, 3, 2, 4)[..., 0, :])),
+        (cpu_kernels.add_scaled, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 3, 4))),
     ],
 )
 def test_backward_passes(function, inputs):
@@ -87,23 +87,26 @@ def test_backward_passes(function, inputs):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_one_row_is_left_as_it_was(dtype):
     """Its parts are contiguous already, so nothing may be computed in place of them."""
-    for function, shape in ((eager.silu_mul, (1, 1, 2, 4)), (eager.normed_heads, (1, 1, 1, 2, 4))):
+    for function, shape in (
+        (cpu_kernels.silu_mul, (1, 1, 2, 4)),
+        (cpu_kernels.normed_heads, (1, 1, 1, 2, 4)),
+    ):
         x = normal(*shape).to(dtype)
         before = x.clone()
-        more = () if function is eager.silu_mul else (torch.ones(1, 1, 4), None, 1e-6)
+        more = () if function is cpu_kernels.silu_mul else (torch.ones(1, 1, 4), None, 1e-6)
         function(x, *more)
         assert torch.equal(x, before)
     gate = normal(1, 4).to(dtype)
     before = gate.clone()
-    eager.sigmoid_mul(gate, gate)
+    cpu_kernels.sigmoid_mul(gate, gate)
     assert torch.equal(gate, before)
 
 
 def test_bfloat16_is_computed_in_float32():
     x = normal(64, 256).bfloat16()
     scale, shift = normal(256).bfloat16(), normal(1, 256).bfloat16()
-    found = eager.scaled_norm(x, scale, shift, 1e-6)
-    expected = eager.scaled_norm(x.double(), scale.double(), shift.double(), 1e-6)
+    found = cpu_kernels.scaled_norm(x, scale, shift, 1e-6)
+    expected = cpu_kernels.scaled_norm(x.double(), scale.double(), shift.double(), 1e-6)
     assert found.dtype == torch.bfloat16
     assert (
         torch.equal(found, expected.to(torch.bfloat16))
