@@ -8,13 +8,15 @@ frames, guidance ignored. tests/mutants/*.toml holds them, a table each:
 
     [[mutant]]
     name = "clipping_off"
-    file = "trainer.py"             # below torchtitan/models/dit_tts, or titan_tts/...
+    in = "trainer.py:DiTTTSTrainer._step"     # below torchtitan/models/dit_tts, or titan_tts/...
     old = "self.job_config.training.max_norm, foreach=True"
     new = "float('inf'), foreach=True"
     tests = ["./test_trainer.py"]  # below tests/unit_tests; the file's own `tests` by default
 
-`old` must stand exactly once in the file. A mutant that nothing can catch has a sentence in
-`survives`. No file is changed: this process imports what the tests need except the product, forks
+`old` must stand exactly once in that function (or class, or file if none is named); white space, line
+breaks and a comma before a closing bracket do not matter. Further lines of `new` are indented relative
+to its first. A mutant that nothing can catch has a
+sentence in `survives`. No file is changed: this process imports what the tests need except the product, forks
 for each mutant, and the child's import system compiles the changed source. Processes that a test
 starts by itself import the product as it is.
 
@@ -26,10 +28,12 @@ Exit status: 0 if every mutant is caught or explained, 1 otherwise.
 """
 
 import argparse
+import ast
 import importlib
 import importlib.machinery
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -44,17 +48,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FAMILY = ROOT / "torchtitan/models/dit_tts"
 OURS = ("torchtitan.models.dit_tts", "tests", "tools", "titan_tts")
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 TIMEOUT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    file: str
+    where: str
     old: str
     new: str
     tests: tuple[str, ...]
     survives: str = ""
+
+    @property
+    def file(self) -> str:
+        return self.where.partition(":")[0]
 
     @property
     def path(self) -> Path:
@@ -64,14 +73,55 @@ class Mutant:
         """The file with the change.
 
         Raises:
-            ValueError: `old` does not stand in the file exactly once.
+            ValueError: `old` does not stand exactly once where it should.
         """
         text = self.path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(
-                f"{self.name}: `old` stands {text.count(self.old)} times in {self.file}"
-            )
-        return text.replace(self.old, self.new)
+        start, end = find_definition(text, self.where.partition(":")[2])
+        found = list(tokens_pattern(self.old).finditer(text, start, end))
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: `old` stands {len(found)} times in {self.where}")
+        [match] = found
+        shift = _indent(text[text.rfind("\n", 0, match.start()) + 1 :]) - _indent(self.new)
+        first, *others = self.new.strip().split("\n")
+        new = "\n".join(
+            [first, *(" " * (_indent(each) + shift) + each.lstrip() for each in others)]
+        )
+        return text[: match.start()] + new + text[match.end() :]
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def find_definition(text: str, name: str) -> tuple[int, int]:
+    """Start and end, in characters, of the function or class `A.b` in a source; without a name, of all."""
+    if not name:
+        return 0, len(text)
+    node: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        named = (each for each in ast.walk(node) if getattr(each, "name", "") == part)
+        node = next((each for each in named if isinstance(each, DEFINITIONS)), node)
+        if getattr(node, "name", "") != part:
+            raise ValueError(f"there is no {name}")
+    assert isinstance(node, DEFINITIONS)
+    first = min(each.lineno for each in (node, *node.decorator_list))
+    lines = text.splitlines(keepends=True)
+    return len("".join(lines[: first - 1])), len("".join(lines[: node.end_lineno]))
+
+
+def tokens_pattern(source: str) -> re.Pattern[str]:
+    """A pattern for the same tokens with any white space between them."""
+    pattern, before = "", ""
+    for token in re.findall(r"\w+|[^\w\s]", source):
+        if before:
+            pattern += r"\s+" if re.match(r"\w", before) and re.match(r"\w", token) else r"\s*"
+        if token in ")]}" and before != ",":
+            pattern += r"(?:,\s*)?"
+        pattern += re.escape(token)
+        before = token
+    start = r"\b" if source.strip()[0].isidentifier() else ""
+    end = r"\b" if re.search(r"\w\s*$", source) else ""
+    return re.compile(start + pattern + end)
 
 
 @dataclass
@@ -97,7 +147,7 @@ def read_mutants() -> list[Mutant]:
         table = tomllib.loads(path.read_text())
         for entry in table["mutant"]:
             tests = tuple(entry.pop("tests", table.get("tests", ())))
-            mutants.append(Mutant(tests=tests, **entry))
+            mutants.append(Mutant(where=entry.pop("in"), tests=tests, **entry))
     names = [mutant.name for mutant in mutants]
     duplicates = {name for name in names if names.count(name) > 1}
     if duplicates:
@@ -254,7 +304,7 @@ def main() -> int:
     for mutant in mutants:
         compile(mutant.source(), mutant.file, "exec")
         if options.list:
-            print(f"{mutant.name:40} {mutant.file}")
+            print(f"{mutant.name:40} {mutant.where}")
     if options.list:
         return 0
 
