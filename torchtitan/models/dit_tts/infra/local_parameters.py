@@ -4,7 +4,6 @@ FSDP2, optimizers, clipping and checkpoints see DTensors, and so know what every
 own code sees plain tensors.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,34 +11,25 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-Convert = Callable[[torch.Tensor], torch.Tensor]
-
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Those that are not of its children."""
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def compute_locally(module: nn.Module, convert: Convert | None = None) -> None:
+def compute_locally(module: nn.Module) -> None:
     """Lets the module, and whoever asks it, read this rank's parts of its own parameters: its class becomes
-    one with a property for each. `parameters()` and state dicts have the DTensors.
-
-    Args:
-        convert: applied to each part that is read.
-    """
+    one with a property for each. `parameters()` and state dicts have the DTensors."""
     if names := tuple(own_parameters(module)):
-        module.__class__ = _local_class(type(module), names, convert)  # type: ignore[arg-type]
+        module.__class__ = _local_class(type(module), names)  # type: ignore[arg-type]
 
 
 @cache
-def _local_class(
-    kind: type[nn.Module], names: tuple[str, ...], convert: Convert | None
-) -> type[nn.Module]:
+def _local_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     def of(name: str) -> property:
         def read(module: Any) -> torch.Tensor:
             parts = module.parts_in_compute
-            part = _part(module._parameters[name]) if parts is None else parts[name]
-            return part if convert is None or isinstance(part, DTensor) else convert(part)
+            return _part(module._parameters[name]) if parts is None else parts[name]
 
         return property(read)
 

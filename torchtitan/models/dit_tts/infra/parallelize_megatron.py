@@ -28,7 +28,6 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import require_modules
 from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.infra.local_parameters import (
-    Convert,
     compute_locally,
     hand_in_parts,
     own_parameters,
@@ -57,7 +56,7 @@ def parallelize_megatron(
         apply_tensor_parallel(model, mesh, options)
         logger.info(f"Applied tensor parallelism over {mesh.size()} ranks")
     elif _wants_te(options):
-        for layer, plain in _swap_layers(model, None, options).items():
+        for layer, plain in _use_te_layers(model, None, options.fp8).items():
             layer._parameters["weight"] = weight_of(plain)
     if options.use_te_attn:
         _attend_by_te(model, 1 if mesh is None else mesh.size())
@@ -80,21 +79,20 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
     # With a group of another size Megatron would build complete layers, and say nothing.
     assert group.size() == mesh.size() > 1
     placements = split_parameters(model)
-    swapped = _swap_layers(model, group, options)
-    convert: Convert | None = None
-    if not _wants_te(options):
-        from torchtitan.models.dit_tts.infra.megatron_layers import in_matmul_dtype
-
-        convert = in_matmul_dtype
+    replaced: dict[nn.Module, nn.Linear] = {}
+    if _wants_te(options):
+        replaced = _use_te_layers(model, group, options.fp8)
+    else:
+        _use_megatron_layers(model, group)
     split: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in own_parameters(swapped.get(module, module)).items():
+        for name, parameter in own_parameters(replaced.get(module, module)).items():
             if parameter not in split:  # two modules can share one
                 placement = [placements.get(parameter, Replicate())]
                 value = distribute_tensor(parameter.detach(), mesh, placement, src_data_rank=None)
                 split[parameter] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[name] = split[parameter]
-        compute_locally(module, convert if module in swapped else None)
+        compute_locally(module)
     for stream in (model.text_norm, model.speaker_encoder.norm):
         stream.register_forward_hook(partial(_sum_gradients_of_output, group))
     rank = mesh.get_local_rank()
@@ -123,36 +121,42 @@ def keep_part(model: DiTTTSModel, ranks: int) -> None:
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, ranks, 0)
 
 
-def _swap_layers(
-    model: DiTTTSModel, group: dist.ProcessGroup | None, options: Megatron
-) -> dict[nn.Module, nn.Linear]:
-    """Puts Megatron's or TransformerEngine's layers in the place of the plain ones. Returns for each the one
-    that it replaces."""
-    swapped: dict[nn.Module, nn.Linear] = {}
-    column, row = _layer_makers(group, options)
-    for module, name, parts, _ in list(projections(model)):
-        plain = getattr(module, name)
-        with torch.device("meta"):
-            # The gradients of text and speaker are summed where all blocks' come together.
-            layer = column(plain, enters=not name.endswith("_kv")) if parts > 1 else row(plain)
-        setattr(module, name, layer)
-        swapped[layer] = plain
-    return swapped
-
-
-def _layer_makers(
-    group: dist.ProcessGroup | None, options: Megatron
-) -> tuple[Callable[..., nn.Module], Callable[..., nn.Module]]:
-    """(of layers split by rows, of layers split by columns), from the plain layer."""
-    if _wants_te(options):
-        from torchtitan.models.dit_tts.infra import transformer_engine_layers as te
-
-        column = partial(te.TransformerEngineColumn, group=group, fp8=options.fp8)
-        return column, partial(te.TransformerEngineRow, group=group, fp8=options.fp8)
+def _use_megatron_layers(model: DiTTTSModel, group: dist.ProcessGroup) -> None:
+    """Lets the plain layers compute as Megatron's do. Their parameters and names stay."""
     from torchtitan.models.dit_tts.infra.megatron_layers import MegatronColumn, MegatronRow
 
-    assert group is not None
-    return partial(MegatronColumn, group=group), partial(MegatronRow, group=group)
+    for module, name, parts, _ in projections(model):
+        layer = getattr(module, name)
+        layer.group = group
+        if parts > 1:
+            layer.__class__ = MegatronColumn
+            layer.sums_gradient = _sums_gradient(name)
+        else:
+            layer.__class__ = MegatronRow
+
+
+def _use_te_layers(
+    model: DiTTTSModel, group: dist.ProcessGroup | None, fp8: bool
+) -> dict[nn.Module, nn.Linear]:
+    """Replaces the plain layers by TransformerEngine's, on the meta device. Returns the plain layer of each."""
+    from torchtitan.models.dit_tts.infra import transformer_engine_layers as te
+
+    replaced: dict[nn.Module, nn.Linear] = {}
+    for module, name, parts, _ in list(projections(model)):
+        plain = getattr(module, name)
+        if parts > 1:
+            layer = te.TransformerEngineColumn(plain, group, _sums_gradient(name), fp8)
+        else:
+            layer = te.TransformerEngineRow(plain, group, fp8)
+        setattr(module, name, layer)
+        replaced[layer] = plain
+    return replaced
+
+
+def _sums_gradient(name: str) -> bool:
+    """Whether a layer sums the gradient of its input. The gradients of text and speaker are summed where all
+    blocks' come together, by `_sum_gradients_of_output`."""
+    return not name.endswith("_kv")
 
 
 def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:

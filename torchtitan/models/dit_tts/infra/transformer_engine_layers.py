@@ -13,10 +13,14 @@ from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_para
 from torch import nn
 from transformer_engine.common.recipe import Float8CurrentScaling
 
-from torchtitan.models.dit_tts.infra.megatron_layers import leave_weight, sum_gradients
+from torchtitan.models.dit_tts.infra.megatron_layers import sum_gradients
 
 _FP8_ROWS = 8
 """Rows of an fp8 product must be a multiple of it"""
+
+
+def _no_init(weight: torch.Tensor) -> None:
+    """The model's own `init_weights` fills it."""
 
 
 class _Linear(te.Linear):
@@ -35,7 +39,7 @@ class _Linear(te.Linear):
             out_features,
             bias=False,
             params_dtype=dtype,
-            init_method=leave_weight,
+            init_method=_no_init,
             device="meta",
         )
         self.fp8_wanted = fp8
