@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torchtitan.models.dit_tts.config.keys import marked
+from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.run.factors import FACTORS, factors
@@ -47,32 +49,11 @@ _COLUMNS = ("name", "folder", "grid", "source", "mfu_convention", "state", "reas
 _MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
-DATA = (
-    *("data.path", "data.max_frames", "data.max_text_tokens", "data.max_speaker_frames"),
-    *("data.max_reference_ratio", "benchmark.mean_seconds"),
-)
-"""Config keys of what a run reads: runs that differ in them do other work for a sample"""
+DATA = marked(INPUT)
+"""Runs that differ in these keys do other work for a sample"""
 
-WORKLOAD = (
-    *DATA,
-    *(
-        "data.num_buckets",
-        "data.bucket_frames",
-        "data.bucket_batch_sizes",
-        "data.num_workers",
-    ),
-    *("encoder.model", "encoder.frozen", "encoder.cache_features", "encoder.dtype"),
-    *(
-        "ema.enable",
-        "ema.decays",
-        "model.text_positions",
-        "alignment.ctc_weight",
-    ),
-    *("compile.components", "training.enable_cpu_offload", "quantize.linear.float8.recipe_name"),
-    *("megatron.transformer_impl", "megatron.use_te_attn"),
-)
-"""Config keys that change what a step computes. Those that differ between the runs are factors, too: runs
-of other work are no repeats."""
+WORK = marked(INPUT, WORKLOAD)
+"""Those keys that differ between the runs are factors, too: runs of other work are no repeats"""
 
 _EVENTS = "events.out.tfevents."
 _COUNTS = ("tensor_parallel", "gpus", "nodes", "batch", "accumulation")
@@ -108,7 +89,7 @@ class Run:
     figures: dict[str, float] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
-    """value of each key of WORKLOAD, lists as text"""
+    """value of each key of WORK, lists as text"""
     notes: dict[str, Any] = field(default_factory=dict)
     """what benchmark.json says of its conventions, peak and device"""
 
@@ -169,8 +150,8 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
 
 
 def _add_workload(runs: Sequence[Run]) -> None:
-    """Makes factors of the keys of WORKLOAD that differ between runs, where no axis of a grid is one."""
-    for key in WORKLOAD:
+    """Makes factors of the keys of WORK that differ between runs, where no axis of a grid is one."""
+    for key in WORK:
         values = {run.workload[key] for run in runs if key in run.workload}
         for run in runs if len(values) > 1 else ():
             if key in run.workload:
@@ -179,7 +160,7 @@ def _add_workload(runs: Sequence[Run]) -> None:
 
 def _workload(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for key in WORKLOAD:
+    for key in WORK:
         value: Any = config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None

@@ -17,8 +17,8 @@ from torchtitan.models.dit_tts.config.exported import (
     read_exported,
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_run_config
-from torchtitan.models.dit_tts.config.ranges import check_ranges
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
@@ -126,7 +126,7 @@ def _trained_config(config: JobConfig, path: Path) -> JobConfig:
             sections[section][name] = value
     merged = config_from_dict(sections, where)
     found = replace(config, **{name: getattr(merged, name) for name in _TRAINED})
-    check_ranges(found)
+    check_numbers(found)
     check_sampling(found.sampling)
     if found.model.flavor not in model_flavors():
         raise InputError(f"{where}: [model] flavor = {found.model.flavor!r} is not known")

@@ -29,7 +29,7 @@ REFUSED = """
 1 | job.experiment = 'a/b' | [job] experiment | 'a/b' | '/'
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.seq_len = 4096 | [training] seq_len = 4096 | use [data] max_frames
-1 | training.max_norm = nan | [training] max_norm = nan | greater than 0
+1 | training.max_norm = nan | [training] max_norm = nan | finite
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
 1 | training.batch_ramp = [2, 4] | [training] batch_ramp = [2, 4] | descending
 1 | training.batch_ramp = [2, 1] | batch_ramp = [2, 1] | above 1

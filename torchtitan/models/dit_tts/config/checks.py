@@ -1,13 +1,17 @@
 """Checks a config against itself and the machine before anything is built or opened."""
 
+from operator import attrgetter
+
+import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import check_batch_ramp, check_data, check_text
 from torchtitan.models.dit_tts.config.duration_checks import check_duration
 from torchtitan.models.dit_tts.config.exported import check_initial_weights
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import run_folder_path
 from torchtitan.models.dit_tts.config.megatron_checks import check_megatron
-from torchtitan.models.dit_tts.config.ranges import check_ranges
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.speed_checks import (
     check_attention,
@@ -20,11 +24,23 @@ from torchtitan.models.dit_tts.config.speed_checks import (
 from torchtitan.models.dit_tts.config.validation_figures import (
     HIGHER_IS_BETTER,
     LOWER_IS_BETTER,
+    decay_name,
     is_higher_better,
     measured_figures,
 )
 from torchtitan.models.dit_tts.errors import require, require_modules
 from torchtitan.tools.utils import device_type
+
+_UNSUPPORTED = {
+    "optimizer": "early_step_in_backward",
+    "metrics": "save_for_all_ranks",
+    "checkpoint": "last_save_in_hf initial_load_in_hf",
+    "fault_tolerance": "enable",
+    # Weights are gathered in mixed_precision_param.
+    "quantize.linear.float8": "enable_fsdp_float8_all_gather "
+    "precompute_float8_dynamic_scale_for_fsdp",
+}
+"""Upstream's switches that this family would ignore or break on"""
 
 MAX_NAME_BYTES = 255
 """of a file's name, on all usual file systems"""
@@ -41,7 +57,14 @@ def validate_config(
         flavors: names of the model sizes.
         accelerator: torch's name of the kind of device it runs on; None: this machine's.
     """
-    check_ranges(config)
+    check_numbers(config)
+    _check_unsupported(config)
+    decays = config.ema.decays
+    require(
+        len(set(map(decay_name, decays))) == len(decays) > 0
+        and all(0 <= decay <= 1 for decay in decays),
+        f"[ema] decays = {decays}, but it must be one or more different numbers from 0 to 1 (of 10 digits)",
+    )
     require(
         config.model.name == "dit_tts",
         f"[model] name = {config.model.name!r}: train.py trains only 'dit_tts'",
@@ -64,11 +87,6 @@ def validate_config(
     require(
         "\0" not in config.job.dump_folder,
         f"[job] dump_folder = {config.job.dump_folder!r} is no path; give that of a folder",
-    )
-    decay_ratio = config.lr_scheduler.decay_ratio
-    require(
-        decay_ratio is None or 0 <= decay_ratio <= 1,
-        f"[lr_scheduler] decay_ratio = {decay_ratio}, but it must be from 0 to 1",
     )
     dp_degree = data_parallel_degree(config, world_size)
     global_batch, steps = batch_split(config.training, dp_degree)
@@ -112,6 +130,19 @@ def validate_machine(config: JobConfig) -> None:
     if config.samples.freq:
         require_modules("soundfile", "matplotlib")
         require_modules(*(("jiwer", "transformers") if config.samples.recognizer else ()))
+
+
+def _check_unsupported(config: JobConfig) -> None:
+    for section, keys in _UNSUPPORTED.items():
+        for key in keys.split():
+            require(
+                not attrgetter(f"{section}.{key}")(config),
+                f"[{section}] {key} = true is not supported by this model family; set it to false",
+            )
+    length = config.training.seq_len
+    require(
+        length == titan.Training.seq_len, f"[training] seq_len = {length}: {OLD_KEYS['seq_len']}"
+    )
 
 
 def _check_validation(config: JobConfig) -> None:

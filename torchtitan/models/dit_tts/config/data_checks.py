@@ -49,11 +49,6 @@ def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int)
         f"speaker_patch_size = {data.speaker_patch_size}; set it to one",
     )
     require(
-        1 <= data.num_buckets <= MAX_BUCKETS,
-        f"[data] num_buckets = {data.num_buckets}, but it must be from 1 to {MAX_BUCKETS}: every bucket "
-        f"is a compiled shape",
-    )
-    require(
         len(edges) <= MAX_BUCKETS and all(low < high for low, high in zip([0, *edges], edges)),
         f"[data] bucket_frames = {edges}, but it must be up to {MAX_BUCKETS} positive lengths in "
         f"ascending order, or empty to have them chosen",
@@ -72,14 +67,6 @@ def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int)
     require(
         all(1e-6 <= weight <= 1e6 for weight in data.weights),
         f"[data] weights = {data.weights}, but each must be from 1e-6 to 1e6",
-    )
-    require(
-        0 <= data.balance_beta < 1
-        and abs(data.duration_alpha) <= 10
-        and 0 <= data.duration_offset_seconds <= 3600,
-        f"[data] balance_beta = {data.balance_beta}, duration_alpha = {data.duration_alpha} and "
-        f"duration_offset_seconds = {data.duration_offset_seconds}, but they must be from 0 to below 1, "
-        f"from -10 to 10 and from 0 to 3600",
     )
     require(
         data.num_workers == 0 or data.prefetch_batches > 0,

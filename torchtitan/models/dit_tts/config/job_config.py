@@ -1,9 +1,27 @@
-"""The sections of our TOML beside upstream's, and the constants that checks use too."""
+"""The sections of our TOML in addition to upstream's, and the constants that checks use too.
 
+A key is declared once. Beside its type stand the bounds of a number and the marks: whether a resume may
+change it, and whether runs that differ in it do other work. `keys.py` reads them.
+"""
+
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torchtitan.config.job_config as titan
+from torchtitan.models.dit_tts.config.marks import (
+    INPUT,
+    TRAINING,
+    WEIGHTS,
+    WORKLOAD,
+    Bounds,
+    Fraction,
+    Frames,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 LEARNED_UNITS = ("bytes", "chars")
 """Values of `[encoder] model` that mean the learned encoder inside the model"""
@@ -31,6 +49,15 @@ right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta
 BAD_STEPS_WINDOW = 32
 """Steps among which `[divergence] max_bad_steps` counts"""
 
+EVALUATIONS_PER_STEP = {"euler": 1, "midpoint": 2, "heun": 2}
+"""of the velocity, in an interval of the schedule"""
+
+EPSS_INTERVALS = (5, 6, 7, 10, 12, 16)
+"""of [sampling] schedule = "epss" """
+
+MAX_SWAY = 2 / (math.pi - 2)
+"""Above it the times of sway sampling do not fall any more"""
+
 
 def is_pretrained(encoder_model: str) -> bool:
     """Whether `[encoder] model` names a pretrained encoder and not the learned one's unit."""
@@ -48,11 +75,11 @@ class Model(titan.Model):
     name: str = "dit_tts"
     """Model family to train"""
 
-    flavor: str = "debug"
+    flavor: Annotated[str, WEIGHTS] = "debug"
     """Size of the model: debug, 60M, 300M, 800M, 3B or 8B; or duration, which predicts the lengths of
     utterances instead of speaking them"""
 
-    text_positions: Literal["none", "scaled"] = "none"
+    text_positions: Annotated[Literal["none", "scaled"], WEIGHTS, WORKLOAD] = "none"
     """Where the text's keys lie beside the frames in the attention's rotated heads: nowhere (none), or each
     token where it is to be expected in the speech, by the time that its letters take (scaled)"""
 
@@ -62,7 +89,7 @@ class Model(titan.Model):
 
 @dataclass
 class Metrics(titan.Metrics):
-    log_freq: int = 10
+    log_freq: PositiveInt = 10
     """Steps from one logged step to the next"""
 
     enable_tensorboard: bool = True
@@ -95,8 +122,8 @@ class Compile(titan.Compile):
     enable: bool = False
     """Compiles the components, one graph for each static shape"""
 
-    components: list[Literal["model", "encoders", "loss"]] = field(  # type: ignore[assignment]
-        default_factory=lambda: ["model", "encoders"]
+    components: Annotated[list[Literal["model", "encoders", "loss"]], WORKLOAD] = field(
+        default_factory=lambda: ["model", "encoders"]  # type: ignore[assignment]
     )
     """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
     learned text encoder (encoders), the noising and the loss (loss)"""
@@ -125,15 +152,15 @@ class Parallelism(titan.Parallelism):
 
 @dataclass
 class Megatron:
-    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    transformer_impl: Annotated[Literal["local", "transformer_engine"], WORKLOAD] = "local"
     """Layers of [parallelism] backend = "megatron": Megatron-Core's of PyTorch (local), or
     TransformerEngine's, which need a GPU and the extra transformer-engine and do not compile"""
 
-    use_te_attn: bool = False
+    use_te_attn: Annotated[bool, WORKLOAD] = False
     """TransformerEngine's attention over packed keys, in the place of flash attention's ([attention]
     backend = "varlen")"""
 
-    fp8: bool = False
+    fp8: Annotated[bool, TRAINING] = False
     """TransformerEngine's layers multiply in fp8, with scales of each tensor as it is, wherever a
     micro-batch has a multiple of 8 rows"""
 
@@ -146,20 +173,20 @@ class Optimizer(titan.Optimizer):
     state_dtype: Literal["float32", "bfloat16", "8bit"] = "float32"
     """Precision of AdamW's two moments; 8bit needs torchao and leaves embeddings in float32"""
 
-    muon_lr: float = 0.0
+    muon_lr: NonNegativeFloat = 0.0
     """Learning rate of Muon, whose updates are scaled to AdamW's RMS; 0: lr"""
 
-    base_dim: int = 0
+    base_dim: NonNegativeInt = 0
     """Decoder width for which lr and muon_lr were found: the rates of the matrices that grow with the
     width are times base_dim / width (Muon's: its root), and rate times decay stays; 0: used as they are"""
 
-    encoder_lr: float = 1e-5
+    encoder_lr: NonNegativeFloat = 1e-5
     """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""
 
 
 @dataclass
 class Training(titan.Training):
-    local_batch_size: int = 0
+    local_batch_size: NonNegativeInt = 0
     """Samples of the longest bucket in one rank's micro-batch; 0: the global batch divided by the
     ranks, without accumulation"""
 
@@ -170,13 +197,13 @@ class Training(titan.Training):
     """Divisors of the global batch at the start of a run, such as 8,4,2: batch_ramp_steps steps with an
     eighth of it, as many with a quarter, as many with a half, then all of it"""
 
-    batch_ramp_steps: int = 0
+    batch_ramp_steps: NonNegativeInt = 0
     """Steps with each divisor of batch_ramp, a multiple of all of them"""
 
 
 @dataclass
 class Data:
-    path: str | list[str] = ""
+    path: Annotated[str | list[str], INPUT] = ""
     """The shards: a folder, one .tar, a glob, a pattern with {000000..000099}, or a URL (s3://, http://,
     https:// ...) of one of these; or a list of them, one dataset each"""
 
@@ -189,50 +216,50 @@ class Data:
     balance_by: Literal["", "speaker", "language", "quality", "class"] = ""
     """Key of the samples' JSON whose values are balanced within each dataset; empty: none"""
 
-    balance_beta: float = 0.999
+    balance_beta: Annotated[float, Bounds(0, 1, open_high=True)] = 0.999
     """Parameter β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 leaves the
     classes as they are, towards 1 they become equally frequent"""
 
-    duration_alpha: float = 0.0
+    duration_alpha: Annotated[float, Bounds(-10, 10)] = 0.0
     """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0: all
     alike"""
 
-    duration_offset_seconds: float = 0.0
+    duration_offset_seconds: Annotated[float, Bounds(0, 3600)] = 0.0
     """Added to a sample's duration under duration_alpha, in seconds"""
 
-    epochs: int = 0
+    epochs: Annotated[int, Bounds(0, 10**6)] = 0
     """Passes over the data; sets [training] steps. 0: steps decides"""
 
     on_error: Literal["raise", "skip"] = "raise"
     """At a corrupt sample the run ends (raise), or another sample takes its place and it is counted
     (skip)"""
 
-    max_corrupt_fraction: float = 0.01
+    max_corrupt_fraction: Fraction = 0.01
     """Fraction of corrupt samples above which a run that skips them ends all the same"""
 
     cache_folder: str = ""
     """Cache of what was read from URLs; empty: titan-tts/data in the user's cache folder"""
 
-    cache_gib: float = 16.0
+    cache_gib: Annotated[float, Bounds(0, 10**6)] = 16.0
     """Maximum size of cache_folder, in GiB; 0: nothing is cached"""
 
     seed: int = 0
     """Seed of the order, the parts of long references, the noise, the times and the condition dropout"""
 
-    latent_channels: int = 128
+    latent_channels: PositiveInt = 128
     """Width of a latent frame in the shards"""
 
-    frames_per_second: float = 25.0
+    frames_per_second: PositiveFloat = 25.0
     """Latent frames per second of audio"""
 
-    max_frames: int = 768
+    max_frames: Annotated[Frames, INPUT] = 768
     """Longest utterance, in latent frames"""
 
-    max_speaker_frames: int = 384
+    max_speaker_frames: Annotated[Frames, INPUT] = 384
     """Longest speaker reference, in latent frames; longer ones are cropped, in training to another part
     at each draw"""
 
-    max_reference_ratio: float = 1.0
+    max_reference_ratio: Annotated[float, Bounds(0, 10**6), INPUT] = 1.0
     """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
     bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
 
@@ -240,23 +267,23 @@ class Data:
     """References in training: those of the samples, or drawn anew for each row of a batch from other samples
     with the same speaker in their JSON: one to three joined, a part of a drawn length of them"""
 
-    speaker_patch_size: int = 4
+    speaker_patch_size: PositiveInt = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""
 
-    max_text_tokens: int = 192
+    max_text_tokens: Annotated[PositiveInt, INPUT] = 192
     """Longest text, in tokens"""
 
-    num_buckets: int = 8
+    num_buckets: Annotated[int, Bounds(1, MAX_BUCKETS), WORKLOAD] = 8
     """Maximum number of length buckets (= compiled shapes), at most 8"""
 
-    bucket_frames: list[int] = field(default_factory=list)
+    bucket_frames: Annotated[list[int], WORKLOAD] = field(default_factory=list)
     """Upper lengths of the buckets in frames; empty: chosen from the data's lengths"""
 
-    bucket_batch_sizes: list[int] = field(default_factory=list)
+    bucket_batch_sizes: Annotated[list[int], WORKLOAD] = field(default_factory=list)
     """Samples of a global batch of each bucket in bucket_frames, each divisible by ranks x accumulation
     steps, the last as global_batch_size; empty: as many as have the frames of the longest bucket's"""
 
-    batch_multiple: int = 8
+    batch_multiple: PositiveInt = 8
     """Every global batch is a multiple of this many samples; it must be divisible by ranks x
     accumulation steps"""
 
@@ -264,23 +291,23 @@ class Data:
     """Samples over the limits are cropped to their first max_frames frames (too long a text is still
     dropped), dropped, or an error; the first two are counted"""
 
-    max_dropped_fraction: float = 0.1
+    max_dropped_fraction: Fraction = 0.1
     """Fraction of the samples that may be dropped for max_frames and max_text_tokens; more is an error"""
 
-    num_workers: int = 2
+    num_workers: Annotated[int, Bounds(0, 10**6), WORKLOAD] = 2
     """Threads that fill batches; 0: the training thread does it"""
 
-    prefetch_batches: int = 4
+    prefetch_batches: Annotated[int, Bounds(0, 10**6)] = 4
     """Micro-batches to prefetch"""
 
     conditioning: list[str] = field(default_factory=list)
     """Tokens put before the text, in this order, from the samples' JSON: any of speaker, language,
     quality, class and duration"""
 
-    conditioning_dropout: float = 0.1
+    conditioning_dropout: Fraction = 0.1
     """Fraction of samples in which a conditioning token is the unknown one, drawn for each token alone"""
 
-    duration_token_seconds: float = 0.5
+    duration_token_seconds: PositiveFloat = 0.5
     """Width of one duration token's range, in seconds"""
 
     audit: bool = False
@@ -289,39 +316,39 @@ class Data:
 
 @dataclass
 class Encoder:
-    model: str = "bytes"
+    model: Annotated[str, WORKLOAD] = "bytes"
     """Text encoder: "bytes" or "chars" is the learned one inside the model, over utf-8 bytes or over the
     characters of the data; anything else is a pretrained one, a local folder or a name of the Hugging
     Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path wins"""
 
-    frozen: bool = True
+    frozen: Annotated[bool, TRAINING, WORKLOAD] = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
     [optimizer] encoder_lr"""
 
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Annotated[Literal["bfloat16", "float32"], WORKLOAD] = "bfloat16"
     """Precision of a frozen encoder; a trained one has that of the model"""
 
-    fsdp_min_gib: float = 4.0
+    fsdp_min_gib: NonNegativeFloat = 4.0
     """A frozen encoder with more weights than this, in GiB, is sharded over the ranks (FSDP2)"""
 
-    cache_features: bool = False
+    cache_features: Annotated[bool, WORKLOAD] = False
     """Reads a frozen encoder's features from files beside the shards, which titan-tts prepare
     --encode-text makes; the encoder is then not in memory"""
 
     cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
     """Precision of the features in those files; empty: as dtype"""
 
-    vocab_size: int = 0
+    vocab_size: NonNegativeInt = 0
     """Number of ids of the tokenizer; 0: taken from the tokenizer built from the data"""
 
-    dim: int = 0
+    dim: NonNegativeInt = 0
     """Width of the text features; 0: the flavor's text_dim for the learned encoder, the config's width
     for a pretrained one"""
 
-    n_layers: int = 2
+    n_layers: PositiveInt = 2
     """Blocks of the learned encoder"""
 
-    n_heads: int = 4
+    n_heads: PositiveInt = 4
     """Heads of the learned encoder"""
 
 
@@ -335,7 +362,7 @@ class Attention:
 
 @dataclass
 class Objective:
-    prediction: Literal["velocity", "noise"] = "velocity"
+    prediction: Annotated[Literal["velocity", "noise"], WEIGHTS] = "velocity"
     """What the network predicts: ε - x0 or ε"""
 
     time_distribution: Literal["logit_normal", "uniform"] = "logit_normal"
@@ -347,13 +374,13 @@ class Objective:
     logit_mean_end: float | None = None
     """Mean at the run's last step, reached in even steps from logit_mean; not given: logit_mean throughout"""
 
-    logit_std: float = 1.0
+    logit_std: PositiveFloat = 1.0
     """Standard deviation of the logit-normal's normal"""
 
-    text_dropout: float = 0.1
+    text_dropout: Fraction = 0.1
     """Fraction of samples whose text keys are hidden"""
 
-    speaker_dropout: float = 0.1
+    speaker_dropout: Fraction = 0.1
     """Fraction of samples whose speaker keys are hidden"""
 
     loss_on_padding: bool = False
@@ -363,34 +390,27 @@ class Objective:
 
 @dataclass
 class Alignment:
-    ctc_weight: float = 0.0
+    ctc_weight: Annotated[NonNegativeFloat, WORKLOAD] = 0.0
     """Weight of the CTC loss of the text's utf-8 bytes, which a head on one of the decoder's blocks reads
     from its frames; beside the flow loss, while training only. 0: no such head"""
 
-    ctc_layer: int = 0
+    ctc_layer: NonNegativeInt = 0
     """Block, counted from 1, whose output the CTC head reads; 0: the block at half the depth"""
 
 
 @dataclass
 class EMA:
-    enable: bool = True
+    enable: Annotated[bool, WORKLOAD] = True
     """Exponential moving averages of the weights, sharded like them and checkpointed"""
 
-    decays: list[float] = field(default_factory=lambda: [0.9999])
+    decays: Annotated[list[float], WORKLOAD] = field(default_factory=lambda: [0.9999])
     """Decay per step of each average; after n earlier updates it is min(decay, n / (9 + n)).
     [validation] tells which is best; each takes 4 bytes per parameter"""
 
 
-EVALUATIONS_PER_STEP = {"euler": 1, "midpoint": 2, "heun": 2}
-"""of the velocity, in an interval of the schedule"""
-
-EPSS_INTERVALS = (5, 6, 7, 10, 12, 16)
-"""of [sampling] schedule = "epss" """
-
-
 @dataclass
 class Sampling:
-    steps: int = 40
+    steps: PositiveInt = 40
     """Evaluations of the velocity from noise to speech: each is a pass through the network, and one more
     per branch of guidance. euler takes one per interval of the schedule, midpoint and heun take two"""
 
@@ -401,7 +421,7 @@ class Sampling:
     """Times of the intervals: even; denser at the noise, as F5-TTS has them; or 5 to 16 of 32 swayed
     ones"""
 
-    sway: float = -1.0
+    sway: Annotated[float, Bounds(-1, MAX_SWAY)] = -1.0
     """Coefficient of sway and epss, from -1 (denser at the noise) to 1.75 (at the data)"""
 
     text_scale: float = 3.0
@@ -414,31 +434,31 @@ class Sampling:
     """Guides away from a branch without the text and one without the speaker; from one without both; or
     from each in turn, interval by interval"""
 
-    min_t: float = 0.5
+    min_t: Fraction = 0.5
     """Guidance is applied in intervals that begin in (min_t, max_t]"""
 
-    max_t: float = 1.0
+    max_t: Fraction = 1.0
     """Upper end of the times of guidance"""
 
     cfg_zero_star: bool = False
     """Scales the branches of guidance towards the velocity with all conditions (CFG-Zero*)"""
 
-    zero_init_steps: int = 0
+    zero_init_steps: NonNegativeInt = 0
     """First intervals of the schedule that are left out, with their evaluations (zero-init of CFG-Zero*)"""
 
-    truncation_factor: float = 1.0
+    truncation_factor: PositiveFloat = 1.0
     """Factor of the noise that sampling starts from; below 1 is closer to the average speech"""
 
-    rescale_k: float = 1.0
+    rescale_k: PositiveFloat = 1.0
     """Temporal score rescaling: speech of a variance k times as small; 1: off"""
 
-    rescale_sigma: float = 1.0
+    rescale_sigma: PositiveFloat = 1.0
     """Standard deviation of the latents that rescale_k assumes; a larger one acts earlier"""
 
-    speaker_kv_scale: float = 1.0
+    speaker_kv_scale: PositiveFloat = 1.0
     """Factor of the speaker's keys and values: above 1 holds on to the voice; 1: off"""
 
-    speaker_kv_min_t: float = 0.0
+    speaker_kv_min_t: Fraction = 0.0
     """Applies speaker_kv_scale in intervals that begin in (speaker_kv_min_t, 1]"""
 
     codec: str = "mel_dct"
@@ -455,19 +475,19 @@ class Validation:
     """Shards of held-out samples, as [data] path; empty: the folder heldout beside a [data] path of one
     folder, as titan-tts prepare makes it"""
 
-    freq: int = 500
+    freq: PositiveInt = 500
     """Steps from one validation to the next; the last step is one too"""
 
-    samples: int = 64
+    samples: PositiveInt = 64
     """Held-out samples, spread evenly over the shards, and as many training samples beside them"""
 
     times: list[float] = field(default_factory=lambda: [0.99, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2])
     """Diffusion times at which the loss is measured"""
 
-    batch_size: int = 16
+    batch_size: PositiveInt = 16
     """Samples in one forward pass of a rank"""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the noise, which is the same in every validation"""
 
     keep_best: str = "best_heldout_loss"
@@ -477,16 +497,16 @@ class Validation:
 
 @dataclass
 class Samples:
-    freq: int = 0
+    freq: NonNegativeInt = 0
     """Steps from one set of speech samples to the next, and after the last step; 0: none"""
 
-    count: int = 8
+    count: PositiveInt = 8
     """Prompts to synthesize: held-out texts of as many speakers as there are"""
 
     raw: bool = False
     """Also with the trained weights, not their average alone"""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the noise, which is the same in every set"""
 
     recognizer: str = ""
@@ -510,15 +530,15 @@ class Resume:
 
 @dataclass
 class Divergence:
-    spike_sigmas: float = 10.0
+    spike_sigmas: NonNegativeFloat = 10.0
     """A step whose loss or gradient norm, in logarithms, is so many standard deviations above those of
     the last steps is left out, as is one that is not finite; 0: only what is not finite"""
 
-    max_bad_steps: int = 3
+    max_bad_steps: Annotated[int, Bounds(0, BAD_STEPS_WINDOW, open_high=True)] = 3
     """More such steps than this within 32 steps, and the run goes back to its last checkpoint, from where
     it skips the batches since"""
 
-    max_rollbacks: int = 2
+    max_rollbacks: NonNegativeInt = 2
     """How often it goes back to one checkpoint before it ends"""
 
 
@@ -528,13 +548,13 @@ class Benchmark:
     """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
     run's folder; [data] path is not read"""
 
-    duration_seconds: float = 0.0
+    duration_seconds: NonNegativeFloat = 0.0
     """Seconds of timed steps; 0: steps decides"""
 
-    steps: int = 0
+    steps: NonNegativeInt = 0
     """Timed steps, or their maximum where duration_seconds is given too; 0: duration_seconds decides"""
 
-    warmup_steps: int = 3
+    warmup_steps: PositiveInt = 3
     """Steps in each bucket's shape before timing starts, for compiling and for the recording of CUDA
     graphs, which needs at least 3"""
 
@@ -545,10 +565,10 @@ class Benchmark:
     """Utterances of log-normal lengths in the buckets that data of these lengths would have, or all of
     [data] max_frames, max_text_tokens and max_speaker_frames"""
 
-    mean_seconds: float = 9.0
+    mean_seconds: Annotated[PositiveFloat, INPUT] = 9.0
     """Mean of the log-normal lengths, in seconds; they are cut at 1 s and [data] max_frames"""
 
-    sigma: float = 0.5
+    sigma: PositiveFloat = 0.5
     """Standard deviation of the logarithm of these lengths"""
 
 

@@ -23,6 +23,7 @@ from torchtitan.models.dit_tts.config.options import (
     describe,
     option_kinds,
     option_name,
+    plain,
 )
 from torchtitan.models.dit_tts.config.trust import check_export_runs_nothing
 from torchtitan.models.dit_tts.errors import InputError
@@ -47,7 +48,7 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
     Raises:
         InputError: an unknown key, a value of the wrong type.
     """
-    fields = {f.name: f.type for f in dataclasses.fields(cls)}
+    fields = {f.name: plain(f.type) for f in dataclasses.fields(cls)}
     made = {}
     for key, value in values.items():
         outside = f"section [{key}]" if isinstance(value, dict) else key

@@ -32,7 +32,7 @@ def option_kinds(cls: Any, sections: bool = False) -> dict[str, Any]:
             start = f"{each.name}." if sections else ""
             kinds |= {start + name: kind for name, kind in inner.items()}
         else:
-            kinds[each.name] = each.type
+            kinds[each.name] = each.type if _own_reading(each.type) else plain(each.type)
     return kinds
 
 
@@ -43,8 +43,6 @@ def describe(kind: Any) -> str:
             {"FLOAT": "a number"}.get(each, each) for each in spec.metavar.split("|")
         )
     inner = [each for each in get_args(kind) if each is not type(None)]
-    if get_origin(kind) is Annotated:
-        return describe(inner[0])
     if get_origin(kind) is Literal:
         return ("one of " if len(inner) > 1 else "") + ", ".join(map(repr, inner))
     if get_origin(kind) in (Union, types.UnionType):
@@ -86,7 +84,7 @@ def check_command_line(
             )
             raise InputError(f"unknown option --{name}: {hint}")
         names.add(name)
-        many = get_origin(_plain(kind)) is list
+        many = get_origin(plain(kind)) is list
         values = [value] if equals else list(takewhile(lambda each: each[:2] != "--", rest))
         if kind is bool and "." not in name:
             if equals:
@@ -109,13 +107,14 @@ def _own_reading(kind: Any) -> PrimitiveConstructorSpec | None:
     return next((each for each in metadata if isinstance(each, PrimitiveConstructorSpec)), None)
 
 
-def _plain(kind: Any) -> Any:
+def plain(kind: Any) -> Any:
+    """A type without what is declared beside it."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def check_value(option: str, value: str, kind: Any) -> None:
     """Raises InputError unless the text is a value of the type, or one or more of a list."""
-    elements, element = [value], _own_reading(kind) or _plain(kind)
+    elements, element = [value], _own_reading(kind) or plain(kind)
     if get_origin(element) is list:
         element = get_args(element)[0]
         if element in (int, float):

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.keys import marked
+from torchtitan.models.dit_tts.config.marks import TRAINING, WEIGHTS
 from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import checkpoint_storage
@@ -16,28 +18,11 @@ _MISFIT = re.compile(
 )
 """What DCP says of tensors that do not fit"""
 
-_SECTIONS = ("objective", "alignment", "optimizer", "lr_scheduler", "ema")
-_KEYS = (
-    "model.flavor",
-    "model.text_positions",
-    "model.converters",
-    "megatron.fp8",
-    "training.max_norm",
-    "encoder.frozen",
-)
-_OF_WEIGHTS = ("model.flavor", "model.text_positions", "objective.prediction")
-"""Keys without which weights mean something else, also where a new run starts from them"""
-
 
 def trained_with(config: JobConfig) -> dict[str, Any]:
-    """What decides the training of a run besides its data, whose order the loader's state has:
-    section.key -> value."""
-    values = asdict(config)
-    found = {f"{name}.{key}": value for name in _SECTIONS for key, value in values[name].items()}
-    for name in _KEYS:
-        section, _, key = name.partition(".")
-        found[name] = values[section][key]
-    return found
+    """section.key -> value of what decides the training of a run. The loader's state has the order of the
+    data, which decides it too."""
+    return {key: attrgetter(key)(config) for key in marked(TRAINING, WEIGHTS)}
 
 
 def check_trained_with(
@@ -62,7 +47,7 @@ def check_trained_with(
     for key, value in {**training, **REMOVED}.items():
         if saved[key] == value or key in allowed:
             continue
-        if resumes or key in _OF_WEIGHTS:
+        if resumes or key in marked(WEIGHTS):
             remedy = "this version has no such key;" if key in REMOVED else "set it back, or"
             remedy = f"{remedy} accept the change with --resume.allow {key}"
             if key == "model.flavor":  # weights of another size fit nowhere
