@@ -1,7 +1,7 @@
 """Settings that cannot work are refused before anything is built; settings that can are not."""
 
+import re
 import tomllib
-from contextlib import nullcontext
 
 import pytest
 
@@ -24,7 +24,6 @@ def validate(toml: str, world_size: int = 1, accelerator: str | None = None) -> 
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
 1 | model.flavor = '60m' | [model] flavor = '60m' is not known; did you mean 60M? allowed are debug, 60M
-1 | model.flavor = '2B' | [model] flavor | '2B' | debug, 60M, 300M, 800M, 3B, 8B
 1 | model.name = 'llama3' | [model] name | 'llama3' | 'dit_tts'
 1 | job.experiment = 'a/b' | [job] experiment | 'a/b' | '/'
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
@@ -32,51 +31,35 @@ REFUSED = """
 1 | training.max_norm = nan | [training] max_norm = nan | finite
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
 1 | training.batch_ramp = [2, 4] | [training] batch_ramp = [2, 4] | descending
-1 | training.batch_ramp = [2, 1] | batch_ramp = [2, 1] | above 1
-1 | training.batch_ramp = [4, 2] | batch_ramp_steps = 0 | multiple of each divisor
 1 | training = {batch_ramp = [4], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
 4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
 1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
-1 | sampling.steps = 0 | [sampling] steps = 0 | greater than 0
 1 | sampling.text_scale = nan | [sampling] text_scale = nan | finite
 1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
 1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
 1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even
 1 | sampling = {steps = 8, schedule = 'epss'} | steps = 8 | 'epss' | 5, 6, 7, 10, 12, 16 | 'sway'
 1 | sampling = {steps = 10, schedule = 'epss', solver = 'midpoint', zero_init_steps = 5} | zero_init_steps = 5 | 5 intervals
-1 | sampling = {steps = 16, schedule = 'epss', solver = 'midpoint'} | steps = 16 | 10, 12, 14, 20, 24, 32
 1 | sampling.sway = -1.1 | sway = -1.1 | from -1 to 1.75
-1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3
 1 | sampling.guidance = 'joint' | 'joint' | text_scale = 3 | speaker_scale = 0 | the same
 1 | sampling.guidance = 'alternating' | 'alternating' | speaker_scale = 0 | 'independent'
 1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale and speaker_scale
-1 | sampling.rescale_k = 0.0 | rescale_k = 0.0 | greater than 0
-1 | ema.decays = [-0.1] | [ema] decays = [-0.1] | from 0 to 1
-1 | optimizer.base_dim = -1 | [optimizer] base_dim = -1 | negative
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
 1 | data.bucket_frames = [50, 800] | ends at [800] | max_frames = 768
 1 | data.bucket_batch_sizes = [32] | bucket_batch_sizes has 1 numbers | bucket_frames 0 | one for each
-1 | EDGES; data.bucket_batch_sizes = [64] | bucket_batch_sizes has 1 numbers | bucket_frames 2
-1 | EDGES; data.bucket_batch_sizes = [0, 32] | bucket_batch_sizes = [0, 32] | positive multiple
 2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
-1 | EDGES; TWO_STEPS; data.bucket_batch_sizes = [63, 16] | = [63, 16] | 1 data-parallel ranks x 2 | = 2
 1 | EDGES; data.bucket_batch_sizes = [64, 48] | ends with [48] | comes to 32 samples
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
 1 | data = {path = ['a', 'b'], weights = [1]} | weights has 1 numbers | 2 datasets
-1 | data = {path = ['a', 'b'], weights = [1, 0]} | weights = [1, 0] | 1e-6
 1 | data = {path = ['a', 'b'], weights = [1, nan]} | weights = [1, nan] | 1e-6
 1 | data.balance_beta = 1 | balance_beta = 1 | below 1
 1 | data.duration_alpha = nan | duration_alpha = nan | finite
 1 | data.prefetch_batches = 0 | prefetch_batches = 0 | num_workers = 2
-1 | parallelism.data_parallel_replicate_degree = 2 | degree 2 x | 1 processes
 8 | parallelism = {data_parallel_replicate_degree = 2, data_parallel_shard_degree = 3} | 2 x | 3 = 6 | 8
 1 | parallelism.data_parallel_shard_degree = 0 | data_parallel_shard_degree = 0 | at least 1
-2 | parallelism.data_parallel_replicate_degree = -1 | replicate_degree = -1 | at least 1
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
-2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 0} | tensor_parallel_degree = 0 | to 1
-8 | parallelism = {backend = 'megatron', tensor_parallel_degree = 3} | x tensor_parallel_degree 3 = 6 | 8 processes
 2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2, context_parallel_degree = 2} | context_parallel_degree = 2
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
 1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | [megatron] use_te_attn | 'transformer_engine'
@@ -87,11 +70,8 @@ REFUSED = """
 2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; optimizer.state_dtype = '8bit' | state_dtype = '8bit' | 'bfloat16'
 2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; encoder = {model = 'a/b', frozen = false} | frozen = false | set it to true
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
-1 | training = {local_batch_size = 4, global_batch_size = 2} | global_batch_size = 2 | 4
-1 | training.global_batch_size = 0 | global_batch_size = 0
 2 | training.global_batch_size = 9 | global_batch_size = 9 | 2 data-parallel ranks
 4 | training.local_batch_size = 8; data.batch_multiple = 6 | batch_multiple = 6 | 4 data-parallel | of 4
-4 | training = {local_batch_size = 2, global_batch_size = 24} | batch_multiple = 8 | x 3 accumulation | 12
 1 | training.global_batch_size = 12 | comes to 12 samples | [data] batch_multiple = 8
 1 | encoder.model = 't5' | [encoder] model | 't5' | 'bytes'
 1 | data.conditioning = ['speaker', 'speaker'] | ['speaker', 'speaker'] | each once
@@ -103,44 +83,27 @@ REFUSED = """
 1 | checkpoint.initial_load_path = 'no/where' | initial_load_path | 'no/where' | not a folder
 1 | checkpoint = {enable = false, initial_load_path = 'no/where'} | 'no/where' with enable = false | set enable = true
 2 | checkpoint = {enable = true, create_seed_checkpoint = true} | 2 processes | needs 1
-1 | checkpoint = {enable = false, create_seed_checkpoint = true} | enable = false | enable = true
 1 | validation.times = [] | [validation] times = [] | one or more
-1 | validation.times = [0.5, 0.5] | times = [0.5, 0.5] | different
 1 | validation.times = [0.5, 0.0] | times = [0.5, 0.0] | above 0
-1 | validation.times = [1.01] | times = [1.01] | at most 1
-1 | validation.freq = 0 | [validation] freq = 0
-1 | validation.samples = 0 | [validation] samples = 0
 1 | validation.batch_size = 0 | [validation] batch_size = 0
-1 | samples.count = 0 | [samples] count = 0
-1 | samples.freq = -1 | [samples] freq = -1
 1 | validation.keep_best = 'loss' | keep_best = 'loss' | heldout_loss, wer | an empty string
-1 | validation.keep_best = 'training_loss' | keep_best = 'training_loss' | allowed are
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.85' | 'heldout_loss_at_0.85' | one of times
-1 | HELD_OUT; validation.keep_best = 'heldout_loss_ema:0.5' | 'heldout_loss_ema:0.5' | certain weights
 1 | HELD_OUT; validation.keep_best = 'wer' | keep_best = 'wer' | need [samples] freq
 1 | HELD_OUT; SPEECH; validation.keep_best = 'cer' | keep_best = 'cer' | what measures them
-1 | HELD_OUT; SPEECH; validation.keep_best = 'duration_error' | keep_best = 'duration_error'
 1 | SPEECH | [samples] freq = 9 | no held-out texts | give its path
-1 | SPEECH; validation = {enable = false, path = '/heldout'} | [samples] freq = 9 | enable = true
 1 | quantize.linear.float8.enable_fsdp_float8_all_gather = true | float8] enable_fsdp | false
 1 | activation_checkpoint.mode = 'memory_budget' | 'memory_budget' | [compile] enable = true
 1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow; set it to 'default'
-1 | GRAPHS; TWO_STEPS; compile.components = ['encoders'] | 2 accumulation steps
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' is not supported
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
-1 | training.enable_cpu_offload = true | enable_cpu_offload = true is not supported
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
 1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
 1 | LENGTHS; objective.loss_on_padding = true | [objective] loss_on_padding = True | to False
-1 | LENGTHS; model.text_positions = 'scaled' | [model] text_positions = 'scaled' with | to 'none'
 1 | model.text_positions = 'scaled'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
-1 | LENGTHS; samples.freq = 9; HELD_OUT | [samples] freq = 9 | it says nothing
-1 | LENGTHS; alignment.ctc_weight = 0.1 | [alignment] ctc_weight = 0.1
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | LENGTHS; data.conditioning = ['duration'] | conditioning has 'duration' | take it out
 1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
-1 | HELD_OUT; validation.keep_best = 'seconds_error' | keep_best = 'seconds_error'
 """
 # The shard degree -1 stands for the processes that are left; the component "loss" has no mode.
 ALLOWED = """
@@ -150,22 +113,15 @@ ALLOWED = """
 1 | TWO_STEPS; compile.enable = true; compile.mode = 'max-autotune-no-cudagraphs'
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.999}
 2 | training.enable_cpu_offload = true
-4 | training.enable_cpu_offload = true; REPLICAS
 1 | data = {num_workers = 0, prefetch_batches = 0}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
 1 | LENGTHS; HELD_OUT; validation.keep_best = 'within_10_percent'
-1 | HELD_OUT; validation.times = [1.0, 1e-3]
 1 | HELD_OUT; validation.keep_best = ''
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
-1 | HELD_OUT; validation.keep_best = 'heldout_loss_raw'
-1 | HELD_OUT; ema.decays = [0.5, 0.9999]; validation.keep_best = 'heldout_loss_ema:0.9999'
 1 | HELD_OUT; ema.decays = [0.99995, 0.9999995]; validation.keep_best = 'heldout_loss_ema:0.9999995'
-1 | HELD_OUT; ema.decays = [0.99995, 0.9999995]; validation.keep_best = 'heldout_loss_ema:0.99995'
-1 | HELD_OUT; validation.times = [0.25]; validation.keep_best = 'text_gain_at_0.25'
 1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'wer'
 1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
-1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity'
 1 | validation.keep_best = 'wer'
 1 | encoder.model = '/was/here/when/the/run/began'
 """
@@ -202,36 +158,26 @@ def test_allowed(ranks, toml):
     validate(toml, int(ranks))
 
 
-FLEX, VARLEN = "attention.backend = 'flex'; ", "attention.backend = 'varlen'; "
+FLEX, VARLEN = "attention.backend = 'flex'", "attention.backend = 'varlen'"
+PROFILED = "profiling.enable_profiling = true"
+REFUSED_ON_A_GPU = f"""
+{FLEX} | 'flex' needs [compile] enable = true
+{VARLEN}; training.mixed_precision_param = 'float32' | mixed_precision_param = 'bfloat16', not
+{PROFILED}; profiling.profile_freq = 3 | profile_freq = 3, but it must be at least | = 4
+"""
 
 
-@pytest.mark.parametrize(
-    "toml, message",
-    [
-        (FLEX, r"flex.*\[compile\] enable"),
-        (VARLEN + "training.mixed_precision_param = 'float32'", "mixed_precision_param"),
-        (FLEX + "compile.enable = true", None),
-        (VARLEN, None),
-    ],
-)
+@pytest.mark.parametrize("toml, message", [row[:2] for row in cases(REFUSED_ON_A_GPU)])
 def test_what_an_accelerator_cannot_do(toml, message):
-    validate(toml, accelerator="cpu")
-    with pytest.raises(InputError, match=message) if message else nullcontext():
+    if PROFILED not in toml:  # the CPU has stand-ins for the kernels, and no events to profile
+        validate(toml, accelerator="cpu")
+    with pytest.raises(InputError, match=re.escape(message)):
         validate(toml, accelerator="cuda")
-
-
-def test_upstreams_profiler_needs_an_accelerator_and_its_steps():
-    on = "[profiling]\nenable_profiling = true\n"
-    validate(on + "profile_freq = 10\nprofiler_warmup = 3\nprofiler_active = 7", accelerator="cuda")
-    with pytest.raises(InputError, match="enable_profiling = true needs a GPU"):
-        validate(on, accelerator="cpu")
-    with pytest.raises(InputError, match="profile_freq = 3, but it must be at least .* = 4"):
-        validate(on + "profile_freq = 3", accelerator="cuda")
+    validate(f"{VARLEN}; compile.enable = true", accelerator="cuda")
 
 
 @pytest.mark.parametrize(
-    "replicate, shard, world_size, expected",
-    [(1, -1, 1, 1), (1, -1, 8, 8), (2, -1, 8, 8), (4, 2, 8, 8), (8, 1, 8, 8), (1, 6, 6, 6)],
+    "replicate, shard, world_size, expected", [(1, -1, 8, 8), (2, -1, 8, 8), (4, 2, 8, 8)]
 )
 def test_degrees_that_multiply(replicate, shard, world_size, expected):
     config = JobConfig()
@@ -252,10 +198,7 @@ def test_a_global_batch_is_split(local, total, degree, expected):
 
 def test_a_resume_needs_no_initial_checkpoint(tmp_path):
     """Upstream looks at initial_load_path only while the run has no checkpoint folder of its own."""
-    toml = f"""
-        job = {{dump_folder = '{tmp_path}', experiment = 'x'}}
-        checkpoint.initial_load_path = 'gone'
-    """
+    toml = f"job = {{dump_folder = '{tmp_path}', experiment = 'x'}}; checkpoint.initial_load_path = 'gone'"
     with pytest.raises(InputError, match="initial_load_path"):
         validate(toml)
     (tmp_path / "x" / "checkpoint").mkdir(parents=True)

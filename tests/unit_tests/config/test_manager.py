@@ -40,37 +40,24 @@ def test_precedence(tmp_path):
     assert not config.compile.enable and load(tmp_path, toml).compile.enable
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--training.local_batch_size=3"],
-        ["--training.local-batch-size=3"],
-        ["--training.local_batch_size", "3"],
-    ],
-)
-def test_spellings_of_a_flag(tmp_path, arguments):
+@pytest.mark.parametrize("flag", ["--training.local_batch_size=3", "--training.local-batch-size 3"])
+def test_spellings_of_a_flag(tmp_path, flag):
     toml = tmp_path / "given.toml"
     toml.write_text("[data]\nseed = 4\n")
     for config_file in (["--job.config_file", str(toml)], [f"--job.config-file={toml}"]):
-        config = load_config([*arguments, *config_file])
+        config = load_config([*flag.split(), *config_file])
         assert (config.training.local_batch_size, config.data.seed) == (3, 4)
 
 
-@pytest.mark.parametrize(
-    "arguments, enabled",
-    [
-        (["--compile.enable"], True),
-        (["--compile.enable", "true"], True),
-        (["--compile.enable=True"], True),
-        (["--compile.no-enable"], False),
-        (["--compile.enable", "false"], False),
-        (["--compile.enable=false"], False),
-    ],
-)
-def test_spellings_of_a_boolean(tmp_path, arguments, enabled):
-    toml = f"[compile]\nenable = {str(not enabled).lower()}\n"
-    config = load(tmp_path, toml, *arguments, "--quantize.linear.float8.emulate", "true")
-    assert config.compile.enable is enabled and config.quantize.linear.float8.emulate
+def test_spellings_of_a_boolean(tmp_path):
+    on = "--compile.enable|--compile.enable true|--compile.enable=True"
+    off = "--compile.no-enable|--compile.enable false|--compile.enable=false"
+    for enabled, spellings in ((True, on), (False, off)):
+        toml = f"compile.enable = {str(not enabled).lower()}"
+        for spelling in spellings.split("|"):
+            assert load(tmp_path, toml, *spelling.split()).compile.enable is enabled
+    nested = load_config(["--quantize.linear.float8.emulate", "true"])
+    assert nested.quantize.linear.float8.emulate
 
 
 @pytest.mark.long
@@ -127,145 +114,83 @@ def test_a_resolved_config_stays_as_it_is():
 def test_every_field_of_ours_says_what_it_is():
     """A sentence under each field of our sections, as upstream has it; each section is in JobConfig."""
     module = ast.parse(inspect.getsource(job_config))
-    sections = [node for node in module.body if isinstance(node, ast.ClassDef)]
-    kinds = {f.type.__name__ for f in fields(JobConfig)}
-    assert {section.name for section in sections} - {"JobConfig"} <= kinds
+    sections = [node for node in module.body if isinstance(node, ast.ClassDef)][:-1]
+    assert {section.name for section in sections} <= {f.type.__name__ for f in fields(JobConfig)}
     for section in sections:
-        if section.name == "JobConfig":
-            continue
         for field, after in itertools.pairwise([*section.body, None]):
-            if not isinstance(field, ast.AnnAssign):
-                continue
-            sentence = after.value.value if isinstance(after, ast.Expr) else None
-            where = f"{section.name}.{field.target.id}"
-            assert isinstance(sentence, str) and len(sentence) > 10, where
-            assert sentence[0].isupper() or not sentence[0].isalpha(), where
+            if isinstance(field, ast.AnnAssign):
+                sentence = after.value.value if isinstance(after, ast.Expr) else ""
+                assert len(sentence) > 10 and not sentence[0].islower(), field.target.id
 
 
 # Mistakes
 
-
-@pytest.mark.parametrize(
-    "toml, words",
-    [
-        ("[training]\nstep = 1", ["[training] step", "did you mean steps?"]),
-        ("[data]\nzzz = 1", ["[data] zzz", "allowed are", "max_frames", "seed"]),
-        ("[trainin]\nsteps = 1", ["section [trainin]", "did you mean training?"]),
-        ("data = 3", ["[data]", "3", "must be a section"]),
-        ("[training]\nsteps = 'many'", ["[training] steps", "'many'", "a whole number"]),
-        ("[training]\nsteps = true", ["[training] steps", "True", "a whole number"]),
-        ("[optimizer]\nlr = '1e-3'", ["[optimizer] lr", "'1e-3'", "a number"]),
-        (
-            "[data]\npath = ['a', 1]",
-            ["[data] path", "['a', 1]", "a text or a list, each element a text"],
-        ),
-        ("[data]\non_too_long = 'keep'", ["[data] on_too_long", "'keep'", "'drop', 'error'"]),
-        (
-            "[data]\nbucket_frames = [64, 'x']",
-            ["[data] bucket_frames", "'x'", "a list, each element a whole number"],
-        ),
-        ("[quantize.linear.float8]\nx = 1", ["[quantize.linear.float8] x"]),
-        ("[training\nsteps = 1", ["not valid TOML", "line 1"]),
-        (b"[data]\npath = '\xff'", ["not valid TOML", "utf-8"]),
-    ],
-)
-def test_mistakes_in_the_file(tmp_path, toml, words):
-    with pytest.raises(InputError) as caught:
-        load(tmp_path, toml)
-    for word in ["given.toml", *words]:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "toml, words",
-    [
-        ("framework = 'megatron'", ["unknown framework: use [parallelism] backend"]),
-        ("duration_seconds = 60", ["unknown duration_seconds: use [benchmark] duration_seconds"]),
-        ("[training]\ncompile = true", ["unknown [training] compile: use [compile] enable"]),
-        ("[training]\nwarmup_steps = 9", ["use [lr_scheduler] warmup_steps"]),
-        ("[float8]\nenable_float8_linear = true", ["section [float8]", "[model] converters"]),
-        ("scale = '800m'", ["unknown scale: use [model] flavor"]),
-        ("[model]\nscale = '800m'", ["unknown [model] scale: use [model] flavor"]),
-        ("parallelism = 'fsdp'", ["must be a section, [parallelism]: use [parallelism] data_"]),
-        ("[train]\nprecision = 'bf16'", ["unknown section [train]: did you mean training?"]),
-        ("[training]\nnum_workers = 4", ["use [data] num_workers"]),
-        ("[parallelism]\ntensor_parallel_size = 2", ["use [parallelism] tensor_parallel_degree"]),
-    ],
-)
-def test_an_old_key_in_the_file_has_a_pointer(tmp_path, toml, words):
-    with pytest.raises(InputError) as caught:
-        load(tmp_path, toml)
-    for word in words:
-        assert word in str(caught.value)
+IN_THE_FILE = """
+[training]; step = 1 | given.toml: unknown [training] step: did you mean steps?
+[data]; zzz = 1 | unknown [data] zzz: allowed are path
+[trainin]; steps = 1 | section [trainin]: did you mean training?
+data = 3 | data = 3 must be a section, [data]
+[training]; steps = 'many' | [training] steps = 'many', but it must be a whole number
+[training]; steps = true | [training] steps = True, but it must be a whole number
+[optimizer]; lr = '1e-3' | [optimizer] lr = '1e-3', but it must be a number
+[data]; path = ['a', 1] | ['a', 1], but it must be a text or a list, each element a text
+[data]; on_too_long = 'keep' | [data] on_too_long = 'keep', but it must be one of 'crop', 'drop', 'error'
+[data]; bucket_frames = [64, 'x'] | [64, 'x'], but it must be a list, each element a whole number
+[quantize.linear.float8]; x = 1 | [quantize.linear.float8] x
+[training; steps = 1 | not valid TOML
+framework = 'megatron' | unknown framework: use [parallelism] backend
+[training]; compile = true | unknown [training] compile: use [compile] enable
+[float8]; enable_float8_linear = true | section [float8]: use [quantize.linear.float8], and [model] converters
+parallelism = 'fsdp' | must be a section, [parallelism]: use [parallelism] data_
+"""
+ON_THE_COMMAND_LINE = """
+--training.compile 8 | unknown option --training.compile: use [compile] enable
+--training.no-compile | unknown option --training.no_compile: use [compile] enable
+--batch-size=4 | unknown option --batch_size: use [training] global_batch_size
+--parallelism fsdp | unknown option --parallelism: use [parallelism] data_parallel_shard_degree
+--training.step 8 | unknown option --training.step: did you mean --training.steps?
+--data.no-path | unknown option --data.no_path: did you mean --data.path?
+--data.zzzz=1 | unknown option --data.zzzz: titan-tts train --help-config lists what
+--training.steps=ten | --training.steps = 'ten', but it must be a whole number
+--training.steps | --training.steps has no value, but it must be a whole number
+--debug.seed x | --debug.seed = 'x', but it must be a whole number
+--data.on_too_long=keep | 'keep', but it must be one of 'crop', 'drop', 'error'
+--data.bucket_frames 64 x | 'x', but it must be a list, each element a whole number
+--ema.decays 0.9,b | --ema.decays = '0.9,b', but it must be a list, each element a number
+--ema.enable maybe | --ema.enable = 'maybe', but it must be true or false
+stray | 'stray' has no option --section.key before it
+"""
 
 
-@pytest.mark.parametrize(
-    "argument, message",
-    [
-        ("--training.compile", "unknown option --training.compile: use [compile] enable"),
-        ("--training.no-compile", "unknown option --training.no_compile: use [compile] enable"),
-        ("--batch-size=4", "unknown option --batch_size: use [training] global_batch_size"),
-        ("--scale", "unknown option --scale: use [model] flavor"),
-        ("--training.scale", "unknown option --training.scale: use [model] flavor"),
-        (
-            "--parallelism",
-            "unknown option --parallelism: use [parallelism] data_parallel_shard_degree",
-        ),
-        ("--compile", "unknown option --compile: use [compile] enable"),
-        ("--model.remat", "use [activation_checkpoint] mode"),
-    ],
-)
-def test_an_old_option_has_a_pointer(argument, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        load_config([argument, "8"])
+def rows(table: str) -> list[list[str]]:
+    return [line.split(" | ") for line in table.strip().splitlines()]
 
 
-def test_a_key_of_ours_is_no_old_option_when_it_is_negated():
-    assert not load_config(["--megatron.no-use-te-attn"]).megatron.use_te_attn
+@pytest.mark.parametrize("toml, sentence", rows(IN_THE_FILE))
+def test_mistakes_in_the_file(tmp_path, toml, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load(tmp_path, toml.replace("; ", "\n"))
+
+
+@pytest.mark.parametrize("arguments, sentence", rows(ON_THE_COMMAND_LINE))
+def test_mistakes_on_the_command_line(arguments, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load_config(arguments.split())
 
 
 def test_keys_that_exist_have_no_pointer():
-    arguments = [
-        "--compile.enable",
-        "--lr_scheduler.warmup-steps=3",
-        "--model.flavor",
-        "batch_size",
-    ]
-    config = load_config([*arguments, "--parallelism.tensor_parallel_degree=2"])
+    arguments = "--megatron.no-use-te-attn --compile.enable --lr_scheduler.warmup-steps=3 --model.flavor batch_size"
+    config = load_config([*arguments.split(), "--parallelism.tensor_parallel_degree=2"])
     assert (config.model.flavor, config.lr_scheduler.warmup_steps) == ("batch_size", 3)
     assert config.parallelism.tensor_parallel_degree == 2 and config.compile.enable
 
 
-def test_a_missing_file(tmp_path):
+def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(InputError, match=f"job.config_file: cannot read {path}"):
-            load_config([f"--job.config_file={path}"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        ("--training.step=1", "unknown option --training.step: did you mean --training.steps?"),
-        ("--data.no-path", "unknown option --data.no_path: did you mean --data.path?"),
-        ("--data.zzzz=1", "unknown option --data.zzzz: titan-tts train --help-config lists what"),
-        ("--training.steps=ten", "--training.steps = 'ten', but it must be a whole number"),
-        ("--training.steps 1.5", "--training.steps = '1.5', but it must be a whole number"),
-        ("--training.steps", "--training.steps has no value, but it must be a whole number"),
-        ("--debug.seed x", "--debug.seed = 'x', but it must be a whole number"),
-        ("--data.on_too_long=keep", "'keep', but it must be one of 'crop', 'drop', 'error'"),
-        ("--data.bucket_frames 64 x", "'x', but it must be a list, each element a whole number"),
-        (
-            "--ema.decays 0.9,b",
-            "--ema.decays = '0.9,b', but it must be a list, each element a number",
-        ),
-        ("--ema.enable maybe", "--ema.enable = 'maybe', but it must be true or false"),
-        ("stray", "'stray' has no option --section.key before it"),
-    ],
-)
-def test_mistakes_on_the_command_line(arguments, sentence):
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        load_config(arguments.split())
+        with pytest.raises(InputError, match="job.config_file: cannot read"):
+            load_config(["--job.config_file", str(path)])
+    with pytest.raises(InputError, match="not valid TOML.*utf-8"):
+        load(tmp_path, b"[data]\npath = '\xff'")
 
 
 # Held-out samples
@@ -281,26 +206,27 @@ def prepared(tmp_path, monkeypatch) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("path", ["data/train", "data/train/", "./data/../data/train", "file://"])
+@pytest.mark.parametrize("path", ["data/train/", "./data/../data/train", "file://"])
 def test_held_out_shards_beside_the_data_are_found(prepared, path):
     path = path if path != "file://" else f"file://{prepared}/train"
     config = load_config([f"--data.path={path}"])
     assert config.validation.path == str(prepared / "heldout") and config.validation.enable
     assert resolve(config) == config  # also once more, as from its config.toml
-    off = load_config([f"--data.path={path}", "--validation.no-enable"])
-    assert not off.validation.enable
+    for off in ("--validation.no-enable", "--benchmark.enable"):
+        config = load_config([f"--data.path={path}", off, "--samples.freq=2"])
+        assert not config.validation.enable
+        assert config.samples.freq == (0 if "benchmark" in off else 2)
+    (prepared / "heldout/000000.tar").rename(prepared / "heldout/notes.txt")
+    assert not load_config([f"--data.path={path}"]).validation.enable
 
 
 @pytest.mark.parametrize(
     "path",
     [
         "data/train,data/train",  # whose held-out samples are those of which?
-        "data/train/000000.tar",
         "data/train/*.tar",
         "data/heldout",
         "s3://bucket/train",
-        "https://host/data/train",
-        "data/nothing",
         "",
     ],
 )
@@ -309,28 +235,13 @@ def test_without_a_folder_beside_it_nothing_is_held_out(prepared, path):
     assert config.validation.path == "" and not config.validation.enable
 
 
-def test_a_folder_without_shards_holds_nothing_out(prepared):
-    (prepared / "heldout/000000.tar").unlink()
-    (prepared / "heldout/notes.txt").touch()
-    assert not load_config(["--data.path=data/train"]).validation.enable
-
-
 def test_a_given_path_of_held_out_samples_wins(prepared):
-    def path(given: str) -> str | list[str]:
-        arguments = ["--data.path=data/train", f"--validation.path={given}"]
-        config = load_config(arguments)
+    def path(given: str, data: str = "data/train") -> str | list[str]:
+        config = load_config([f"--data.path={data}", f"--validation.path={given}"])
         assert config.validation.enable
         return config.validation.path
 
     assert path("other/dev") == str(prepared.parent / "other/dev")
     assert path("s3://bucket/dev") == "s3://bucket/dev"
     assert path("a,https://host/b") == [str(prepared.parent / "a"), "https://host/b"]
-    several = load_config(["--data.path=data/train,x", "--validation.path=data/heldout"])
-    assert several.validation.path == str(prepared / "heldout") and several.validation.enable
-
-
-def test_a_benchmark_holds_nothing_out(prepared):
-    config = load_config(
-        ["--data.path=data/train", "--benchmark.enable", "--benchmark.steps=2", "--samples.freq=2"]
-    )
-    assert not config.validation.enable and config.samples.freq == 0
+    assert path("data/heldout", "data/train,x") == str(prepared / "heldout")

@@ -20,6 +20,11 @@ PRETRAINED = {
 }
 # Those that need no download, with their learned text encoder.
 EMBEDDED = {"debug": "3,855,872", "60M": "61,402,240", "duration": "1,074,177"}
+ONE_OF_A_FLAVOR = [
+    path
+    for path in CONFIGS
+    if path.stem.removeprefix("dit_tts_") in "debug 60m duration 800m 3b 8b"
+]
 CODEC = "facebook/dacvae-watermarked"
 
 
@@ -54,23 +59,11 @@ def test_a_fine_tune_takes_the_weights_of_one_gpu():
     assert all(getattr(base.data, key) == getattr(tuned.data, key) for key in sizes)
 
 
-def test_the_300m_flavor_is_twice_the_60m():
-    """What `base_dim` takes for granted: all widths grow alike, and heads keep theirs."""
-    small, large = (model_flavors()[name] for name in ("60M", "300M"))
-    widths = "dim mlp_dim speaker_dim speaker_mlp_dim text_dim adaln_rank n_heads speaker_n_heads"
-    for name in widths.split():
-        assert getattr(large, name) == 2 * getattr(small, name), name
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ONE_OF_A_FLAVOR, ids=lambda path: path.stem)
 def test_dry_run_shows_the_exact_counts(path, capsys, monkeypatch):
     """Without data, network or the encoder's weights."""
-
-    def no_network(*args):
-        raise OSError("no network in tests")
-
-    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setattr(socket.socket, "connect", None)
     config = load_config(["--job.config_file", str(path)])
     assert train(["--job.config_file", str(path), "--dry-run"]) == 0
     words = capsys.readouterr().out.split()

@@ -19,9 +19,7 @@ NONE = {"recognizer": "", "speaker_scorer": "", "opinion": ""}
         ("recognizer", "shutil:rmtree"),
         ("recognizer", "xvector:rmtree"),  # of another key it is the program's own
         ("speaker_scorer", "own:rmtree"),
-        ("speaker_scorer", "whisper:rmtree"),
         ("opinion", "dnsmos:rmtree"),
-        ("opinion", "a.b:c"),
     ],
 )
 def test_a_run_names_no_function(name, spec):
@@ -33,12 +31,8 @@ def test_a_run_names_no_function(name, spec):
     )
     trusted = SimpleNamespace(**NONE | {name: spec})
     assert scorer_specs(trusted, config)[name] == spec
-
-
-def test_a_run_s_own_scorers_are_taken():
-    shipped = {"speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
-    for recognizer in ("words:one,two", "whisper:base", "faster-whisper:/some/folder"):
-        specs = {"recognizer": recognizer, **shipped}
+    for own in ("words:one,two", "whisper:base", "faster-whisper:/some/folder"):
+        specs = {"recognizer": own, "speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
         config = SimpleNamespace(samples=SimpleNamespace(**specs))
         assert scorer_specs(SimpleNamespace(**NONE), config) == specs
 
