@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -21,15 +22,10 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, measure
 from torchtitan.models.dit_tts.infra.collectives import (
-    all_ranks,
-    batch_group,
     gather_from_ranks,
-    loss_group,
-    sum_over_ranks,
+    sum_over_samples,
 )
-from torchtitan.models.dit_tts.infra.compile import (
-    CompileWatch,
-)
+from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
@@ -318,17 +314,15 @@ class DiTTTSTrainer(Trainer):
             grad_norm = dist_utils.clip_grad_norm_(
                 self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
             )
-            group = loss_group(self.parallel_dims)
-            loss = sum_over_ranks(torch.stack(losses).sum(), group)
+            loss = sum_over_samples(torch.stack(losses).sum(), self.parallel_dims)
             self.checkpointer.maybe_wait_for_staging()
             if self._settle(self.divergence.read()):
                 return  # of the step before: this one is made again
             self.settled_ids = self.step_ids
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
+            everyone = dist.group.WORLD if self.parallel_dims.world_size > 1 else None
             self.optimizers.step_unless(
-                self.divergence.judge(
-                    self.step, self.global_batch, loss, grad_norm, all_ranks(self.parallel_dims)
-                )
+                self.divergence.judge(self.step, self.global_batch, loss, grad_norm, everyone)
             )
             self.lr_schedulers.step()
             self._mark("optimizer")
@@ -410,4 +404,4 @@ class DiTTTSTrainer(Trainer):
         """Valid frames of a step's micro-batches on all ranks, int64."""
         count = sum(batch["valid_frames"] for batch, _ in micro_batches)
         frames = torch.full((), count, dtype=torch.int64, device=self.device)
-        return sum_over_ranks(frames, batch_group(self.parallel_dims))
+        return sum_over_samples(frames, self.parallel_dims)

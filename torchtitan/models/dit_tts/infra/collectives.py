@@ -1,4 +1,4 @@
-"""Collectives of Python objects: gather results, raise an error on every rank, compare the ranks; and sums."""
+"""Collectives: gather Python objects, raise an error on every rank, compare the ranks, sum a tensor."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,16 +19,15 @@ _TIMEOUT = timedelta(days=7)
 
 
 def single_process() -> bool:
-    """Whether no other rank is there."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 @contextmanager
 def one_thread_on_cpu_ranks() -> Iterator[None]:
-    """For the exchange of large objects: gloo's own threads, which live as long as the run, copy them.
+    """For the communication of large objects, which gloo's threads copy.
 
-    A copy of more than one thread there opens an OpenMP team beside the main thread's. libgomp then counts
-    more threads than CPUs and lets none of them spin, which slows every later step.
+    If such a copy used several threads, it would open a second OpenMP team. libgomp then counts more threads
+    than CPUs and lets none of them spin, which slows every later step of the run.
     """
     if single_process() or device_type != "cpu":
         yield
@@ -44,9 +43,7 @@ def one_thread_on_cpu_ranks() -> Iterator[None]:
 @contextmanager
 def long_timeout_group() -> Iterator[dist.ProcessGroup | None]:
     """A group of all ranks for collectives that wait for downloads or encoding; None for one process.
-
-    A rank that dies is noticed at once all the same.
-    """
+    A rank that dies still ends the wait at once."""
     if single_process():
         yield None
         return
@@ -58,7 +55,7 @@ def long_timeout_group() -> Iterator[dist.ProcessGroup | None]:
 
 
 def gather_from_ranks(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, in the order of the ranks."""
+    """The values of all ranks, by rank."""
     if single_process():
         return [value]
     gathered: list[T | None] = [None] * dist.get_world_size()
@@ -77,8 +74,7 @@ def run_on_all_ranks(
         group: of all ranks; None: the default one.
 
     Raises:
-        Exception: on the ranks on which the function failed, its own error.
-        InputError: on the other ranks.
+        Exception: the function's own error on ranks where it failed; InputError on the others.
     """
     if single_process():
         return [function(0)]
@@ -93,7 +89,7 @@ def run_on_all_ranks(
     for rank, (_, message) in enumerate(gathered):
         if message is not None:
             raise InputError(f"rank {rank} could not {what}: {message}")
-    return [cast(T, each) for each, _ in gathered]
+    return [cast(T, value) for value, _ in gathered]
 
 
 def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
@@ -112,23 +108,9 @@ def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
                 )
 
 
-def batch_group(dims: ParallelDims) -> dist.ProcessGroup | None:
-    """The ranks that have different samples; None for one."""
-    return dims.get_mesh("batch").get_group() if dims.dp_enabled else None
-
-
-def loss_group(dims: ParallelDims) -> dist.ProcessGroup | None:
-    """The ranks that a step's loss is a sum over; None for one."""
-    return dims.get_mesh("loss").get_group() if dims.dp_cp_enabled else None
-
-
-def all_ranks(dims: ParallelDims) -> dist.ProcessGroup | None:
-    """Those of every kind of parallelism; None for one."""
-    return dist.group.WORLD if dims.world_size > 1 else None
-
-
-def sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The value, with its sum in it. It stays on the device: the host does not wait for it."""
-    if group is not None:
-        dist.all_reduce(value, group=group)
+def sum_over_samples(value: torch.Tensor, dims: ParallelDims) -> torch.Tensor:
+    """Sums in place over the ranks that have different samples, and returns the value. The host does not wait
+    for it."""
+    if dims.dp_enabled:
+        dist.all_reduce(value, group=dims.get_mesh("batch").get_group())
     return value

@@ -1,7 +1,5 @@
-"""Compiles blocks in place, and the objective's functions, and checks for recompilation.
-
-Only blocks of the model are compiled, those of the decoder and of the learned encoders. The blocks of a
-stack are alike, so all of them share one graph per static shape.
+"""Compiles the blocks of decoder and learned encoders in place, and the objective's functions, and warns of
+recompilation. The blocks of a stack are alike, so they share one graph per static shape.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,35 +20,33 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.tools.logging import logger
 
 _MAX_READS = 5
-"""Maximum number of reads up to which Inductor recomputes a value for each reader instead of storing it
-in float32. The gradient of a rotated and normed query has one more than Inductor's default of 4; this
-saves 7 % of a block's pointwise traffic."""
+"""Maximum number of readers for which Inductor recomputes a value instead of storing it in float32. The
+gradient of a rotated and normed query has 5, one more than Inductor's default; this saves 7 % of a block's
+pointwise traffic."""
 
 _OBJECTIVE_FUNCTIONS = 2
 """Functions that the component "loss" compiles: `add_noise` and the loss itself"""
 
 
 def static_shapes(config: JobConfig) -> int:
-    """Maximum number of micro-batch shapes: one per bucket and, where a batch ramp makes micro-batches
-    smaller, per phase of the ramp."""
+    """Maximum number of micro-batch shapes: one per bucket and phase of the batch ramp."""
     buckets = len(config.data.bucket_frames) or config.data.num_buckets
     return buckets * (1 + len(config.training.batch_ramp))
 
 
 def blocks_compiled(config: JobConfig) -> bool:
-    """Whether training compiles the decoder's blocks: enable = true can be of the loss alone."""
+    """Whether training compiles the decoder's blocks, and not the loss alone."""
     return "model" in compiled_stacks(config)
 
 
 def compiled_stacks(config: JobConfig) -> tuple[str, ...]:
-    """The components of [compile] that are stacks of blocks and that training compiles."""
+    """The [compile] components that are stacks of blocks and that training compiles."""
     named = ("model", "encoders") if config.compile.enable else ()
     return tuple(name for name in named if name in config.compile.components)
 
 
 def stacks(model: nn.Module, components: Sequence[str]) -> list[nn.ModuleList]:
-    """The stacks of blocks named by [compile] components. A pretrained text encoder has none, since its
-    blocks are the code of another library."""
+    """The stacks of blocks of [compile] components, without a pretrained text encoder's."""
     found = [cast(nn.ModuleList, model.layers)] if "model" in components else []
     if "encoders" in components:
         for encoder in (model.speaker_encoder, model.text_encoder):
@@ -79,10 +75,8 @@ def apply_compile(
     # Times 2 for training and evaluation mode. Blocks with and without checkpointing are separate
     # code objects with limits of their own; the blocks of both encoders share one.
     _allow_graphs(2 * shapes * len(compiled))
-    options = compile_options(mode) if backend == "inductor" else None
     for layers in compiled:
-        for layer in layers:
-            layer.compile(backend=backend, options=options, fullgraph=True, dynamic=False)
+        _compile_blocks(layers, backend, mode, dynamic=False)
     logger.info(
         f"Compiling each block of {len(compiled)} stacks in place with {backend}, mode {mode}"
     )
@@ -92,21 +86,23 @@ def compile_for_any_lengths(
     model: DiTTTSModel, mode: str, backend: str | Callable = "inductor"
 ) -> None:
     """Compiles the decoder's blocks in place for a sampler, whose batches have any number of rows and any
-    lengths.
-
-    Args:
-        mode, backend: as in `apply_compile`.
-    """
-    # One or several copies of one or several rows, each with or without padding; and every model that is
-    # compiled has its own, as several are when they are compared.
+    lengths."""
+    # One or several copies of one or several rows, each with or without padding; and each of several models
+    # that are compared has its own.
     _allow_graphs(dynamo_config.recompile_limit + 32)
-    options = compile_options(mode) if backend == "inductor" else None
-    for layer in cast(nn.ModuleList, model.layers):
-        layer.compile(backend=backend, options=options, fullgraph=True, dynamic=True)
+    _compile_blocks(model.layers, backend, mode, dynamic=True)
     if mode in CUDA_GRAPH_MODES:
         # The last step's outputs may be overwritten by the next one, which begins with this layer.
         mark = torch.compiler.cudagraph_mark_step_begin
         model.input.register_forward_pre_hook(lambda *_: mark())
+
+
+def _compile_blocks(
+    blocks: nn.ModuleList, backend: str | Callable, mode: str, *, dynamic: bool
+) -> None:
+    options = compile_options(mode) if backend == "inductor" else None
+    for block in blocks:
+        block.compile(backend=backend, options=options, fullgraph=True, dynamic=dynamic)
 
 
 def compile_options(mode: str) -> dict[str, Any]:
@@ -115,14 +111,14 @@ def compile_options(mode: str) -> dict[str, Any]:
 
 
 def compile_function(function: Callable, backend: str | Callable, shapes: int) -> Callable:
-    """Compiles one of the objective's functions for at most `shapes` static shapes. [compile] mode does
-    not apply: they are pointwise, without matmuls to choose kernels for."""
+    """Compiles one of the objective's functions, for at most `shapes` static shapes. [compile] mode does not
+    apply, since they have no matmuls."""
     _allow_graphs(shapes)
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
 
 
 def _allow_graphs(count: int) -> None:
-    """Raises Dynamo's limits of graphs per code object, beyond which fullgraph is an error."""
+    """Raises Dynamo's limits of graphs per code object; beyond them fullgraph is an error."""
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(dynamo_config, limit, max(getattr(dynamo_config, limit), count))
 
@@ -133,11 +129,8 @@ def compiled_graphs() -> int:
 
 
 class CompileWatch:
-    """Counts the graphs that Dynamo compiles in a model's forward passes, and warns of too many.
-
-    Each static shape needs one graph per kind of block and per compiled function of the objective. More
-    graphs mean recompilation, which takes a minute each time.
-    """
+    """Counts the graphs that Dynamo compiles in a model's forward passes, and warns of too many: more than one
+    per static shape and kind of block or function of the objective. A recompilation takes a minute."""
 
     def __init__(self, model: nn.Module, components: Sequence[str] = ("model",)):
         # Activation checkpointing of every n-th block wraps some blocks and not others.

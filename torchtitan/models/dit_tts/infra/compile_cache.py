@@ -1,8 +1,7 @@
-"""Where compiled kernels are kept, so that only a configuration's first start compiles.
+"""The folder of compiled kernels, so that only the first start of a configuration compiles.
 
-Inductor's caches of graphs, of their backward passes and of autotuning lie in one folder, Triton's in it. They
-are on by default (torch 2.13), and their keys hold the code, the shapes, the settings, the device and torch's
-version: an entry is never another's, and several ranks, runs and versions may share the folder.
+It has Inductor's caches of graphs, their backward passes and autotuning, and Triton's. Their keys hold code,
+shapes, settings, device and torch's version, so ranks, runs and versions may share the folder.
 """
 
 import os
@@ -16,24 +15,15 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_compile_cache(config: JobConfig) -> str:
-    """Sets the folder of a run that compiles. Returns a sentence for the log; empty where nothing is compiled."""
+    """Sets the folder of a run that compiles. Returns a sentence for the log, empty if nothing compiles."""
     if not config.compile.enable and config.optimizer.state_dtype != "8bit":
         return ""
     return set_compile_cache_folder(config.compile.cache_folder)
 
 
 def set_compile_cache_folder(path: str) -> str:
-    """Sets the folder for this process and those that it starts. Inductor must not be imported before.
-
-    Args:
-        path: [compile] cache_folder.
-
-    Returns:
-        A sentence for the log.
-
-    Raises:
-        InputError: no files can be written in the folder.
-    """
+    """Sets the folder ([compile] cache_folder) for this process and its children. Inductor must not be
+    imported before. Returns a sentence for the log."""
     given = os.environ.get(_VARIABLE)
     folder = given or local_path(path or user_cache_folder("compile"))
     try:

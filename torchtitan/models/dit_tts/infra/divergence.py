@@ -1,9 +1,8 @@
-"""Finds steps whose loss or gradient norm is not finite or out of all proportion, before they change weights.
+"""Skips steps whose loss or gradient norm is not finite or a spike, before they change weights.
 
-Weights are gone for good a step or two after the first such update. So the device itself compares the
-loss and the gradient norm of every step with limits that the host knows from the steps before, and the
-optimizer leaves the step out where they are exceeded. The host reads the outcome one step later, when the
-device has work for a whole step queued, so neither waits for the other.
+Weights are lost a step or two after the first such update. So the device compares loss and gradient norm of
+every step with limits from the steps before, and the optimizer skips a step that exceeds them. The host
+reads the outcome one step later, when the device has work for a whole step queued, so neither waits.
 """
 
 import itertools
@@ -19,25 +18,25 @@ import torch.distributed as dist
 from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW
 
 WINDOW, RECENT = 128, 16
-"""Steps that the spread is taken from, and of these the last, that the level is taken from"""
+"""Number of steps for the spread, and of the last steps for the level"""
 
 MIN_HISTORY = 32
-"""Steps from which on a spike is judged by the spread of those before"""
+"""Number of steps before the spread is used"""
 
 LOSS_FACTOR, NORM_FACTOR = 3.0, 20.0
-"""Least multiple of the level that is a spike. A batch of another length or source may have twice the loss;
-gradient norms may grow tenfold in a sound run, and clipping takes the rest."""
+"""Minimum multiple of the level that is a spike. A batch of another length or source may have twice the
+loss; gradient norms may grow tenfold in a sound run, and clipping takes the rest."""
 
 HIGHEST_FACTOR = 1.25
-"""Least multiple of the highest accepted value of the window that is a spike: what was seen before is none"""
+"""Minimum multiple of the window's highest accepted value that is a spike"""
 
 LOWEST_FACTOR = 5.0
-"""A loss above this multiple of the run's lowest level is a spike, however slowly it came there, unless
-the spread allows more"""
+"""A loss above this multiple of the run's lowest level is a spike, however slowly it rose, unless the spread
+allows more"""
 
 HARD_LIMIT_FACTOR = 100.0
-"""A loss above this multiple of the level is a spike whatever the spread: that of single utterances
-varies by a factor of 20 with the diffusion time"""
+"""A loss above this multiple of the level is a spike whatever the spread. (The loss of single utterances
+varies by a factor of 20 with the diffusion time.)"""
 
 _MEDIAN_TO_STD = 1.4826 / math.sqrt(2)
 """standard deviation of independent normal values over the median of their absolute differences"""
@@ -45,7 +44,7 @@ _MEDIAN_TO_STD = 1.4826 / math.sqrt(2)
 
 @dataclass(frozen=True)
 class StepStats:
-    """What a step's loss and gradient norm were, and what they were allowed to be."""
+    """A step's loss and gradient norm, and their limits."""
 
     step: int
     global_batch: int
@@ -73,16 +72,15 @@ def recent_median(logs: list[float]) -> float:
 def spike_limit(
     logs: list[float], sigmas: float, factor: float, hard_limit: float, lowest: float = math.inf
 ) -> float:
-    """The largest value that is no spike after values of these logarithms.
+    """The largest value that is no spike.
 
-    level · exp(max(sigmas · spread, ln factor)) or 1.25 times the highest value, whichever is more; and at
-    most level · hard_limit, and as much above the lowest level as `LOWEST_FACTOR` and the spread allow. The level is the median of the
-    last values. The spread comes from the median of the differences of neighbours, so that a loss that
-    falls quickly does not look as if it varied. Until there are `MIN_HISTORY` values there is no spread,
-    and the limit is level · hard_limit.
+    The limit is the larger of level · exp(max(sigmas · spread, ln factor)) and 1.25 times the highest value;
+    at most level · hard_limit, and as much above the lowest level as `LOWEST_FACTOR` and the spread allow.
+    The spread comes from the differences of neighbours, so that a loss that falls quickly does not look
+    noisy. Before there are `MIN_HISTORY` values the limit is level · hard_limit.
 
     Args:
-        logs: natural logarithms of the last values, from the oldest.
+        logs: natural logarithms of the last values, oldest first.
         sigmas: 0: there is no limit.
         lowest: logarithm of the lowest level so far.
     """
@@ -99,11 +97,11 @@ def spike_limit(
 
 
 class DivergenceGuard:
-    """Judges each step; a part of the checkpoint, so that a resumed run judges alike.
+    """Judges each step. It is saved in checkpoints, so that a resumed run judges alike.
 
     Args:
-        sigmas: deviations above the level, of the logarithm, that are a spike; 0: only what is not
-            finite is bad.
+        sigmas: standard deviations of the logarithm above the level that are a spike; 0: only values that
+            are not finite are bad.
     """
 
     def __init__(self, sigmas: float):
@@ -122,14 +120,14 @@ class DivergenceGuard:
         grad_norm: torch.Tensor,
         group: dist.ProcessGroup | None = None,
     ) -> torch.Tensor:
-        """Compares a step on the device, without a wait.
+        """Compares a step on the device, without a wait. The stats of the step before must have been read.
 
         Args:
-            loss, grad_norm: () of the global batch. The stats of the step before must have been read.
-            group: of ranks that must judge alike, although their norms may differ in the last bit.
+            loss, grad_norm: () of the global batch.
+            group: ranks that must judge alike, although their norms may differ in the last bit.
 
         Returns:
-            () float32, on the norm's device: 1 where the step must be left out, else 0.
+            () float32, on the norm's device: 1 if the step must be skipped, else 0.
         """
         assert self._pending is None
         loss_limit = spike_limit(
@@ -157,8 +155,7 @@ class DivergenceGuard:
         return bad
 
     def read(self) -> StepStats | None:
-        """The outcome of the last step that was judged; waits until the device has come to it. None
-        where it was read already."""
+        """The outcome of the last judged step, or None if it was read already. Waits for the device."""
         if self._pending is None:
             return None
         known, found, event = self._pending
@@ -182,7 +179,7 @@ class DivergenceGuard:
         return int(sum(self.recent))
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors of fixed sizes, since a checkpoint is loaded into those that are there."""
+        """Tensors of fixed sizes, since checkpoints load in place."""
         rows = {"losses": self.losses, "norms": self.norms, "recent": self.recent}
         state = {}
         for name, values in rows.items():

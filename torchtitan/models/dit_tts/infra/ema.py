@@ -18,28 +18,27 @@ _ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
 
 
 def prefix(decay: float) -> str:
-    """Before the names of the weights that are averaged with this decay, in a checkpoint's "ema"."""
+    """Prefix of a decay's averaged weights in a checkpoint's "ema"."""
     return f"decay-{decay_name(decay)}."
 
 
 def saved_prefixes(names: Collection[str]) -> list[str]:
-    """Prefixes of the averages among a checkpoint's entries, the fastest average first; [] without."""
+    """Prefixes of the averages among a checkpoint's entries, the fastest average first."""
     found = {m[1]: float(m[2]) for m in map(_ENTRY.match, names) if m}
     return sorted(found, key=lambda each: found[each])
 
 
 class EMA(Stateful):
-    """Averages of a model's weights, one for each decay β: with min(β, n / (9 + n)) after n earlier
-    updates.
+    """One average of a model's weights for each decay β, which is min(β, n / (9 + n)) after n updates:
+    the first update copies the weights, and early averages follow them closely.
 
-    The first update copies the weights, and early averages follow them closely. Averages are float32,
-    whatever the dtype of the weights, because one update with a decay of 0.9999 changes less than
-    bfloat16 resolves. They are sharded like the weights, so a checkpoint reshards them like the model.
+    Averages are float32 whatever the dtype of the weights, since an update with a decay of 0.9999 changes
+    less than bfloat16 resolves. They are sharded like the weights, so a checkpoint reshards both alike.
     """
 
     def __init__(self, model: nn.Module, decays: Sequence[float]):
         self.num_updates = 0
-        # Of what is used after training: not the alignment head.
+        # The alignment head is not used after training.
         self.weights = {
             plain_name(name): p for name, p in model.named_parameters() if not is_of_head(name)
         }
@@ -53,7 +52,7 @@ class EMA(Stateful):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Averages in the weights, after an optimizer step."""
+        """Moves every average towards the weights, after an optimizer step."""
         weights = [local_tensor(value.detach()).float() for value in self.weights.values()]
         for decay, average in self.averages.items():
             decay = min(decay, self.num_updates / (9.0 + self.num_updates))
@@ -63,7 +62,7 @@ class EMA(Stateful):
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Every average is the present weights, as before the first update."""
+        """Sets every average to the present weights, as before the first update."""
         self.num_updates = 0
         for average in self.averages.values():
             for name, value in average.items():
@@ -71,8 +70,8 @@ class EMA(Stateful):
 
     @contextmanager
     def in_place_of_weights(self, decay: float) -> Iterator[None]:
-        """The model has the averaged weights; then its own again, to the bit."""
-        # Weights in float32 and their average change places; narrower ones would lose what it has.
+        """Gives the model the averaged weights, and its own back afterwards, to the bit."""
+        # float32 weights and averages swap; narrower weights are cloned, as an average in their dtype is lossy.
         own = [local_tensor(value.detach()) for value in self.weights.values()]
         average = [local_tensor(value) for value in self.averages[decay].values()]
         kept = [None if mine.dtype == torch.float32 else mine.clone() for mine in own]
@@ -83,8 +82,8 @@ class EMA(Stateful):
             _swap(own, average, kept, back=True)
 
     def read_from(self, names: Collection[str]) -> None:
-        """The next load is of a checkpoint with these entries. An average that it lacks is begun with
-        its slowest."""
+        """Prepares to load a checkpoint with these entries. An average that it lacks starts from the
+        checkpoint's slowest."""
         saved = saved_prefixes(names)
         self._read_as = {
             decay: prefix(decay) if prefix(decay) in saved else saved[-1] for decay in self.averages

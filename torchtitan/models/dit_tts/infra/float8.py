@@ -1,10 +1,8 @@
 """fp8 training of the decoder's large matmuls, by torchao: [model] converters = ["float8"].
 
-Weights keep their dtype in the model and in checkpoints. Each matmul casts its operands to fp8 with
-separate scales, in the forward and the backward pass (Micikevicius et al. 2022).
-
-Upstream's converter is not used: it converts every Linear that is not excluded by name, emulates only
-one of the recipes, and its module needs triton.
+Weights keep their dtype in the model and in checkpoints; each matmul casts its operands to fp8 with scales
+of its own (Micikevicius et al. 2022). Upstream's converter converts every Linear that is not excluded by
+name, emulates one recipe only, and needs triton.
 """
 
 from dataclasses import replace
@@ -29,11 +27,7 @@ _MULTIPLE = 16
 
 
 class Float8Converter(ModelConverter):
-    """Upstream's hook: replaces the blocks' large Linears by torchao's Float8Linear.
-
-    Raises:
-        InputError: a GPU without fp8, or a width that is no multiple of 16.
-    """
+    """Upstream's hook: replaces the blocks' large Linears by torchao's Float8Linear."""
 
     def __init__(self, job_config: JobConfig, parallel_dims: ParallelDims):
         options = job_config.quantize.linear.float8
@@ -79,19 +73,18 @@ class Float8Converter(ModelConverter):
         from torchao.float8 import Float8LinearConfig
 
         if self.options.recipe_name == "rowwise":
-            # Inductor otherwise keeps float32 values that eager rounds to bfloat16, and the scale of a
-            # row then does not fit the values (pytorch issue 150859).
+            # Otherwise Inductor keeps float32 values that eager mode rounds to bfloat16, and a row's scale
+            # does not fit its values (pytorch issue 150859).
             inductor_config.emulate_precision_casts = True
         return replace(
             Float8LinearConfig.from_recipe_name(self.options.recipe_name or "tensorwise"),
             emulate=self.options.emulate,
-            # In the backward pass samples · frames (or tokens) is an inner dimension, which need not
-            # be a multiple of 16; if it is, nothing is padded.
+            # The backward pass's inner dimension, samples · frames, need not be a multiple of 16.
             pad_inner_dim=True,
         )
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Nothing to do: the scales are computed in each matmul."""
+        """Does nothing: each matmul computes its scales."""
 
 
 register_model_converter(Float8Converter, FLOAT8_CONVERTER)

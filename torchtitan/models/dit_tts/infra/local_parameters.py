@@ -1,8 +1,5 @@
-"""Parameters that are DTensors of a mesh while they rest, and this rank's parts of them in compute.
-
-FSDP2, optimizers, clipping and checkpoints see DTensors, and so know what every rank has; the modules'
-own code sees plain tensors.
-"""
+"""Parameters that are DTensors for FSDP2, optimizers, clipping and checkpoints, and plain tensors, this rank's
+parts, for the modules' own code."""
 
 from functools import cache
 from typing import Any
@@ -13,13 +10,13 @@ from torch.distributed.tensor import DTensor
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Those that are not of its children."""
+    """Parameters of the module itself, without its children's."""
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 def compute_locally(module: nn.Module) -> None:
-    """Lets the module, and whoever asks it, read this rank's parts of its own parameters: its class becomes
-    one with a property for each. `parameters()` and state dicts have the DTensors."""
+    """Lets the module's attributes be this rank's parts of its own parameters, by a class with a property for
+    each. `parameters()` and state dicts have the DTensors."""
     if names := tuple(own_parameters(module)):
         module.__class__ = _local_class(type(module), names)  # type: ignore[arg-type]
 
@@ -39,19 +36,16 @@ def _local_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modul
 
 
 def _part(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter in compute. FSDP2 asks for those that are sharded, too, and gets them
-    as they are."""
+    """This rank's part of a parameter. FSDP2 also asks for sharded ones, and gets them as they are."""
     if isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("tp",):
         return parameter.to_local()
     return parameter
 
 
 def hand_in_parts(block: nn.Module) -> None:
-    """Takes the parts of a block's parameters before the block runs, outside of its compiled graph. Inside,
-    the mesh would be a part of the graph, which neither full checkpointing nor a memory budget can save.
-
-    To be called last: the parameters are gathered by hooks that were registered before.
-    """
+    """Takes the parts of a block's parameters before the block runs, outside its compiled graph. Inside, the
+    mesh would be in the graph, which neither full checkpointing nor a memory budget can save. To be called
+    last, since hooks that were registered before gather the parameters."""
     owners = [module for module in block.modules() if own_parameters(module)]
 
     @torch.compiler.disable  # what the compiled block's hooks call would be a graph of its own
@@ -62,7 +56,7 @@ def hand_in_parts(block: nn.Module) -> None:
 
     @torch.compiler.disable
     def leave(_: nn.Module, args: Any, output: Any) -> None:
-        # What checkpointing runs again in eager mode takes those of that time.
+        # A block that checkpointing runs again in eager mode takes the parts anew.
         for owner in owners:
             owner.parts_in_compute = None  # type: ignore[assignment]
 

@@ -12,10 +12,10 @@ from torch.optim.adamw import adamw
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 
 _CHUNK = 2**26
-"""Maximum number of parameters whose moments are in float32 at a time"""
+"""Maximum number of parameters with float32 moments at a time"""
 
 _TILE = 2**16
-"""Number of values of 16 bits: each element of a tile is rounded with a different one"""
+"""Number of 16-bit values: each element of a tile is rounded with another one"""
 
 _ALIGNMENT = 64
 """Elements to which each parameter's part of a buffer is aligned, for vectorised loads"""
@@ -27,10 +27,9 @@ _ODD = 40503
 def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
     """Rounds in place to bfloat16 values, up or down so that the mean over the steps is kept.
 
-    With rounding to nearest, a second moment that changes by less than half of its last bit per step
-    never changes. Here a multiple of the golden ratio, which depends on position and step alone, is added
-    to the 16 bits that bfloat16 lacks. So a resumed run and another replica round alike, without the
-    state of a random generator.
+    Rounded to nearest, a second moment that changes by less than half of its last bit per step would never
+    change. A multiple of the golden ratio, which depends on position and step alone, is added to the 16 bits
+    that bfloat16 lacks, so resumed runs and replicas round alike without a random generator's state.
 
     Args:
         numbers: (n · _TILE,) float32, not negative.
@@ -63,12 +62,8 @@ class BFloat16AdamW(AdamW):
         first = [moment.float() for moment in stored[0]]
         buffer, second = _in_one_buffer(stored[1])
         adamw(
-            [local_tensor(parameter) for parameter in parameters],
-            [
-                local_tensor(parameter.grad)
-                for parameter in parameters
-                if parameter.grad is not None
-            ],
+            [local_tensor(p) for p in parameters],
+            [local_tensor(p.grad) for p in parameters if p.grad is not None],
             first,
             second,
             [],
@@ -117,7 +112,7 @@ def _in_one_buffer(moments: list[torch.Tensor]) -> tuple[torch.Tensor, list[torc
 
 
 def _chunks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Groups of neighbours with a maximum of `_CHUNK` elements on this rank; a larger one is alone."""
+    """Groups of neighbours with at most `_CHUNK` elements on this rank; a larger parameter is alone."""
     chunk: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:

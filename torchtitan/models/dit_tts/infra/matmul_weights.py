@@ -10,7 +10,7 @@ from torchtitan.models.dit_tts.model.layers import GatedMLP
 
 
 def weight_of(linear: nn.Module) -> nn.Parameter:
-    """The parameter itself, of which a layer under tensor parallelism shows its own part."""
+    """The parameter itself; under tensor parallelism `linear.weight` is this rank's part."""
     return dict(linear.named_parameters(recurse=False))["weight"]
 
 
@@ -18,8 +18,8 @@ def projections(model: nn.Module) -> Iterator[tuple[nn.Module, str, int, int]]:
     """The projections of attention and MLP in every block, without the low-rank AdaLN.
 
     Yields:
-        (module, its name there, parts, rows): the matrices that are fused in its rows, `rows` of each in
-        turn. One part is the way out of the module, several are the way in.
+        (module, name of the Linear in it, parts, rows): number of matrices that are fused in its rows, and
+        rows of each in turn. A Linear of one part leads out of the module, the others lead into it.
     """
     for module in cast(nn.ModuleList, model.layers).modules():
         if isinstance(module, JointAttention):

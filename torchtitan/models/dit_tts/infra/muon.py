@@ -46,13 +46,12 @@ def join_fused(matrices: torch.Tensor, rows: int) -> torch.Tensor:
 class Muon(Optimizer):
     """Orthogonalised Nesterov momentum with decoupled weight decay.
 
-    torch.optim.Muon treats a parameter as one matrix. Here q, k, v, gate and other matrices fused into
-    one parameter are orthogonalised separately, and a sharded parameter is gathered first, since the
-    singular vectors of a shard are not those of the matrix. The update of a matrix (m, n) is scaled by
-    0.2·√max(m, n), which gives it the root mean square of AdamW's, so learning rate and weight decay
-    mean the same (Liu et al. 2025).
+    torch.optim.Muon treats a parameter as one matrix. Here matrices fused into one parameter (q, k, v, gate)
+    are orthogonalised separately, and sharded parameters are gathered first, since the singular vectors of
+    a shard are not the matrix's. The update of a matrix (m, n) is scaled by 0.2·√max(m, n), to the root mean
+    square of AdamW's, so learning rate and weight decay mean the same (Liu et al. 2025).
 
-    Where `found_inf` is set to a tensor of 1, a step leaves weights and momentum as they are.
+    If `found_inf` is a tensor of 1, a step leaves weights and momentum as they are.
 
     Args:
         params: groups or parameters, all of them matrices.
@@ -88,7 +87,7 @@ class Muon(Optimizer):
                 self._update(local_tensor(parameter), local_tensor(update), group)
 
     def _skip_gradient(self, gradient: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Gives a gradient that is left out the momentum's value, which is then not changed by it."""
+        """Sets the gradient of a skipped step to the momentum, which then stays as it is."""
         if self.found_inf is not None:
             found = self.found_inf.bool()
             local = local_tensor(gradient)

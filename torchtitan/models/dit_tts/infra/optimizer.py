@@ -34,9 +34,9 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 class TTSOptimizers(OptimizersContainer):
     """One or more optimizers of one model, with one state in the checkpoint.
 
-    A checkpoint has the state of each parameter under the parameter's name, so parameter groups may
-    change between saving and loading. The groups' settings (weight decay, betas ...) come from the
-    config, and learning rates from the schedule.
+    A checkpoint has each parameter's state under the parameter's name, so groups may change between saving
+    and loading. The groups' settings (weight decay, betas) come from the config, learning rates from the
+    schedule.
     """
 
     def __init__(self, model: nn.Module, optimizers: list[Optimizer]):
@@ -49,9 +49,9 @@ class TTSOptimizers(OptimizersContainer):
         return get_optimizer_state_dict(self.model_parts[0], self.optimizers, options=_OPTIONS)
 
     def step_unless(self, bad: torch.Tensor) -> None:
-        """A step, unless `bad`, () on the device, is 1: then weights and state stay as they are. The host
-        waits for the device only where an optimizer cannot look at `bad` itself."""
-        # torch's own optimizers know `found_inf` from its gradient scaler, if they are fused.
+        """Steps unless `bad`, () on the device, is 1: then weights and state stay as they are. The host
+        waits for the device only if an optimizer cannot read `bad` itself."""
+        # torch's fused optimizers read `found_inf`, which its gradient scaler sets.
         looking = [each for each in self.optimizers if _looks_at_found_inf(each)]
         for optimizer in looking:
             optimizer.found_inf = bad  # type: ignore[attr-defined]
@@ -77,12 +77,10 @@ def _looks_at_found_inf(optimizer: Optimizer) -> bool:
 
 
 def _is_state(name: str) -> bool:
-    """Flattened names are state.PARAMETER.KEY or param_groups.PARAMETER.KEY."""
-    return name.startswith("state.")
+    return name.startswith("state.")  # others are param_groups.PARAMETER.KEY
 
 
 def embeddings(model: nn.Module) -> set[nn.Parameter]:
-    """Weights of the embedding tables."""
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
     return {parameter for table in tables for parameter in table.parameters(recurse=False)}
 
@@ -98,8 +96,8 @@ def without_decay(model: nn.Module) -> set[nn.Parameter]:
 
 
 def width_scaled_weights(model: DiTTTSModel) -> set[nn.Parameter]:
-    """The matrices whose fan-in grows with the width of the model: all but embeddings and those that
-    read latents, the time's sinusoids or the features of a pretrained text encoder.
+    """Matrices whose fan-in grows with the model's width: all but embeddings and the matrices that read
+    latents, the time's sinusoids or the features of a pretrained text encoder.
 
     Adam's updates have about the size of the learning rate, whatever the gradient's, and all entries of a
     row push its output the same way, by rate times fan-in. With these matrices' rates in proportion to
@@ -123,8 +121,8 @@ def _groups(
     width: float,
     config: OptimizerConfig,
 ) -> list[dict[str, Any]]:
-    """Groups with and without decay, at the model's and at the encoder's learning rate, and at the
-    model's divided by `width` for the parameters in `wide`, whose rate times decay stays the same."""
+    """Groups with and without decay, at the learning rate of the model or of the encoder. For parameters in
+    `wide` the rate is divided by `width`, and rate times decay stays the same."""
     kinds: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         kind = parameter in slow, parameter in undecayed, parameter in wide
@@ -190,11 +188,8 @@ def _adam(config: OptimizerConfig) -> Callable[..., Optimizer]:
 
 
 class TTSLRSchedulers(LRSchedulersContainer):
-    """Upstream's schedules, of which a checkpoint holds the position alone.
-
-    Upstream saves the base learning rates of the first optimizer and loads them into all. That is wrong
-    for two optimizers, and if parameter groups have changed.
-    """
+    """Upstream's schedules; a checkpoint holds their position alone. Upstream saves the base learning rates
+    of the first optimizer and loads them into all, which is wrong for two optimizers or changed groups."""
 
     def __init__(self, schedulers: LRSchedulersContainer):
         self.schedulers = list(schedulers)

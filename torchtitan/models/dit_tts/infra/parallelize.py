@@ -1,5 +1,6 @@
 """Data parallelism for the plain model, after activation checkpointing and compile."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,8 +51,8 @@ counts in compiled blocks"""
 def blocks_by_checkpointing(
     options: ActivationCheckpoint, n_layers: int, *, compiled: bool
 ) -> dict[str, int]:
-    """How many blocks are checkpointed in which way, as upstream does it: "none", "full", "selective"
-    (by operation) or "memory_budget"."""
+    """Number of blocks by the checkpointing that upstream applies: "none", "full", "selective" (by
+    operation) or "memory_budget"."""
     if options.mode == "selective" and options.selective_ac_option != "op":
         full = n_layers // int(options.selective_ac_option)
         blocks = {"full": full, "none": n_layers - full}
@@ -76,9 +77,8 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def is_first_copy(parallel_dims: ParallelDims) -> bool:
-    """Whether this rank is the first of those that compute the same samples, by tensor parallelism."""
-    dims = parallel_dims
-    return not dims.tp_enabled or dims.get_mesh("tp").get_local_rank() == 0
+    """Whether this rank is the first of its tensor-parallel group, whose ranks have the same samples."""
+    return not parallel_dims.tp_enabled or parallel_dims.get_mesh("tp").get_local_rank() == 0
 
 
 def _sum_gradients(model: nn.Module) -> None:
@@ -95,7 +95,7 @@ def _sum_gradients(model: nn.Module) -> None:
 def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -> None:
     """Turns the all-reduce over replicas in the next backward pass on or off.
 
-    Replicas exchange gradients once per step, with the last micro-batch (`now`). Shards reduce-scatter
+    Replicas reduce gradients once per step, in the last micro-batch (`now`). Shards reduce-scatter
     for every micro-batch, since unsharded gradients would take the memory that sharding saves.
     """
     if not parallel_dims.dp_replicate_enabled:
@@ -107,13 +107,15 @@ def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -
         model.set_requires_gradient_sync(now)
 
 
-def _blocks_of_encoder(unit: nn.Module) -> list[nn.Module]:
-    """Blocks of a pretrained encoder, each large enough for an FSDP unit; none of another encoder."""
-    return list(blocks_of(unit.core)) if isinstance(unit, PretrainedTextEncoder) else []
-
-
-def _encoders(model: DiTTTSModel) -> list[nn.Module]:
-    return [m for m in (model.text_encoder, model.speaker_encoder) if isinstance(m, nn.Module)]
+def _units(model: DiTTTSModel) -> Iterator[nn.Module]:
+    """Modules whose weights are gathered together: encoders and blocks, and each block of a pretrained
+    encoder before the encoder itself."""
+    if isinstance(model.text_encoder, PretrainedTextEncoder):
+        yield from blocks_of(model.text_encoder.core)
+    if isinstance(model.text_encoder, nn.Module):
+        yield model.text_encoder
+    yield model.speaker_encoder
+    yield from model.layers
 
 
 def apply_fsdp(
@@ -127,9 +129,8 @@ def apply_fsdp(
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision}
     if cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    for unit in (*_encoders(model), *model.layers):
-        for part in (*_blocks_of_encoder(unit), unit):
-            fully_shard(part, **options, reshard_after_forward=reshard_after_forward)
+    for unit in _units(model):
+        fully_shard(unit, **options, reshard_after_forward=reshard_after_forward)
     # The backward pass needs the last unit again at once.
     fully_shard([model.norm, model.output], **options, reshard_after_forward=False)
     fully_shard(model, **options)
@@ -172,9 +173,8 @@ def parallelize_dit_tts(
         # Mixed precision under DDP is done by autocast, as on a single device.
         mesh = parallel_dims.get_mesh("dp_replicate")
         # One all-reduce per unit overlaps with the backward pass of earlier units.
-        for unit in (*_encoders(model), *model.layers):
-            for part in (*_blocks_of_encoder(unit), unit):
-                replicate(part, mesh=mesh)
+        for unit in _units(model):
+            replicate(unit, mesh=mesh)
         replicate(model, mesh=mesh)
         logger.info("Applied DDP")
     for method in ("encode_conditions", "denoise", "denoise_guided"):  # called by themselves

@@ -5,15 +5,13 @@ dimension: the projections into them by rows, those out of them by columns (Shoe
 1909.08053). Everything else is computed by each of these ranks alike, from the same batch.
 
 Every parameter is a DTensor of that mesh, and every module computes with this rank's part of its own. So
-FSDP2, HSDP, DDP, the optimizers, clipping, EMA and checkpoints are those of `parallelize`, and a checkpoint
-of one layout is one of any other.
+FSDP2, HSDP, DDP, optimizers, clipping, EMA and checkpoints work as in `parallelize`, and any layout loads a
+checkpoint of any other.
 
-A block sums activations over the ranks twice in its forward pass, behind attention and MLP, and their
-gradients twice in its backward pass, before them. The gradients of text and speaker are summed once, where
-all blocks' have come together.
+A block sums activations over the ranks after attention and MLP in its forward pass, and their gradients
+before them in its backward pass. The gradients of text and speaker are summed once, for all blocks.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -43,12 +41,8 @@ from torchtitan.tools.logging import logger
 def parallelize_megatron(
     model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
 ) -> DiTTTSModel:
-    """Swaps the decoder's layers, splits them over the ranks of the mesh's "tp" dimension, then does all that
-    `parallelize_dit_tts` does.
-
-    Raises:
-        InputError: a package is not installed.
-    """
+    """Changes the decoder's layers and splits them over the ranks of the mesh's "tp" dimension, then does what
+    `parallelize_dit_tts` does."""
     options = job_config.megatron
     mesh = parallel_dims.get_mesh("tp") if parallel_dims.tp_enabled else None
     require_modules("megatron", *(("transformer_engine",) if _wants_te(options) else ()))
@@ -100,7 +94,7 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
 
 
 def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
-    """How each of the plain model's parameters is split that is not the same on all ranks."""
+    """The split of the plain model's parameters that differ between ranks."""
     found: dict[nn.Parameter, Placement] = {}
     for module, name, parts, _ in projections(model):
         found[weight_of(getattr(module, name))] = Shard(0 if parts > 1 else 1)
@@ -110,8 +104,8 @@ def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
 
 
 def keep_part(model: DiTTTSModel, ranks: int) -> None:
-    """Leaves the plain model the first rank's part of the parameters, without any exchange: what is measured
-    or timed of it is one rank's."""
+    """Leaves the plain model the first rank's part of the parameters, without communication, so that one rank
+    can be measured or timed."""
     placements = split_parameters(model)
     for module in model.modules():
         for name, parameter in own_parameters(module).items():
@@ -160,14 +154,11 @@ def _sums_gradient(name: str) -> bool:
 
 
 def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
+    """Lets the decoder attend to packed keys by TransformerEngine."""
     from torchtitan.models.dit_tts.infra.transformer_engine_layers import packed_attention_kernel
 
     args = model.args
-    replace_kernel(model, packed_attention_kernel(args.n_heads // ranks, args.dim // args.n_heads))
-
-
-def replace_kernel(model: DiTTTSModel, kernel: Callable[..., torch.Tensor]) -> None:
-    """Lets the decoder attend to packed keys by this kernel."""
+    kernel = packed_attention_kernel(args.n_heads // ranks, args.dim // args.n_heads)
 
     def with_kernel(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x, rope, keys, conditions = args
@@ -191,8 +182,8 @@ def _sum_gradients_of_output(
 def part_of_groups(
     rotated: tuple[bool, ...], n_heads: int, ranks: int, rank: int
 ) -> tuple[bool, ...]:
-    """Of groups of heads, equally large, those of one rank's part of the heads: of as few groups as
-    possible. At two ranks one turns all of its heads, and the other none."""
+    """Whether each group of one rank's heads is rotated, with as few groups of equal size as possible. Of two
+    ranks one rotates all of its heads, and the other none."""
     heads = [rotated[head * len(rotated) // n_heads] for head in range(n_heads)]
     own = heads[rank * n_heads // ranks : (rank + 1) * n_heads // ranks]
     for count in range(1, len(own) + 1):

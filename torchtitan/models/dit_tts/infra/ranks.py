@@ -1,7 +1,6 @@
-"""Where each rank runs, so that the machine of a bad one is known.
+"""The host and device of each rank, so that a bad machine is known.
 
-Through the store of the process group, which needs no collective: it works where a network for
-collectives does not, and after one has timed out.
+They travel through the process group's store, which works without collectives and after a timeout.
 """
 
 import json
@@ -41,7 +40,7 @@ def describe_rank() -> dict[str, Any]:
 
 
 def gather_ranks() -> list[dict[str, Any]]:
-    """On rank 0 what every rank is, in their order, one line of the log each; empty on the others."""
+    """Descriptions of all ranks on rank 0, which logs them; empty on the others."""
     mine = describe_rank()
     if dist.get_world_size() == 1:
         return [mine]
@@ -62,7 +61,7 @@ def gather_ranks() -> list[dict[str, Any]]:
 
 
 def with_host(rank: int) -> str:
-    """`3 (host node7)`, or `3` where the rank has not said where it is."""
+    """`3 (host node7)`, or `3` if the rank's host is not known."""
     store = get_default_store()
     if not store.check([f"rank/{rank}"]):
         return str(rank)

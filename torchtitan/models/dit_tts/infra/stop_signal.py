@@ -1,8 +1,7 @@
 """Signals that end a run between two steps, alike on all ranks, and which rank the others wait for.
 
-A handler of Python runs only between two instructions of the main thread, which may stand in a collective
-for minutes. So the numbers of the signals come through a pipe to a thread, which alone counts them: the
-handler runs for each of them, too, however much later.
+Python runs a handler only between two instructions of the main thread, which may wait in a collective for
+minutes. So a thread reads the signals' numbers from a pipe and counts them; the handler runs later.
 """
 
 import os
@@ -26,21 +25,18 @@ PREEMPTED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """signals of schedulers; the others of `SIGNALS` come from people and terminals"""
 SIGNALS = (*PREEMPTED, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SAME_SECONDS = 1.0
-"""A launcher and a terminal may each send the same signal; a second one comes later."""
+"""Within it the same signal counts once, as a launcher and a terminal may both send it"""
 _SAY_SO_SECONDS = 3.0
-"""within which the ranks of a collective that has timed out say so"""
+"""Time for all ranks of a timed-out collective to report it"""
 
 
 def state_after(number: int) -> str:
-    """The state in which a signal leaves a run."""
     return "preempted" if number in PREEMPTED else "interrupted"
 
 
 class StopSignal:
-    """Catches `SIGNALS` from its construction to `close`.
-
-    Until `arm` a signal raises KeyboardInterrupt. From then on the first one is a request, on which the
-    ranks agree at the end of a step, and a second one ends the process at once.
+    """Catches `SIGNALS` until `close`. Before `arm` a signal raises KeyboardInterrupt. Afterwards the first
+    one is a request, on which the ranks agree at the end of a step, and a second one ends the process.
 
     Args:
         at_once: called with the signal's number before a second signal ends the process.
@@ -59,17 +55,13 @@ class StopSignal:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def arm(self, timeout: timedelta) -> None:
-        """Called on every rank before the first step.
-
-        Args:
-            timeout: within which the ranks must come to the end of a step.
-        """
+        """Called on every rank before the first step. `timeout`: maximum time of a step."""
         if dist.get_world_size() > 1:
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._armed = True
 
     def agreed(self) -> int:
-        """The number of a signal that any rank has got, the same on all; 0 for none. A collective."""
+        """The number of a signal that any rank has got, the same on all; 0 if there is none. A collective."""
         if self._group is None:
             return self._number
         number = torch.tensor(self._number)
@@ -104,7 +96,7 @@ class StopSignal:
                 f"{signal.Signals(number).name}: this step ends, a checkpoint is saved, and the run ends; "
                 f"another signal ends it at once"
             )
-            # What has come by then is the same signal, even where a call that holds the GIL kept it here.
+            # Numbers that have come by then are the same signal, even if a call that holds the GIL delayed us.
             time.sleep(_SAME_SECONDS)
             with suppress(BlockingIOError):
                 self._reader.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -112,18 +104,18 @@ class StopSignal:
 
 
 class Progress:
-    """What each rank has come to, in the store of the process group."""
+    """The step of each rank, in the store of the process group."""
 
     def __init__(self) -> None:
         self._store = get_default_store() if dist.get_world_size() > 1 else None
 
     def at(self, step: int, part: int) -> None:
-        """This rank has come to `part` of `step`: 0 its begin, 1 its batches are loaded."""
+        """Records that this rank is at `part` of `step`: 0 its begin, 1 its batches are loaded."""
         if self._store is not None:
             self._store.set(f"progress/{dist.get_rank()}", f"{step} {part}")
 
     def behind(self) -> str:
-        """The ranks that the others wait for, as a sentence; empty where that cannot be said. Called by
+        """A sentence that names the ranks for which the others wait; empty if they are not known. Called by
         each rank whose collective has timed out."""
         if self._store is None:
             return ""
@@ -136,9 +128,7 @@ class Progress:
             }
             last = min(found.values())
             behind = [rank for rank in ranks if found[rank] == last]
-            if len(behind) == len(
-                ranks
-            ):  # all are at the same place: who does not say so stands still
+            if len(behind) == len(ranks):  # all are at one part: a rank that does not report hangs
                 time.sleep(_SAY_SO_SECONDS)
                 behind = [rank for rank in ranks if not self._store.check([f"timed out/{rank}"])]
             named = ", ".join(map(with_host, behind))

@@ -1,5 +1,4 @@
-"""The frozen text encoder of a training run, which is beside the model and in no checkpoint; or its stored
-features."""
+"""The frozen text encoder of a training run, outside the model and its checkpoints, or its stored features."""
 
 import os
 from pathlib import Path
@@ -44,16 +43,8 @@ def build_frozen_encoder(
     features: Features | None,
     device: torch.device,
 ) -> PretrainedTextEncoder | None:
-    """The encoder whose features a run computes beside the model, if there is one.
-
-    Records a pretrained encoder, frozen or not, in the run folder.
-
-    Args:
-        features: stored ones, with which the run needs no encoder.
-
-    Raises:
-        InputError: it cannot be loaded, or the run's weights were trained with another one.
-    """
+    """The encoder whose features a run computes outside the model, if there is one and no `features` are
+    stored. Records a pretrained encoder, frozen or not, in the run folder."""
     encoder, folder = job_config.encoder, Path(job_config.job.dump_folder)
     if not is_pretrained(encoder.model):
         return None
@@ -91,18 +82,12 @@ def build_frozen_encoder(
 def stored_text_features(
     dataset: Dataset, tokenizer: SubwordTokenizer, job_config: JobConfig
 ) -> TextFeatures:
-    """The stored features of a run's data.
-
-    Called by every rank of a job, or by a process without any.
-
-    Raises:
-        InputError: on every rank, where one lacks files or has features of too few texts.
-    """
+    """The stored features of the training data. Called by every rank of a job, or by a process alone."""
     encoder, max_tokens = job_config.encoder, job_config.data.max_text_tokens
     source = find_source(encoder.model, folder=Path(job_config.job.dump_folder))
 
     def find_kind(rank: int) -> FeatureKind | None:
-        if rank != 0:  # the fingerprint needs a pass over the weights, which can be many gigabytes
+        if rank != 0:  # the fingerprint needs a pass over many gigabytes of weights
             return None
         return with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
 

@@ -1,7 +1,5 @@
-"""TransformerEngine's layers on the weights of the plain model. Importing this module imports it, which needs a
-GPU of NVIDIA's. Written for TransformerEngine 2; not run yet.
-
-Its Linear computes one rank's product; the sums over ranks are those of `megatron_layers`.
+"""TransformerEngine's layers on the weights of the plain model. Importing this module imports it, which needs
+NVIDIA's GPU. Written for TransformerEngine 2; not run yet. `megatron_layers` has the sums over ranks.
 """
 
 from collections.abc import Callable
@@ -24,13 +22,10 @@ def _no_init(weight: torch.Tensor) -> None:
 
 
 class _Linear(te.Linear):
-    """A product of one rank, in fp8 where that is asked for and its rows allow it.
+    """A product of one rank, in fp8 if it is asked for and the rows allow it. Scales are of each tensor as it
+    is (current scaling), since delayed ones would be a state that no checkpoint has."""
 
-    The scales are of each tensor as it is (current scaling): delayed ones would be a state that no
-    checkpoint has.
-    """
-
-    # Theirs adds an entry beside the weight to state dicts.
+    # Theirs adds an entry to state dicts.
     get_extra_state = nn.Module.get_extra_state
 
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, fp8: bool):
@@ -90,15 +85,8 @@ def packed_attention_kernel(n_heads: int, head_dim: int) -> Callable[..., torch.
         q_max: int,
         k_max: int,
     ) -> torch.Tensor:
-        rows = attention(
-            q,
-            k,
-            v,
-            cu_seqlens_q=q_starts,
-            cu_seqlens_kv=k_starts,
-            max_seqlen_q=q_max,
-            max_seqlen_kv=k_max,
-        )
+        lengths = {"cu_seqlens_q": q_starts, "cu_seqlens_kv": k_starts}
+        rows = attention(q, k, v, **lengths, max_seqlen_q=q_max, max_seqlen_kv=k_max)
         return rows.view_as(q)
 
     return kernel
