@@ -1,1 +1,1 @@
-"""Flow matching: the objective with its random draws, guidance and the solver for sampling."""
+"""Flow matching: objective, random numbers, guidance and solvers."""

@@ -17,9 +17,9 @@ def ctc_sums(
     counted or the text does not fit the frames.
 
     Args:
-        logits: (B, T, 257), of the blank first.
-        frames: valid frames of each row. On the host, as the lengths: the kernels need both there.
-        text_bytes: (B, N) the texts' bytes, anything at padding.
+        logits: (B, T, 257), the blank first.
+        frames: valid frames of each row, like `lengths` on the host, where the kernels need them.
+        text_bytes: (B, N) bytes of the texts, anything at padding.
         lengths: bytes of each row.
         counted: (B,) bool.
     """

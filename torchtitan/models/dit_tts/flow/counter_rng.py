@@ -1,10 +1,9 @@
 """Random numbers keyed by (seed, position in the stream), computed with tensor operations.
 
-The noise of a sample must not depend on how the global batch is split over ranks, accumulation
-steps or restarts, so a generator with a running state cannot draw it. One `torch.Generator` per
-sample would need a kernel launch per sample and differ between CPU and GPU. SplitMix64 (Steele, Lea
-and Flood 2014) is counter-based: number i of a stream is a hash of key + i·γ. It runs on any
-device, vectorised over samples, without a host sync, and needs no state in the checkpoint.
+The noise of a sample must not depend on how the global batch is split over ranks, accumulation steps or
+restarts, so a generator with a state cannot draw it. A `torch.Generator` per sample would need a kernel launch
+per sample and differ between CPU and GPU. SplitMix64 (Steele, Lea and Flood 2014) is counter-based: number i
+of a stream is a hash of key + i·γ. It is vectorised on any device, without a host sync or a saved state.
 """
 
 import math
@@ -16,16 +15,8 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _LOW_32 = 0xFFFFFFFF
 # Primes from 2^31 to 2^32.
-_PRIMES = (
-    2362232017,
-    2555870503,
-    2869184147,
-    3062822641,
-    3376136261,
-    3689449901,
-    3883088401,
-    4196402033,
-)
+_PRIMES = (2362232017, 2555870503, 2869184147, 3062822641)
+_PRIMES += (3376136261, 3689449901, 3883088401, 4196402033)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -70,12 +61,11 @@ def uniform(keys: torch.Tensor) -> torch.Tensor:
 
 
 def permuted(row: torch.Tensor, keys: torch.Tensor, size: int | torch.Tensor) -> torch.Tensor:
-    """Places (B,) int64 of rows (B,) in a permutation of [0, size) that keys (B,), all alike, draw.
+    """Positions (B,) int64 of rows (B,) in a permutation of [0, size), drawn by keys (B,) that are all equal.
 
-    Row j goes to place (a·j + b) mod size. b is drawn, so every place is equally likely; a is a drawn
-    product of primes beyond every size. The two therefore have no common divisor, and this is a bijection
-    of which each row is computed alone, without knowing size on the host. Rows keep a stride, which does
-    no harm where their order is random.
+    Row j goes to (a·j + b) mod size. b is drawn, so every position is equally likely; a is a drawn product of
+    primes above every size. So a and size have no common divisor, and this is a bijection that needs no size
+    on the host. Rows keep a stride, which does no harm where their order is random.
     """
     bits = mix(keys + _GAMMA)
     factor = torch.ones_like(row)
@@ -87,8 +77,8 @@ def permuted(row: torch.Tensor, keys: torch.Tensor, size: int | torch.Tensor) ->
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Standard normal numbers, (B, *shape) float32, by the Box-Muller transform.
 
-    Pairs are consecutive in the flattened shape, so a longer first dimension (more frames) leaves the
-    numbers of earlier frames unchanged: padding has no effect.
+    Pairs are consecutive in the flattened shape, so padding (more frames) leaves the numbers of earlier
+    frames unchanged.
     """
     count = math.prod(shape)
     bits = _bits(keys, (count + 1) // 2)

@@ -1,7 +1,6 @@
 """The loss of the duration predictor and the figures that its validation reports."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -13,32 +12,29 @@ def relative_error_sums(
 ) -> torch.Tensor:
     """(B,) float32: per row |log(predicted / real frames)| times the real frames.
 
-    Summed and divided by the valid frames of the global batch, as every loss of the trainer, this is the
-    mean error of a second of speech as a fraction, however the batch is split.
+    Their sum divided by the valid frames of the global batch is the mean error of a second of speech as a
+    fraction, however the batch is split.
 
     Args:
-        log_frames: (B,) the logarithm of the predicted frames.
-        target: of the denoiser; not used.
+        log_frames: (B,) logarithm of the predicted frames.
+        target: the denoiser's; not used.
         frame_mask: (B, T), true at the real frames.
     """
     frames = frame_mask.sum(1)
     return frames * (log_frames.float() - frames.clamp(min=1).log()).abs()
 
 
-def _seconds_error(
-    frames_per_second: float, log_frames: torch.Tensor, frame_mask: torch.Tensor
-) -> torch.Tensor:
-    return (log_frames.exp() - frame_mask.sum(1)).abs() / frames_per_second
-
-
-def _within(log_frames: torch.Tensor, frame_mask: torch.Tensor) -> torch.Tensor:
-    frames = frame_mask.sum(1)
-    return ((log_frames.exp() - frames).abs() <= 0.1 * frames).double()
-
-
 def duration_figures(
     frames_per_second: float,
 ) -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """Figures of rows by name: (log_frames (B,), frame_mask (B, T)) to (B,), whose mean is reported: the
-    error in seconds, and whether the length is within 10 % of the real one."""
-    return {SECONDS_ERROR: partial(_seconds_error, frames_per_second), WITHIN: _within}
+    """Functions (log_frames (B,), frame_mask (B, T)) to (B,), whose mean is reported: the error in seconds,
+    and whether the length is within 10 % of the real one."""
+
+    def seconds_error(log_frames: torch.Tensor, frame_mask: torch.Tensor) -> torch.Tensor:
+        return (log_frames.exp() - frame_mask.sum(1)).abs() / frames_per_second
+
+    def within(log_frames: torch.Tensor, frame_mask: torch.Tensor) -> torch.Tensor:
+        frames = frame_mask.sum(1)
+        return ((log_frames.exp() - frames).abs() <= 0.1 * frames).double()
+
+    return {SECONDS_ERROR: seconds_error, WITHIN: within}

@@ -1,4 +1,4 @@
-"""What sampling makes of the network's velocities: classifier-free guidance and score rescaling."""
+"""Changes of the network's velocity in sampling: classifier-free guidance and score rescaling."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ Network = Callable[[torch.Tensor, tuple[tuple[bool, bool], ...]], torch.Tensor]
 
 
 class Branch(NamedTuple):
-    """The velocity without a condition, from which guidance leads away."""
+    """A velocity without a condition, from which guidance leads away."""
 
     scale: float
     has_text: bool
@@ -25,8 +25,8 @@ def branches_at(sampling: Sampling, step: int, t: float) -> tuple[Branch, ...]:
 
     independent: one without the text, one without the speaker.
     joint: one without both; their scales are equal.
-    alternating: that of the text in every even step, that of the speaker in every odd one. As in Irodori-TTS
-        the scales stay, so each condition is guided half as much.
+    alternating: without the text in even steps, without the speaker in odd ones. As in Irodori-TTS the scales
+        stay, so each condition is guided half as much.
     """
     # Times of a schedule are rounded.
     if not sampling.min_t + 1e-6 < t <= sampling.max_t + 1e-6:

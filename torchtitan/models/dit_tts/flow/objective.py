@@ -63,11 +63,11 @@ class FlowMatching:
         progress: float | torch.Tensor = 0.0,
     ) -> torch.Tensor:
         """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal strata of
-        the distribution, so each global batch covers it evenly. Which row has which stratum is drawn for
-        each global batch, or every rank would see a band of times of its own.
+        the distribution, so each global batch covers it evenly. Each global batch permutes the strata, or
+        every rank would see a band of times of its own.
 
         Args:
-            progress: fraction of the run that is done, which `logit_mean_end` is reached by.
+            progress: completed fraction of the run; at 1 the mean is `logit_mean_end`.
         """
         keys = stream_keys(self.seed, global_batch, row, _TIME)
         batch_keys = stream_keys(self.seed, global_batch, torch.zeros_like(row), _STRATA)
@@ -94,7 +94,7 @@ class FlowMatching:
             global_batch: scalar int64, number of the global batch.
             row: (B,) int64, rows in the global batch.
             global_batch_size: number of rows of the global batch.
-            progress: as in `sample_times`; a tensor, so that no step compiles anew.
+            progress: as in `sample_times`; as a tensor it causes no recompilation.
         """
 
         def keys(stream: int) -> torch.Tensor:
@@ -113,8 +113,7 @@ class FlowMatching:
     def add_noise_at(
         self, latents: torch.Tensor, t: torch.Tensor, keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Noisy latents and the network's target (B, T, C) at times t (B,), with the noise of the keys
-        (B,)."""
+        """Noisy latents and the network's target (B, T, C) at times t (B,), with noise from keys (B,)."""
         noise = normal(keys, tuple(latents.shape[1:]))
         t = t[:, None, None]
         noisy = (1.0 - t) * latents + t * noise
@@ -129,8 +128,8 @@ class FlowMatching:
     ) -> torch.Tensor:
         """Velocity from the network's output at (latents, t); v = (ε - x_t) / (1 - t) for noise.
 
-        At t = 1 a noise prediction does not determine the velocity. There 1 - t is bounded by the
-        solver's way to the next evaluation, so that a prediction error moves the sample by at most that error.
+        At t = 1 a noise prediction does not determine the velocity. So 1 - t is at least the solver's next
+        step, and a prediction error moves the sample by at most that error.
         """
         if self.prediction == "velocity":
             return output

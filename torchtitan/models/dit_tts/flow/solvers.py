@@ -1,4 +1,4 @@
-"""Sampling: the steps from noise (t = 1) to data (t = 0), planned first, and the loop that takes them."""
+"""Sampling: plans the steps from noise (t = 1) to data (t = 0), and the loop that takes them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,9 +10,8 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import EVALUATIONS_PER_STEP, Sampling
 from torchtitan.models.dit_tts.flow.guidance import Branch, branches_at
 
-# Which 5 to 16 of 32 even steps are left, from the noise on. By listening and by the word errors of F5-TTS
-# (Zheng et al. 2025, Accelerating Flow-Matching-Based TTS via Empirically Pruned Step Sampling, arXiv
-# 2505.19931; the numbers are those of F5-TTS's code).
+# The 5 to 16 of 32 even steps that remain, from the noise on, chosen by listening and word errors (Zheng et al.
+# 2025, Empirically Pruned Step Sampling, arXiv 2505.19931; numbers from F5-TTS's code).
 _EPSS = {
     5: (0, 2, 4, 8, 16, 32),
     6: (0, 2, 4, 6, 8, 16, 32),
@@ -56,23 +55,22 @@ def swayed(t: float, coefficient: float) -> float:
 
 
 def schedule_times(sampling: Sampling) -> list[float]:
-    """Begins of all steps from 1 on, and 0: those of F5-TTS for "sway", and for "epss", whose pruned
-    steps sway, too."""
+    """Begins of all steps from 1 on, and 0. The pruned steps of "epss" sway, too, as in F5-TTS."""
     intervals = sampling.steps // EVALUATIONS_PER_STEP[sampling.solver]
     if sampling.schedule == "epss":
-        times = [1.0 - place / 32 for place in _EPSS[intervals]]
+        times = [1.0 - index / 32 for index in _EPSS[intervals]]
     else:
         times = linear_times(intervals)
     if sampling.schedule == "linear":
         return times
-    return [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]  # not by a rounding beside it
+    return [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]  # exactly 0, without rounding
 
 
 def plan_steps(sampling: Sampling) -> list[Step]:
-    """The steps of the solver, guidance decided for each by its begin.
+    """The steps of the solver, each with the guidance at its begin.
 
-    The first `zero_init_steps` are left out: a velocity of zero leaves the noise as it is (CFG-Zero*, Fan et
-    al. 2025, arXiv 2503.18886: at the noise a learned velocity may be worse than none).
+    The first `zero_init_steps` are skipped, as if their velocity were zero (CFG-Zero*, Fan et al. 2025, arXiv
+    2503.18886: at the noise a learned velocity may be worse than none).
     """
     steps = []
     for number, (t, end) in enumerate(pairwise(schedule_times(sampling))):
@@ -90,7 +88,7 @@ def plan_steps(sampling: Sampling) -> list[Step]:
 
 
 def network_passes(steps: Sequence[Step]) -> int:
-    """Of one utterance through the network: one per evaluation, and one per branch of guidance."""
+    """Passes of one utterance through the network: one per evaluation and one per branch of guidance."""
     return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
 
 

@@ -1,6 +1,6 @@
-"""A head that reads the decoder's hidden states while training, and is in no other model.
+"""A CTC head that reads the decoder's hidden states in training only.
 
-What it predicts, the text that is spoken in each frame (CTC), makes the blocks before it know it. A loss on
+It predicts the text that is spoken in each frame, which the blocks before it therefore learn. A loss on
 frames alone teaches that slowly, since most of it is sound (A-DMA, Wang et al. 2025, arXiv 2505.19595).
 """
 
@@ -12,19 +12,16 @@ from torch import nn
 from torchtitan.models.dit_tts.model.layers import RMSNorm
 
 CTC_CLASSES = 257
-"""the blank, which is class 0, and 1 + the value of each byte"""
-
-_PREFIX = "alignment."
-"""before the names of the head's parameters in the model"""
+"""Class 0 is the blank, class 1 + b the byte b"""
 
 
 def is_of_head(name: str) -> bool:
-    """Whether a parameter of the model, by its name, is one of the alignment head."""
-    return name.startswith(_PREFIX)
+    """Whether the model's parameter of this name belongs to the alignment head."""
+    return name.startswith("alignment.")
 
 
 def parameter_counts(parameters: Iterable[tuple[str, nn.Parameter]]) -> tuple[int, int]:
-    """(of the model, of its alignment head), from `named_parameters`."""
+    """Numbers of parameters (of the model, of its alignment head), from `named_parameters`."""
     counts = [0, 0]
     for name, parameter in parameters:
         counts[is_of_head(name)] += parameter.numel()

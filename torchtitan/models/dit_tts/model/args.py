@@ -11,25 +11,20 @@ from torchtitan.protocols.model import BaseModelArgs
 
 @dataclass
 class TextEncoderSizes:
-    """What a pretrained text encoder costs to run."""
+    """Sizes of a pretrained text encoder that decide its FLOPs."""
 
     matmul_parameters: int
-    """weights of its matrix products"""
-
     n_layers: int
-    """blocks"""
-
     attention_dim: int
-    """heads times the width of a head"""
-
+    """heads times head width"""
     trained: bool
-    """whether it also goes backward"""
+    """whether it has a backward pass"""
 
 
 @dataclass
 class DiTTTSModelArgs(BaseModelArgs):
     task: str = "speech"
-    """What is predicted: latents (speech, `DiTTTSModel`) or their number (duration, `DurationModel`)"""
+    """Predicts latents (speech, `DiTTTSModel`) or their number (duration, `DurationModel`)"""
 
     dim: int = 1280
     """Decoder width D"""
@@ -74,20 +69,20 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Heads of the learned text encoder, all rotated"""
 
     text_encoder: Callable[[], nn.Module] | None = None
-    """Builds the pretrained text encoder inside the model, which is trained with it; None: there is
-    none, and without a learned one the features come from outside"""
+    """Builds the pretrained text encoder that is trained inside the model; None: there is none, and without a
+    learned one the features come from outside"""
 
     text_encoder_starts: bool = True
-    """Whether its weights start from the pretrained ones; false: a checkpoint of the run has them"""
+    """Whether it starts from the pretrained weights; false: a checkpoint of the run has them"""
 
     text_encoder_sizes: TextEncoderSizes | None = None
-    """Of a pretrained text encoder that runs in training, inside the model or beside it"""
+    """Sizes of a pretrained text encoder that runs in training, inside the model or outside"""
 
     first_condition_id: int = 0
     """First id of the conditioning tokens that a pretrained encoder does not know"""
 
     condition_tokens: int = 0
-    """Number of these; each has a row of its own among the text features"""
+    """Number of conditioning tokens; each has a learned embedding among the text features"""
 
     adaln_rank: int = 256
     """Rank of the low-rank AdaLN"""
@@ -102,11 +97,11 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Epsilon of every RMSNorm"""
 
     text_positions: str = "none"
-    """Where the text's keys lie beside the frames, in the rotated heads: nowhere (none), or each at its
-    place in the speech (scaled)"""
+    """Positions of the text's keys in the rotated heads: none, or each at its token's position in the speech
+    (scaled)"""
 
     ctc_layer: int = 0
-    """Block, counted from 1, whose output a CTC head reads while training; 0: there is no such head"""
+    """Block, counted from 1, whose output a CTC head reads in training; 0: there is no head"""
 
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""

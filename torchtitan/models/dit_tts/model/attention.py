@@ -57,8 +57,8 @@ class SelfAttention(GatedAttention):
 
 
 def rotated_groups(n_heads: int) -> tuple[bool, ...]:
-    """Whether each group of the decoder's heads is rotated. The first half of the heads is (rounded
-    down); groups have equal sizes, so an odd number of heads needs one group per head."""
+    """Whether each group of the decoder's heads is rotated: the first half of the heads, rounded down. Groups
+    have equal sizes, so an odd number of heads needs one group per head."""
     half = n_heads // 2
     return (True, False) if n_heads == 2 * half else (True,) * half + (False,) * (n_heads - half)
 
@@ -89,8 +89,8 @@ class JointAttention(GatedAttention):
     def condition_key_values(
         self, text: torch.Tensor, speaker: torch.Tensor, text_rope: torch.Tensor | None
     ) -> tuple[KeyValue, KeyValue]:
-        """text (B, L, c), speaker (B, P, c). `text_rope` of `rope_table` turns the text's keys, where they
-        have positions."""
+        """text (B, L, c), speaker (B, P, c). `text_rope`, a `rope_table`, rotates the text's keys if they have
+        positions."""
         text_key_value = self._key_value(self.text_kv(text), text_rope)
         return text_key_value, self._key_value(self.speaker_kv(speaker))
 

@@ -1,9 +1,8 @@
 """Backends of the decoder's joint attention.
 
-A batch's keys are [self ‖ text ‖ speaker]. Each stream is padded on the right and a condition may be
-dropped, so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and
-never read. `prepare_keys` brings the validity mask into the form that the kernel needs, once per step
-and without a host sync; all blocks share it.
+A batch's keys are [self ‖ text ‖ speaker]. Each stream is padded on the right and a condition may be dropped,
+so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and never read.
+`prepare_keys` converts the mask to the form that the kernel needs, once per step and without a host sync.
 
 - sdpa: keys stay in their places under an additive mask (B, 1, 1, K). Any device, any dtype.
 - matmul: as sdpa, but by two matmuls and a softmax, whose (B, H, T, K) is kept for the backward pass.
@@ -65,7 +64,7 @@ def _matmul(
         scores.masked_fill_(~mask, float("-inf"))
     elif mask is not None:
         scores.add_(mask)
-    # In memory that is at hand already, where no gradient needs the scores' own.
+    # In place, if no gradient needs the scores.
     out = None if scores.requires_grad else scores
     return (torch.softmax(scores, -1, out=out) @ v).transpose(1, 2)
 
@@ -78,8 +77,8 @@ def attend(
     causal: bool = False,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """softmax(q kᵀ / √K) v for tensors (B, L, H, K), by matmuls where the backend is that or becomes it,
-    else by SDPA. The mask, boolean or additive, broadcasts to (B, H, Lq, Lk); `causal` stands for one."""
+    """softmax(q kᵀ / √K) v for tensors (B, L, H, K), by matmuls if the backend resolves to them, else by SDPA.
+    The mask, boolean or additive, broadcasts to (B, H, Lq, Lk); `causal` replaces one."""
     by_matmul = choose_backend(backend, q.device, q.dtype) == "matmul"
     return (_matmul if by_matmul else _sdpa)(q, k, v, mask, causal)
 
@@ -96,7 +95,7 @@ class SdpaKeys(NamedTuple):
 
 
 def _join_heads(streams: Streams) -> torch.Tensor:
-    """One behind the other, with the heads' keys together in memory, as matmuls read them."""
+    """Concatenates streams with each head's keys contiguous in memory, as matmuls read them."""
     return torch.cat([x.transpose(1, 2) for x in streams], dim=2).transpose(1, 2)
 
 
@@ -140,7 +139,7 @@ class VarlenKeys(NamedTuple):
     frames: Packing
     keys: Packing
     kernel: Callable[..., torch.Tensor] | None = None
-    """with the arguments of `packed_attention`; None: the device's own"""
+    """has the arguments of `packed_attention`; None: the device's default"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
@@ -158,9 +157,9 @@ class VarlenKeys(NamedTuple):
         return self.frames.unpack(rows)
 
 
-# Flash attention does not write the rows of its output and gradients that belong to no sample. So its
-# results are read at valid rows only, and zero elsewhere. Each row is written and read once: there are
-# no atomic additions, and the result is deterministic.
+# Flash attention does not write rows of its output and gradients that belong to no sample. So results are read
+# at valid rows only, and zero elsewhere. Each row is written and read once, without atomic additions, so the
+# result is deterministic.
 
 
 def _put(place: torch.Tensor, streams: Streams) -> torch.Tensor:
@@ -210,8 +209,8 @@ def packed_attention(
     q_max: int,
     k_max: int,
 ) -> torch.Tensor:
-    """`varlen_attn` for devices without flash attention: the same result for the same arguments, by a
-    mask of all queries by all keys. It is for tests: slow, and it needs much memory."""
+    """`varlen_attn` for devices without flash attention, by a mask of all queries by all keys. It is for
+    tests: slow, and it needs much memory."""
 
     def sample_of(rows: int, starts: torch.Tensor) -> torch.Tensor:
         row = torch.arange(rows, device=starts.device, dtype=starts.dtype)
@@ -239,17 +238,14 @@ class FlexKeys(NamedTuple):
 
 
 class GuidedKeys(NamedTuple):
-    """Of samplers: N copies of a batch of B rows, each with or without the text and the speaker.
-
-    A copy attends to the keys that it has and to no others; text and speaker have B rows, which all
-    copies share.
-    """
+    """For samplers: N copies of a batch of B rows, each with or without text and speaker. A copy attends to
+    the keys that it has; all copies share the B rows of text and speaker."""
 
     copies: tuple[tuple[bool, bool], ...]
-    """whether each has the text, and the speaker"""
+    """whether each copy has (text, speaker)"""
 
     masks: tuple[torch.Tensor | None, ...]
-    """of each, over its own keys, as `SdpaKeys.mask`; None where all of them are valid"""
+    """as `SdpaKeys.mask`, over the keys of each copy; None: all are valid"""
 
     speaker_scale: float | None = None
     """factor of the speaker's keys and values; None: 1"""
@@ -259,7 +255,7 @@ class GuidedKeys(NamedTuple):
             keys = (*keys[:2], keys[2] * self.speaker_scale)
             values = (*values[:2], values[2] * self.speaker_scale)
         attended = []
-        # Not chunk(), for which a compiler would take every number of rows as another shape.
+        # With chunk() a compiler would take every number of rows as another shape.
         of_copies = (x.unflatten(0, (len(self.copies), -1)) for x in (q, keys[0], values[0]))
         queries, own_keys, own_values = (x.unbind() for x in of_copies)
         for copy, (has, mask) in enumerate(zip(self.copies, self.masks, strict=True)):
@@ -317,8 +313,8 @@ def guided_keys(
     dtype: torch.dtype,
     speaker_scale: float = 1.0,
 ) -> GuidedKeys:
-    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy. Waits for the device, once
-    for all steps of the same copies and scale."""
+    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy. Waits for the device; to be called
+    once for all steps of the same copies and scale."""
     masks = []
     for copy in copies:
         chosen = [frame_mask, *itertools.compress((text_mask, speaker_mask), copy)]

@@ -1,4 +1,4 @@
-"""What every network of the family begins with: the encoders of text and speaker, and initial weights."""
+"""The encoders of text and speaker with which every network of the family begins, and initial weights."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,12 +32,12 @@ class Conditions:
     """(B, P) bool"""
 
     text_positions: torch.Tensor | None = None
-    """(B, L) float32: where in the speech each token's middle is to be expected, in (0, 1); -1 for tokens
-    that are not of the text. For `text_positions` = "scaled" only"""
+    """(B, L) float32: expected position of each token's middle in the speech, in (0, 1); -1 for tokens that
+    are not text. For [model] text_positions = "scaled" only"""
 
 
 class PretrainedEncoder(Protocol):
-    """What the model asks of a pretrained text encoder: a module that is built outside of it."""
+    """The interface of a pretrained text encoder, which is built outside the model."""
 
     def __call__(self, text_ids: torch.Tensor, mask: torch.Tensor, rows: Any) -> torch.Tensor:
         """Features (B, L, text_dim) of the tokens (B, L) at which mask (B, L) is true."""
@@ -51,50 +51,27 @@ class PretrainedEncoder(Protocol):
     def move_buffers(self, device: torch.device) -> None: ...
 
 
-def _text_encoder(args: DiTTTSModelArgs) -> ByteEncoder | PretrainedEncoder | None:
-    """The text encoder inside the model: the learned one, a pretrained one, or none."""
-    if args.text_vocab_size:
-        return ByteEncoder(
-            args.text_vocab_size,
-            args.text_dim,
-            args.text_n_layers,
-            args.text_n_heads,
-            args.rope_theta,
-            args.norm_eps,
-            args.attention,
-        )
-    return cast(PretrainedEncoder, args.text_encoder()) if args.text_encoder is not None else None
-
-
 class ConditionedModel(ModelProtocol):
-    """A network of text and speaker."""
-
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__(args)
         self.args = args
-        self.text_encoder = _text_encoder(args)
+        self.text_encoder: ByteEncoder | PretrainedEncoder | None = None
+        if args.text_vocab_size:
+            self.text_encoder = ByteEncoder(args)
+        elif args.text_encoder is not None:
+            self.text_encoder = cast(PretrainedEncoder, args.text_encoder())
         self.condition_embedding = (
             nn.Embedding(args.condition_tokens, args.text_dim) if args.condition_tokens else None
         )
         self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
         self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
-        self.speaker_encoder = SpeakerEncoder(
-            args.latent_channels,
-            args.speaker_patch_size,
-            args.speaker_dim,
-            args.speaker_n_layers,
-            args.speaker_n_heads,
-            args.speaker_mlp_dim,
-            args.rope_theta,
-            args.norm_eps,
-            args.attention,
-        )
+        self.speaker_encoder = SpeakerEncoder(args)
         # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
-        """Draws every parameter from (torch's seed, its name), the same on any layout of ranks. A
-        pretrained text encoder takes the weights of its own checkpoint."""
+        """Draws every parameter from (torch's seed, its name), alike on any layout of ranks. A pretrained text
+        encoder loads the weights of its own checkpoint."""
         encoder = self.text_encoder
         pretrained = None if isinstance(encoder, ByteEncoder) else encoder
         skip = pretrained.parameters() if pretrained is not None else ()
@@ -105,7 +82,7 @@ class ConditionedModel(ModelProtocol):
             pretrained.load_weights(self.write_parameter)
         else:
             for parameter in pretrained.parameters():
-                parameter.fill_(math.nan)  # what no checkpoint fills must show
+                parameter.fill_(math.nan)  # a weight that no checkpoint fills must show
             pretrained.reset_buffers()
         if buffer_device is not None:
             pretrained.move_buffers(buffer_device)
@@ -125,9 +102,9 @@ class ConditionedModel(ModelProtocol):
         Args:
             text_ids, text_mask: (B, L), the mask true where there is a token.
             speaker, speaker_mask: (B, S, C) and (B, S), true where there is a frame.
-            text_features: (B, L, text_dim) of an encoder outside the model, which then has none.
-            text_rows: packing of the texts, which a pretrained encoder inside the model gets.
-            text_positions: as of `Conditions`.
+            text_features: (B, L, text_dim) of an encoder outside the model.
+            text_rows: packing of the texts for a pretrained encoder inside the model.
+            text_positions: as in `Conditions`.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows)
         text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))

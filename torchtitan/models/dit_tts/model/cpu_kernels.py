@@ -1,12 +1,11 @@
 """The pointwise parts of a block for eager mode on a CPU, with backward passes by hand.
 
-Left to autograd, each of their operations is a kernel that reads and writes whole activations, in
-float32, and most results are kept. Written as one function each, they work in place, keep little more
-than their input, and write the gradients of parts of a matmul's output straight into its gradient, without
-a `cat`. The functions of `layers` and `attention` are the definition, and call these where
-`use_cpu_kernels` is true: a compiler fuses the definition, and a GPU has a kernel for a whole RMSNorm.
+Under autograd each of their operations reads and writes whole activations in float32, and keeps most results.
+As one function each they work in place, keep little more than their input, and write the gradients of parts of
+a matmul's output into its gradient without a `cat`. `layers` and `attention` have the definitions, and call
+these if `use_cpu_kernels` is true: a compiler fuses the definitions, and a GPU has a kernel for RMSNorm.
 
-They compute in float32, or in float64 where the input is that; results have the dtype of the input.
+They compute in float32, or float64 for such an input; results have the dtype of the input.
 """
 
 from typing import Any
@@ -18,17 +17,17 @@ from torch.autograd.function import once_differentiable
 
 
 def use_cpu_kernels(x: torch.Tensor) -> bool:
-    # Of no subclass: what is planned with fake tensors on the CPU is for a GPU.
+    # Not a subclass: fake tensors on the CPU are a plan for a GPU.
     return type(x) is torch.Tensor and x.is_cpu and not torch.compiler.is_compiling()
 
 
 def upcast(x: torch.Tensor) -> torch.Tensor:
-    """x in the dtype of computation."""
+    """Converts x to the dtype of computation."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """1 / √(mean of x² + eps) over the last dimension, which stays with length 1."""
+    """1 / √(mean of x² + eps) over the last dimension, which keeps length 1."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
@@ -42,10 +41,8 @@ def _scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 def _norm_backward(
     gradient: torch.Tensor, normed: torch.Tensor, inverse: torch.Tensor, product: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x for y = x·inverse, in place of `gradient`, which is that of y.
-
-    `product` is gradient·normed; it is overwritten, too.
-    """
+    """The gradient of x for y = x·inverse, from y's `gradient` and `product` = gradient·normed; overwrites
+    both."""
     mean = product.sum(-1, keepdim=True).div_(-gradient.shape[-1])
     return gradient.addcmul_(normed, mean).mul_(inverse)
 
@@ -95,7 +92,7 @@ def _empty_upcast(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, rope: torch.Tensor, sign: int) -> None:
-    """Rotates x (B, L, H, N, K) in place, forwards or (sign -1) back; rope as of `layers.rope_table`."""
+    """Rotates x (B, L, H, N, K) in place, forwards or (sign -1) back; rope is a `layers.rope_table`."""
     grouped = x.unflatten(2, (rope.shape[-3], -1))
     (first, second), half = grouped.chunk(2, dim=-1), x.shape[-1] // 2
     cos, sin = rope[0, ..., None, :half], rope[1, ..., None, half:]
@@ -143,11 +140,8 @@ class _NormedHeads(Function):
 def normed_heads(
     x: torch.Tensor, weight: torch.Tensor, rope: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    """The parts of a fused projection x (B, L, H, P, K), each (B, L, H, K).
-
-    The first N of them are normalized over K, multiplied by weight (H, N, K), and rotated by rope, as of
-    `layers.rope_table`, where it is given. The others are views of x.
-    """
+    """The parts of a fused projection x (B, L, H, P, K), each (B, L, H, K). The first N are normalized over K,
+    multiplied by weight (H, N, K) and rotated by rope, a `layers.rope_table` or None. The others are views."""
     return _NormedHeads.apply(x, weight, rope, eps)
 
 
@@ -155,7 +149,7 @@ class _SiluMul(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         gate, up = x.unbind(-2)
-        # Copied first: what is left of a row behind the last full vector is computed one by one.
+        # Copied first: elements after the last full vector of a row are computed one by one.
         active = F.silu(gate.clone(memory_format=torch.contiguous_format), inplace=True)
         if not ctx.needs_input_grad[0]:
             return active.mul_(up)
@@ -174,7 +168,7 @@ class _SiluMul(Function):
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate)·up of x (..., 2, F), which is gate and up. Returns (..., F)."""
+    """silu(gate)·up for x (..., 2, F) = (gate, up). Returns (..., F)."""
     return _SiluMul.apply(x)
 
 

@@ -1,8 +1,8 @@
 """The duration predictor: text and speaker to the number of latent frames of the utterance.
 
-Each token takes a positive number of frames, and the utterance takes their sum: a text twice as long takes
-about twice as long, also beyond the lengths of the training data. The logarithm is what is predicted, as an
-error of one tenth weighs alike in a short and in a long text.
+Each token takes a positive number of frames, and the utterance their sum: a text twice as long takes about
+twice as long, also beyond the lengths of the training data. The prediction is a logarithm, so an error of one
+tenth counts alike in short and long texts.
 """
 
 import torch
@@ -14,14 +14,14 @@ from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditi
 from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, modulated_norm
 
 NEIGHBOURS = 3
-"""tokens on each side that a block looks at"""
+"""Tokens on each side that a block sees"""
 
 
 class DurationBlock(nn.Module):
-    """What is near each token in the text, then a gated MLP: x (B, L, D) and voice (B, c) to (B, L, D).
+    """A convolution over neighbouring tokens, then a gated MLP: x (B, L, D) and voice (B, c) to (B, L, D).
 
-    The voice scales and shifts the normed tokens, as it decides how long each letter takes. mask (B, L) is
-    false at padding, of which no token sees anything.
+    The voice scales and shifts the normed tokens, since it decides how long each letter takes. mask (B, L) is
+    false at padding, which no token sees.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -41,10 +41,8 @@ class DurationBlock(nn.Module):
 
 
 class DurationModel(ConditionedModel):
-    """log Σ exp(log frames of each token), from the encoded text and the mean of the encoded speaker, which is
-    zero in a row without one.
-
-    It is trained in the place of `DiTTTSModel`, so `forward` and `denoise` take the same arguments.
+    """log Σ exp(log frames of each token), from the encoded text and the mean of the encoded speaker, or zero
+    without one. It trains in place of `DiTTTSModel`, so `forward` and `denoise` have the same arguments.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -63,7 +61,7 @@ class DurationModel(ConditionedModel):
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`log_frames`: nothing of the utterance itself is read."""
+        """`log_frames`; does not read the utterance itself."""
         return DurationModel.log_frames(self, conditions, keep_speaker)
 
     def log_frames(
@@ -102,7 +100,7 @@ class DurationModel(ConditionedModel):
         text_rows: object = None,
         text_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`log_frames` of conditions that are not encoded yet; see `encode_conditions` for the arguments."""
+        """Encodes the conditions, see `encode_conditions`, and returns `log_frames`."""
         conditions = ConditionedModel.encode_conditions(
             self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
         )

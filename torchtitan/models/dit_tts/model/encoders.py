@@ -1,8 +1,9 @@
-"""The learned encoders of speaker latents and, where no pretrained encoder is used, of text."""
+"""The learned encoders of speaker latents and of text."""
 
 import torch
 from torch import nn
 
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import SelfAttention
 from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, positions_of, rope_table
 
@@ -10,11 +11,11 @@ from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, positions_
 class EncoderBlock(nn.Module):
     """Pre-norm block: gated self-attention, gated MLP. (B, L, D) to (B, L, D)."""
 
-    def __init__(self, dim: int, n_heads: int, mlp_dim: int, eps: float, backend: str):
+    def __init__(self, args: DiTTTSModelArgs, dim: int, n_heads: int, mlp_dim: int):
         super().__init__()
-        self.attention_norm = RMSNorm(dim, eps)
-        self.attention = SelfAttention(dim, n_heads, eps, backend)
-        self.mlp_norm = RMSNorm(dim, eps)
+        self.attention_norm = RMSNorm(dim, args.norm_eps)
+        self.attention = SelfAttention(dim, n_heads, args.norm_eps, args.attention)
+        self.mlp_norm = RMSNorm(dim, args.norm_eps)
         self.mlp = GatedMLP(dim, mlp_dim, n_heads)
 
     def forward(
@@ -31,27 +32,18 @@ class SpeakerEncoder(nn.Module):
     patch is valid if any of its frames is.
     """
 
-    def __init__(
-        self,
-        latent_channels: int,
-        patch_size: int,
-        dim: int,
-        n_layers: int,
-        n_heads: int,
-        mlp_dim: int,
-        rope_theta: float,
-        eps: float,
-        backend: str,
-    ):
+    def __init__(self, args: DiTTTSModelArgs):
         super().__init__()
-        self.patch_size = patch_size
+        dim, n_heads = args.speaker_dim, args.speaker_n_heads
+        self.patch_size = args.speaker_patch_size
         self.head_dim = dim // n_heads
-        self.rope_theta = rope_theta
-        self.input = nn.Linear(latent_channels * patch_size, dim)
+        self.rope_theta = args.rope_theta
+        self.input = nn.Linear(args.latent_channels * self.patch_size, dim)
         self.layers = nn.ModuleList(
-            EncoderBlock(dim, n_heads, mlp_dim, eps, backend) for _ in range(n_layers)
+            EncoderBlock(args, dim, n_heads, args.speaker_mlp_dim)
+            for _ in range(args.speaker_n_layers)
         )
-        self.norm = RMSNorm(dim, eps)
+        self.norm = RMSNorm(dim, args.norm_eps)
 
     def forward(
         self, latents: torch.Tensor, mask: torch.Tensor
@@ -73,24 +65,16 @@ class ByteEncoder(nn.Module):
     Features at padded positions are undefined; the decoder masks them.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        dim: int,
-        n_layers: int,
-        n_heads: int,
-        rope_theta: float,
-        eps: float,
-        backend: str,
-    ):
+    def __init__(self, args: DiTTTSModelArgs):
         super().__init__()
+        dim, n_heads = args.text_dim, args.text_n_heads
         self.head_dim = dim // n_heads
-        self.rope_theta = rope_theta
-        self.embedding = nn.Embedding(vocab_size, dim)
+        self.rope_theta = args.rope_theta
+        self.embedding = nn.Embedding(args.text_vocab_size, dim)
         self.layers = nn.ModuleList(
-            EncoderBlock(dim, n_heads, (11 * dim) // 4, eps, backend) for _ in range(n_layers)
+            EncoderBlock(args, dim, n_heads, (11 * dim) // 4) for _ in range(args.text_n_layers)
         )
-        self.norm = RMSNorm(dim, eps)
+        self.norm = RMSNorm(dim, args.norm_eps)
 
     def forward(self, text_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.embedding(text_ids)

@@ -17,13 +17,9 @@ class Lengths:
     """Lengths of one sample: padded ones for executed FLOPs, real ones for useful FLOPs."""
 
     frames: int
-    """latent frames"""
-
     text_tokens: int
-    """text tokens"""
-
     speaker_frames: int
-    """reference frames, before patching"""
+    """before patching"""
 
 
 @dataclass(frozen=True)
@@ -61,12 +57,14 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     if args.task == "duration":
         flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
         return flops + 2 * text * args.dim * (c + 1)
-    return flops + _decoder_flops(args, lengths)
+    T, D = lengths.frames, args.dim
+    flops += divisible_flops(args, lengths) + args.n_layers * 24 * D * args.adaln_rank
+    flops += 4 * T * args.latent_channels * D  # input and output
+    return flops + 2 * args.timestep_dim * D + 8 * D**2
 
 
 def divisible_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample in all blocks' forward pass that tensor parallelism divides among its ranks; each of
-    them computes the rest of the model."""
+    """FLOPs of one sample in the blocks' forward pass that tensor parallelism divides among its ranks."""
     T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
     D, c = args.dim, args.speaker_dim
     block = 10 * T * D**2 + 6 * T * D * args.mlp_dim  # projections and MLP
@@ -75,24 +73,11 @@ def divisible_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return args.n_layers * block
 
 
-def _decoder_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    T, D = lengths.frames, args.dim
-    flops = divisible_flops(args, lengths) + args.n_layers * 24 * D * args.adaln_rank
-    flops += 4 * T * args.latent_channels * D  # input and output
-    return flops + 2 * args.timestep_dim * D + 8 * D**2
-
-
-def _ctc_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """Forward FLOPs of one sample in the alignment head, which only training has."""
-    return 2 * lengths.frames * args.dim * CTC_CLASSES if args.ctc_layer else 0
-
-
 def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample's forward and backward pass, without recomputation and without a pretrained
-    text encoder.
+    """FLOPs of one sample's forward and backward pass, without recomputation and a pretrained text encoder.
 
-    The backward pass costs twice the forward, less the gradients of inputs that need none: latents,
-    timestep embedding, reference latents and, unless something trained computes them, text features.
+    The backward pass costs twice the forward, less the gradients of inputs that need none: latents, timestep
+    embedding, reference latents, and text features that nothing trained computes.
     """
     c = args.speaker_dim
     saved = 0
@@ -101,18 +86,19 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
     if not (args.text_vocab_size or args.text_encoder or args.condition_tokens):
         saved += 2 * lengths.text_tokens * args.text_dim * c
-    return 3 * (forward_flops(args, lengths) + _ctc_flops(args, lengths)) - saved
+    ctc = 2 * lengths.frames * args.dim * CTC_CLASSES if args.ctc_layer else 0
+    return 3 * (forward_flops(args, lengths) + ctc) - saved
 
 
 def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> int:
     """FLOPs of one sample that activation checkpointing repeats in the decoder's blocks.
 
-    By operation, attention and every second matmul are saved. What is left are K and V of the speaker,
-    the projection after attention, the MLP's down projection, and AdaLN's batched matmuls. A memory budget
-    repeats no matmul from `infra.parallelize.MIN_BUDGET_WITHOUT_MATMULS` on.
+    By operation, attention and every second matmul are saved. K and V of the speaker, the projection after
+    attention, the MLP's down projection and AdaLN's batched matmuls are repeated. A memory budget repeats no
+    matmul from `infra.parallelize.MIN_BUDGET_WITHOUT_MATMULS` on.
 
     Args:
-        blocks: checkpointing -> number of blocks, as `infra.parallelize.blocks_by_checkpointing` has them.
+        blocks: number of blocks by checkpointing, from `infra.parallelize.blocks_by_checkpointing`.
     """
     D = args.dim
     one_less = replace(args, n_layers=args.n_layers - 1)
@@ -153,6 +139,6 @@ def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
 
 
 def language_model_flops(args: DiTTTSModelArgs, parameters: int, length: int) -> int:
-    """The 6N rule for language models (Kaplan et al. 2020; Chowdhery et al. 2022): every parameter works
-    on each of `length` positions."""
+    """The 6N rule for language models (Kaplan et al. 2020; Chowdhery et al. 2022): every parameter computes
+    at each of `length` positions."""
     return 6 * parameters * length + 12 * args.n_layers * args.dim * length**2

@@ -26,9 +26,9 @@ def initial_value(
 ) -> torch.Tensor:
     """Initial float32 value of one full parameter, on the generator's device.
 
-    Norms are one, biases zero. The `up` matrices of AdaLN and the output are zero, so that every block
-    starts with the shared modulation and the network predicts zero. Matrices are normal with variance
-    1 / fan-in; those that write to the residual stream are divided by √(2·layers).
+    Norms are one, biases zero. AdaLN's `up` matrices and the output are zero: every block starts with the
+    shared modulation, and the network predicts zero. Other matrices are normal with variance 1 / fan-in;
+    those that write to the residual stream are divided by √(2·layers).
     """
     device = generator.device
     if name.endswith("norm.weight"):
@@ -50,11 +50,8 @@ def initialize(
     write_parameter: Callable[[nn.Parameter, torch.Tensor], None],
     skip: Iterable[nn.Parameter] = (),
 ) -> None:
-    """Fills every parameter of the model but those in `skip`.
-
-    Each full value is drawn by a generator seeded with (seed, name); `write_parameter` then writes the
-    part of it that this process holds. So the same seed gives the same weights on any mesh.
-    """
+    """Fills every parameter of the model that is not in `skip`. A generator seeded with (seed, name) draws each
+    full value, and `write_parameter` writes this process's part: a seed gives the same weights on any mesh."""
     skipped = set(skip)
     for name, parameter in model.named_parameters():
         if parameter in skipped:

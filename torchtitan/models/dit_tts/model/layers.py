@@ -67,10 +67,9 @@ class HeadRMSNorm(nn.Module):
 class GatedMLP(nn.Module):
     """silu(gate) * up, then down, without biases. (..., D) to (..., D).
 
-    Gate and up are one matmul. Its rows are laid out in blocks, each of some units' gates and then their
-    ups: contiguous enough to be read fast, and tensor parallelism, which splits the rows into equal
-    parts, keeps each pair together where its degree divides the number of blocks: the greatest common
-    divisor of `hidden_dim` and `n_blocks`, which is the number of heads.
+    Gate and up are one matmul. Its rows are in blocks, each of some units' gates and then their ups: tensor
+    parallelism, which splits the rows into equal parts, keeps each pair together if its degree divides the
+    number of blocks, which is the greatest common divisor of `hidden_dim` and `n_blocks` (the heads).
     """
 
     def __init__(self, dim: int, hidden_dim: int, n_blocks: int):

@@ -23,13 +23,13 @@ from torchtitan.models.dit_tts.model.layers import (
 
 
 class BlockCache(NamedTuple):
-    """What a block computes from the conditions and from the time alone, for samplers."""
+    """A block's results that depend on conditions and time alone, for samplers."""
 
     key_values: tuple[KeyValue, KeyValue]
     """of text and speaker, B rows"""
 
     modulation: torch.Tensor
-    """as of `LowRankAdaLN`, for one time that all rows share: (1, 3, 2, D)"""
+    """(1, 3, 2, D) of `LowRankAdaLN`, for one time that all rows share"""
 
 
 class TimestepConditioning(nn.Module):
@@ -102,8 +102,8 @@ class TransformerBlock(nn.Module):
         text_rope: torch.Tensor | None = None,
         cache: BlockCache | None = None,
     ) -> torch.Tensor:
-        """Text and speaker are encoded conditions; they, `text_rope` and `shared` are not used with a
-        cache."""
+        """text and speaker are encoded conditions. With a cache neither they nor `text_rope` and `shared` are
+        used."""
         if cache is None:
             assert shared is not None
             key_values = self.attention.condition_key_values(text, speaker, text_rope)
@@ -135,29 +135,27 @@ class DiTTTSModel(ConditionedModel):
         self.alignment = (
             nn.ModuleDict({"ctc": CTCHead(args.dim, args.norm_eps)}) if args.ctc_layer else None
         )
-        # Of the heads that the blocks compute: tensor parallelism leaves a part of them.
+        # Tensor parallelism leaves the groups of this rank's heads.
         self.rotated = rotated_groups(args.n_heads)
 
     def _text_rope(self, conditions: Conditions, frames: torch.Tensor) -> torch.Tensor | None:
-        """Angles of the text's keys, at place·T - 1/2 of utterances of T frames (B,): if all L tokens take
-        the same time, token i is at (i + 1/2)·T/L - 1/2, on the frame in its middle. After LARoPE (arXiv
-        2509.11084), which scales both axes to a constant instead. Tokens that are not of the text do not
-        turn."""
+        """Rotary table of the text's keys, at position·T - 1/2 of utterances of T frames (B,): if all L tokens
+        take the same time, token i is at (i + 1/2)·T/L - 1/2, the frame in its middle. After LARoPE (arXiv
+        2509.11084), which scales both axes to a constant instead. Tokens that are not text are not rotated."""
         args = self.args
         if args.text_positions == "none":
             return None
-        places = conditions.text_positions
-        if places is None:
+        relative = conditions.text_positions
+        if relative is None:
             raise ValueError('text_positions = "scaled" needs text_positions in the batch')
-        positions = torch.where(places < 0, 0.0, places * frames[:, None] - 0.5)
+        positions = torch.where(relative < 0, 0.0, relative * frames[:, None] - 0.5)
         head_dim = args.dim // args.n_heads
         return rope_table(positions, head_dim, args.rope_theta, self.rotated)
 
     def block_caches(
         self, conditions: Conditions, times: torch.Tensor, frames: torch.Tensor
     ) -> list[list[BlockCache]]:
-        """For each of the times (N,) what every block needs of it and of the conditions, for utterances of
-        `frames` (B,)."""
+        """For each of the times (N,), each block's cache, for utterances of `frames` (B,)."""
         shared = self.timestep(times)
         text_rope = self._text_rope(conditions, frames)
         layers = [cast(TransformerBlock, layer) for layer in self.layers]
@@ -181,8 +179,8 @@ class DiTTTSModel(ConditionedModel):
         keep_speaker: torch.Tensor | None = None,
         ctc_logits: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The network's output for encoded conditions; see `forward` for the arguments. `ctc_logits`,
-        where it is given, gets the output of the alignment head."""
+        """The network's output for encoded conditions; see `forward` for the arguments. The alignment head's
+        output is appended to `ctc_logits`."""
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         if keep_text is not None:
             text_mask = text_mask & keep_text[:, None]
@@ -209,8 +207,7 @@ class DiTTTSModel(ConditionedModel):
         Args:
             latents: (N·B, T, C), copy by copy.
             t: (1,).
-            keys: what each copy has of the conditions.
-            conditions: of B rows.
+            conditions: of B rows; `keys` tells which of them each copy has.
             frames: (B,) lengths of the utterances.
             caches: of `block_caches` at this time, one per block.
         """
@@ -235,11 +232,7 @@ class DiTTTSModel(ConditionedModel):
         for index, layer in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
             x = layer(x, shared, rope, keys, text, speaker, text_rope, cache)
-            if (
-                ctc_logits is not None
-                and self.alignment is not None
-                and index + 1 == args.ctc_layer
-            ):
+            if ctc_logits is not None and self.alignment and index + 1 == args.ctc_layer:
                 ctc_logits.append(self.alignment["ctc"](x))
         return self.output(self.norm(x)).float()
 
@@ -269,11 +262,11 @@ class DiTTTSModel(ConditionedModel):
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
 
         Returns:
-            (B, T, C) float32; not defined at frames that are masked out. With the alignment head (that,
-            its output): FSDP must see every tensor that a loss is computed from.
+            (B, T, C) float32, undefined at masked frames; with the alignment head (that, its output), since
+            FSDP must see every tensor from which a loss is computed.
         """
-        # FSDP wraps these two methods of an instance, so that samplers can call them alone. Here the
-        # weights are gathered already, so the plain functions of the class are called.
+        # FSDP wraps these methods of the instance, so that samplers can call them alone. Here the weights are
+        # gathered already, so the plain functions of the class are called.
         conditions = ConditionedModel.encode_conditions(
             self,
             text_ids,
