@@ -20,16 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 
 from titan_tts.evaluate.prompts import PREPARED, read_prompts  # noqa: E402
-from titan_tts.speak.lengths import (  # noqa: E402
-    FIT,
-    RATE,
-    TimedText,
-    open_lengths,
-)
+from titan_tts.speak.lengths import FIT, RATE, open_lengths  # noqa: E402
 from titan_tts.speak.load_run import load_run  # noqa: E402
+from titan_tts.speak.utterance import Utterance, Voice  # noqa: E402
 from torchtitan.models.dit_tts.data.build import open_training_data  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
@@ -65,11 +60,13 @@ def main() -> None:
     cases += [(path, True, said) for path in options.predictors for said in (False, True)]
     for choice, named, said in cases:
         texts = [
-            TimedText(
+            Utterance(
                 p.text,
-                torch.as_tensor(p.reference),
-                p.speaker if named else "",
-                p.reference_text if said else "",
+                Voice(
+                    p.reference,
+                    p.speaker if named else "",
+                    p.reference_text if said else "",
+                ),
                 p.metadata if named else {},
             )
             for p in prompts

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from titan_tts.speak import synthesizer
-from titan_tts.speak.synthesizer import Synthesizer, Utterance
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 
 SILENT_RMS = 0.3

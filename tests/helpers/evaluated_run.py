@@ -73,9 +73,9 @@ def write_tree(folder: Path) -> Path:
 def set_up(monkeypatch, loaded: LoadedRun) -> None:
     """Replaces the run, its codec and the systems' speech; the recognizer knows the utterances."""
 
-    def load(options, data_path, refit, on_fit):
+    def load(options, refit, on_fit):
         found = replace(loaded, step=options.step, weights=options.weights or "ema")
-        assert not data_path and not refit
+        assert not options.data and not refit
         known, path = SimpleNamespace(), loaded.config.data.path
         lengths = Lengths("the fit", lambda texts: [9.0] * len(texts))
         sampling = Sampling(steps=4, text_scale=2.0)

@@ -81,7 +81,6 @@ class Evaluation:
         those beside."""
         synthesizer = load_synthesizer(
             replace(self.options, run=place.folder, step=place.step, weights=place.weights),
-            self.options.data,
             refit=bool(self.options.data),
             on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
         )

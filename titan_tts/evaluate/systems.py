@@ -16,7 +16,8 @@ from titan_tts.speak.load_run import (
     check_weights,
     find_checkpoint,
 )
-from titan_tts.speak.synthesizer import Synthesizer, Utterance, Voice
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.speaker_embedding import speaker_embeddings

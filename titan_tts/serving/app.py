@@ -18,7 +18,8 @@ from titan_tts.serving.refusals import BodyCheck, KeyCheck, Refusal
 from titan_tts.speak.joining import faded, pause
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.sampling_options import check_text
-from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance, Voice
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     MEDIA_TYPES,
@@ -108,7 +109,7 @@ class SpeechService:
             voice = self._voice(body.voice)
             conditions = self.synthesizer.conditions(voice)
             whole = Utterance(text, voice, conditions, speed=body.speed)
-            return self.synthesizer.pieces(whole, soon=body.response_format in STREAMED)
+            return self.synthesizer.pieces(whole, low_latency=body.response_format in STREAMED)
         except InputError as error:
             raise Refusal(400, str(error), "cannot_be_said", "input") from None
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from itertools import islice
 
 from titan_tts.html import counted
-from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Speech, Utterance
 from torchtitan.models.dit_tts.errors import InputError
 
 

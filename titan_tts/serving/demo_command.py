@@ -5,11 +5,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_tts.serving.options import (
-    ServerOptions,
-    check_server_options,
-    known_voices,
-)
+from titan_tts.serving.options import ServerOptions, check_server_options, known_voices
 from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 
 
@@ -38,7 +34,7 @@ def _serve(options: Options) -> int:
     from titan_tts.serving.page import build_page
     from titan_tts.speak.sampling_options import load_synthesizer
 
-    synthesizer = load_synthesizer(options, options.data)
+    synthesizer = load_synthesizer(options)
     _ = synthesizer.lengths  # what is missing is told now
     voices = known_voices(options, synthesizer)
     name = Path(options.run).resolve().name

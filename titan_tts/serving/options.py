@@ -10,7 +10,8 @@ from titan_tts.speak.sampling_options import SamplingOptions
 from torchtitan.models.dit_tts.errors import InputError, check_range
 
 if TYPE_CHECKING:
-    from titan_tts.speak.synthesizer import Synthesizer, Voice
+    from titan_tts.speak.synthesizer import Synthesizer
+    from titan_tts.speak.utterance import Voice
 
 
 @dataclass(kw_only=True)
@@ -20,9 +21,6 @@ class ServerOptions(SamplingOptions):
 
     port: int = 8000
     """Port to listen at; 0: a free one, which is printed."""
-
-    data: str = ""
-    """Training shards, which lengths and speakers are taken from; the run's [data] path by default."""
 
     voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """NAME=FILE: a voice of a recording, beside the speakers; may be repeated."""

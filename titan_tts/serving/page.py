@@ -13,7 +13,8 @@ import torch
 from titan_tts.speak.joining import join
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.sampling_options import check_text
-from titan_tts.speak.synthesizer import Synthesizer, Utterance, Voice
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms

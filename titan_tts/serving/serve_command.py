@@ -5,11 +5,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_tts.serving.options import (
-    ServerOptions,
-    check_server_options,
-    known_voices,
-)
+from titan_tts.serving.options import ServerOptions, check_server_options, known_voices
 from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 
 KEY_VARIABLE = "TITAN_TTS_API_KEY"
@@ -53,7 +49,7 @@ def run(options: Options) -> int:
     from titan_tts.serving.connections import server
     from titan_tts.speak.sampling_options import load_synthesizer
 
-    synthesizer = load_synthesizer(options, options.data)
+    synthesizer = load_synthesizer(options)
     _ = synthesizer.lengths  # what is missing is told now, not to the first who asks
     batcher = Batcher(
         synthesizer, options.max_batch, options.window_ms / 1000, options.max_waiting, options.seed

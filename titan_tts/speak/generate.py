@@ -1,4 +1,4 @@
-"""Requests to sound files, and a line about them."""
+"""Requests to sound files, with a report line."""
 
 import json
 import sys
@@ -13,14 +13,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from titan_tts.speak.narration import Narrator, Take
+from titan_tts.speak.narration import Narrator
 from titan_tts.speak.request_lists import Request
-from titan_tts.speak.sampling_options import (
-    SHOWN,
-    check_text,
-    warn_of_untrained_tokens,
-)
-from titan_tts.speak.synthesizer import Utterance, Voice
+from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
+from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
@@ -38,15 +34,15 @@ _BATCHES = 16
 """of a list, among which texts are sorted by length"""
 
 _VOICES = 256
-"""that are kept; others are loaded again"""
+"""voices in memory; others are loaded again"""
 
 
 class Generation:
-    """Says requests and writes them.
+    """Synthesizes requests and writes their sound.
 
     Args:
-        loudness: of references, as `Synthesizer.recording` takes it.
-        settings: tell one command from another, for `Request.fingerprint`.
+        loudness: LUFS of references, see `Synthesizer.recording`.
+        settings: the command's options, for `Request.fingerprint`.
     """
 
     def __init__(
@@ -60,10 +56,10 @@ class Generation:
         self._voice = lru_cache(_VOICES)(self._load_voice)
 
     def check(self, request: Request, warn: bool) -> None:
-        """Raises InputError for what the model cannot say, and for a voice that cannot be loaded.
+        """Raises InputError for a text that the model cannot say, and for a voice that cannot be loaded.
 
         Args:
-            warn: of what it was not trained on.
+            warn: also warn about requests unlike the training data.
         """
         tokenizer, data = self.synthesizer.run.tokenizer, self.synthesizer.run.config.data
         check_text(request.text, tokenizer, request.where)
@@ -85,8 +81,13 @@ class Generation:
 
     def _utterance(self, request: Request) -> Utterance:
         conditions = requested_conditions(request, self.synthesizer.run.tokenizer)
-        voice = self._voice(request.reference, request.reference_text, request.speaker)
-        return Utterance(request.text, voice, conditions, request.seconds)
+        voice, frames = (
+            self._voice(request.reference, request.reference_text, request.speaker),
+            None,
+        )
+        if request.seconds is not None:
+            frames = max(1, round(request.seconds * self.synthesizer.codec.frames_per_second))
+        return Utterance(request.text, voice, conditions, frames)
 
     def _load_voice(self, reference: str, text: str, speaker: str) -> Voice:
         if reference:
@@ -94,31 +95,26 @@ class Generation:
         return self.synthesizer.speaker(speaker) if speaker else Voice()
 
     def write(self, request: Request, out: str, kind: str) -> str:
-        """Says one text, to a file or to the standard output.
+        """Synthesizes one text to a file or to the standard output. Returns a report.
 
         Args:
             out: the file; empty: the standard output, piece by piece where `kind` allows it.
             kind: format of the standard output.
-
-        Returns:
-            A line about it.
         """
         began = time.perf_counter()
         streams = not out and kind in STREAMED
-        pieces = self.synthesizer.pieces(self._utterance(request), soon=streams)
+        pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
         _check_fits(request, self.synthesizer.samples(pieces), out or kind)
-        takes: list[Take] = []
-        empty = torch.zeros(0)
-        first: list[float] = []
+        spoken: list[Speech] = []
+        empty, first_sound = torch.zeros(0), 0.0
 
-        def noted() -> Iterator[Take]:
-            for take in self.narrator.stream(pieces, soon=streams):
-                first.append(time.perf_counter() - began)
-                # Of a long text only what the report needs.
-                takes.append(
-                    replace(take, speech=replace(take.speech, waveform=empty, latents=empty))
-                )
-                yield take
+        def noted() -> Iterator[Speech]:
+            nonlocal first_sound
+            for speech in self.narrator.stream(pieces, low_latency=streams):
+                first_sound = first_sound or time.perf_counter() - began
+                # A long text's sound is not kept in memory.
+                spoken.append(replace(speech, waveform=empty, latents=empty))
+                yield speech
 
         sounds, rate = self.narrator.waveforms(noted(), len(pieces)), self.synthesizer.sample_rate
         if streams:
@@ -130,7 +126,7 @@ class Generation:
                 write_sound(out, whole, rate)
             else:
                 sys.stdout.buffer.write(encoded(whole, rate, SUFFIXES[f".{kind}"]))
-        run, about = self.synthesizer.run, self._about(request, takes, samples / rate)
+        run, about = self.synthesizer.run, self._about(request, spoken, samples / rate)
         by = "--seconds" if request.seconds is not None else self.synthesizer.lengths.name
         heard = ""
         if "heard" in about:
@@ -140,11 +136,11 @@ class Generation:
         return (
             f"{out or 'standard output'}: {samples / rate:.2f} s (by {by}){several} from step {run.step} "
             f"({run.weights})\n{heard}{self._speed(samples / rate)}"
-            f"{f', first sound after {first[0]:.2f} s' if streams else ''}"
+            f"{f', first sound after {first_sound:.2f} s' if streams else ''}"
         )
 
     def _stream(self, sounds: Iterator[Tensor], pieces: list[Utterance], kind: str) -> int:
-        """Writes the sounds to the standard output as they come. Returns the samples."""
+        """Writes the sounds to the standard output as they come. Returns the number of samples."""
         out, samples = sys.stdout.buffer, 0
         if kind == "wav":
             length = self.synthesizer.samples(pieces)
@@ -156,53 +152,49 @@ class Generation:
         return samples
 
     def write_all(self, requests: list[Request], folder: str, kind: str, quiet: bool) -> str:
-        """Says many texts, each to its file, with a NAME.json beside it.
+        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report.
 
         Args:
-            kind: format of the files.
             quiet: without a progress bar.
-
-        Returns:
-            A line about them.
         """
         remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.narrator.batch_size)):
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
-                for place, takes in self.narrator.say_all(pieces):
-                    request = chunk[place]
-                    sound = torch.cat(list(self.narrator.waveforms(takes, len(takes))))
-                    about = json.dumps(self._about(request, takes, len(sound) / rate), indent=1)
+                for index, spoken in self.narrator.synthesize_all(pieces):
+                    request = chunk[index]
+                    sound = torch.cat(list(self.narrator.waveforms(spoken, len(spoken))))
+                    about = json.dumps(self._about(request, spoken, len(sound) / rate), indent=1)
                     path = request.path(folder, kind)
                     _check_fits(request, len(sound), kind)
                     path.unlink(missing_ok=True)
                     write_atomic(path.with_suffix(".json"), about + "\n")
-                    write_sound(path, sound, rate)  # last: it says that the text is complete
+                    write_sound(path, sound, rate)  # last: its presence means that the text is done
                     seconds += len(sound) / rate
                     bar.update()
         run = self.synthesizer.run
         speed = f", {self._speed(seconds)}" if requests else ""
         return f"{folder}: {len(requests)} texts from step {run.step} ({run.weights}){speed}"
 
-    def _about(self, request: Request, takes: list[Take], seconds: float) -> dict[str, Any]:
+    def _about(self, request: Request, spoken: list[Speech], seconds: float) -> dict[str, Any]:
         """The content of NAME.json."""
         run = self.synthesizer.run
-        found: dict[str, Any] = {
+        about: dict[str, Any] = {
             "text": request.text,
             "seconds": round(seconds, 3),
-            "pieces": len(takes),
+            "pieces": len(spoken),
             "step": run.step,
             "weights": run.weights,
             "seed": self.narrator.seed,
             "request": request.fingerprint(self.settings),
         }
         if self.narrator.recognizer is not None:
-            errors = [take.errors for take in takes if take.errors is not None]
-            found["takes"] = [take.number for take in takes]
-            found["heard"] = " ".join(take.heard or "" for take in takes)
-            found["word_errors"] = sum(each.word_errors for each in errors)
-            found["words"] = sum(each.words for each in errors)
-        return found
+            errors = [each.errors for each in spoken if each.errors is not None]
+            about["takes"] = [each.candidate for each in spoken]
+            about["heard"] = " ".join(each.transcript or "" for each in spoken)
+            about["word_errors"] = sum(each.word_errors for each in errors)
+            about["words"] = sum(each.words for each in errors)
+        return about
 
     def _speed(self, seconds: float) -> str:
         wall = self.narrator.wall_seconds
@@ -210,21 +202,17 @@ class Generation:
 
 
 def _check_fits(request: Request, samples: int, name: str) -> None:
-    """Raises InputError for more sound than a wav's header can tell."""
-    if name.endswith("wav") and 2 * samples > 2**32 - 64:
+    if name.endswith("wav") and 2 * samples > 2**32 - 64:  # its header holds no more
         raise InputError(
             f"{request.where}: takes more than the 4 GiB of a wav; give another format"
         )
 
 
 def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:
-    """Values of the conditioning tokens but duration, as a sample's JSON names them.
+    """Values of the conditioning tokens except duration, named as in a sample's JSON.
 
-    A field that is not given is left out, and its token is the unknown one, as it is in the fraction
+    A field that the request leaves out gets the unknown token, as it does in the fraction
     [data] conditioning_dropout of the training samples.
-
-    Raises:
-        InputError: a field that the run does not have, or a value that it was not trained with.
     """
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
     for name, value in request.conditions.items():

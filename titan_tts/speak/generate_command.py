@@ -13,12 +13,7 @@ import tyro
 
 from titan_tts.launch.supervisor import read_json
 from titan_tts.speak.long_text import clean_text
-from titan_tts.speak.request_lists import (
-    STANDARD_INPUT,
-    Request,
-    read_requests,
-    read_text,
-)
+from titan_tts.speak.request_lists import STANDARD_INPUT, Request, read_requests, read_text
 from titan_tts.speak.sampling_options import (
     SHOWN,
     Number,
@@ -79,9 +74,6 @@ class Options(SamplingOptions):
     condition: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """FIELD=VALUE of a conditioning token, such as language=en; may be repeated."""
 
-    data: str = ""
-    """Training shards, for --speaker; the run's [data] path by default."""
-
     seconds: Number = None
     """Length in seconds, instead of --duration; the text is then said at once."""
 
@@ -134,7 +126,7 @@ def run(options: Options) -> int:
 
 
 def check_options(options: Options) -> None:
-    """Raises InputError for what can be seen without the run, whose checkpoint takes long to load."""
+    """Raises InputError for mistakes that show without the run, whose checkpoint takes long to load."""
     given = [options.text is not None, bool(options.text_file), bool(options.text_list)]
     if sum(given) != 1:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
@@ -168,11 +160,7 @@ def check_options(options: Options) -> None:
 
 
 def find_requests(options: Options) -> list[Request]:
-    """What the options and their files ask for.
-
-    Raises:
-        InputError: a text or a list that cannot be read, or that says what is not allowed.
-    """
+    """The requests of the options and their files."""
     common = Request(
         where="the options",
         text="",
@@ -221,7 +209,7 @@ def _choose_rank(options: Options) -> tuple[int, int] | None:
 
 
 def _with_checkpoint(options: Options) -> Options:
-    """With the step that is the last or best one now, so that a list is said by one checkpoint."""
+    """Fixes the step that is the last or best one now, so that one checkpoint says the whole list."""
     from titan_tts.speak.hub import find_folder
     from titan_tts.speak.load_run import find_checkpoint
     from torchtitan.models.dit_tts.config.manager import load_run_config
@@ -233,18 +221,13 @@ def _with_checkpoint(options: Options) -> Options:
 
 
 def _settings(options: Options) -> str:
-    """All options that what is said depends on, beside those of a request."""
+    """All options that change the speech, except those of a request."""
     unsaid = ("text_list", "out", "overwrite", "resume", "batch_size")
     return json.dumps({k: v for k, v in vars(options).items() if k not in unsaid}, sort_keys=True)
 
 
 def _without_existing(options: Options, requests: list[Request]) -> list[Request]:
-    """Those of a list that are still to be said.
-
-    Raises:
-        InputError: files would be replaced and the options do not say so, or what is there is not of this
-            list.
-    """
+    """Requests of a list that are still to be said."""
     if options.overwrite:
         return requests
     missing, settings = [], _settings(options)
@@ -287,11 +270,9 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
                     raise request.located(error) from None
 
     recognizer = _open_recognizer(options, requests) if options.takes > 1 else None
-    synthesizer = load_synthesizer(
-        options, options.data, on_fit=warn_of_unseen, on_data=check_speakers
-    )
+    synthesizer = load_synthesizer(options, on_fit=warn_of_unseen, on_data=check_speakers)
     if any(request.seconds is None for request in requests):
-        _ = synthesizer.lengths  # what is missing is told before anything is said
+        _ = synthesizer.lengths  # a missing predictor or fit is told before anything is said
 
     from titan_tts.speak.narration import Narrator
 
@@ -299,7 +280,7 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
 
 
 def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":
-    """That chooses among the takes. Raises InputError where there is none, or it cannot know the texts."""
+    """The recognizer that chooses among the candidates."""
     from torchtitan.tools.utils import device_module, device_type
 
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer

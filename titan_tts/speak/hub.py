@@ -1,4 +1,4 @@
-"""Models by their name: a folder here, or a repository of the Hugging Face hub."""
+"""Finds models by name, as a folder or a repository of the Hugging Face hub, and uploads them."""
 
 import re
 from functools import cache
@@ -17,7 +17,7 @@ FILES = (
     f"{exported.DURATIONS}/*.json",
     f"{exported.DURATIONS}/*.safetensors",
 )
-"""Patterns of what an exported folder has: no others go to the hub, or come from there"""
+"""Patterns of an exported folder's files: no others go to the hub, or come from there"""
 
 
 @cache
@@ -25,11 +25,8 @@ def find_folder(name: str) -> Path:
     """The folder of a run or of an exported model.
 
     Args:
-        name: a folder, or OWNER/NAME on the hub, which is downloaded into the hub's cache. Where OWNER
-            is a folder here, NAME is a folder in it.
-
-    Raises:
-        InputError: the hub has no such model, or cannot be reached.
+        name: a folder, or OWNER/NAME on the hub, which is downloaded into the hub's cache. Where OWNER is a
+            local folder, so is NAME.
     """
     path = Path(name)
     if path.exists() or path.parent.is_dir() and path.parent != Path(".") or not is_hub_name(name):
@@ -52,14 +49,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def push_folder(folder: Path, name: str, private: bool) -> str:
-    """Uploads an exported folder to the hub, whose repository is made where there is none.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        InputError: the hub refuses, or cannot be reached.
-    """
+    """Uploads an exported folder to the hub, to a new repository if need be. Returns the commit's address."""
     from huggingface_hub import HfApi
 
     try:

@@ -1,4 +1,4 @@
-"""Speech in pieces, joined without clicks."""
+"""Joins pieces of speech without clicks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,17 +13,17 @@ FADE_SECONDS = 0.005
 
 
 def faded(waveform: Tensor, sample_rate: int) -> Tensor:
-    """(samples,) that begins and ends at zero."""
+    """Fades a waveform (samples,) in from zero and out to zero."""
     length = min(int(FADE_SECONDS * sample_rate), len(waveform) // 2)
     ramp = torch.linspace(0, 1, length + 1)[:-1]
-    found = waveform.clone()
-    found[:length] *= ramp
-    found[len(found) - length :] *= ramp.flip(0)
-    return found
+    faded = waveform.clone()
+    faded[:length] *= ramp
+    faded[len(faded) - length :] *= ramp.flip(0)
+    return faded
 
 
 def join(waveforms: Sequence[Tensor], sample_rate: int) -> Tensor:
-    """(samples,) of pieces with pauses between them; a single one as it is."""
+    """(samples,) of pieces with pauses between them; a single piece stays as it is."""
     return torch.cat(list(joined(waveforms, len(waveforms), sample_rate)))
 
 
@@ -33,10 +33,10 @@ def pause(sample_rate: int) -> Tensor:
 
 
 def joined(waveforms: Iterable[Tensor], count: int, sample_rate: int) -> Iterator[Tensor]:
-    """What `join` makes of `count` waveforms, piece by piece."""
-    for place, waveform in enumerate(waveforms):
+    """Yields what `join` makes of `count` waveforms, piece by piece."""
+    for index, waveform in enumerate(waveforms):
         if count == 1:
             yield waveform
         else:
-            before = [pause(sample_rate)] if place else []
+            before = [pause(sample_rate)] if index else []
             yield torch.cat([*before, faded(waveform, sample_rate)])

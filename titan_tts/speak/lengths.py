@@ -1,21 +1,19 @@
-"""How long utterances are to be, in latent frames: by a trained predictor, by the fit that a run keeps of its
+"""Estimates how many latent frames an utterance takes: by a trained predictor, by the fit that a run keeps of its
 training data, or by the rate of the reference.
 
-Where it is known what the reference says, its own length corrects the estimate: with it e, the reference's
-frames r and the estimate e' of these, the length is e·(r / e')^w. The rate rule is that with the bytes of the
-text as the estimate and w = 1: as many frames per byte as the reference has. An estimate that knows more of
-the text takes w = r / (r + 100): what a short reference is off by is mostly its own.
+Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
+the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w. The rate rule is that with
+the bytes of the text as the estimate and w = 1: as many frames per byte as the reference has. An estimate that
+knows more of the text takes w = r / (r + 100): the deviation of a short reference is mostly chance.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
-
-from torch import Tensor
+from typing import cast
 
 from titan_tts.speak.load_run import LoadedRun, find_checkpoint, load_run
+from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -25,50 +23,29 @@ from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 FIT, RATE = "fit", "rate"
-"""Values of --duration beside folders"""
+"""Values of --duration other than folders"""
 
 FOLDER = "duration"
-"""where a predictor is looked for: in the run's folder, and beside it"""
+"""name of a predictor's folder, in the run's folder or next to it"""
 
 _HALF_TRUSTED = 100
-"""frames of a reference whose deviation from the estimate is taken half"""
+"""frames of a reference whose deviation from the estimate counts half"""
 
 _MAX_FRAMES, _FRAMES_PER_CHARACTER = 4096, 25
-"""of a text, before --duration-scale. Speech takes less; a fit or a predictor may be a stranger's, or know
+"""limit of a text, before --duration-scale. Speech takes less; a fit or a predictor may be a stranger's, or know
 nothing of the text, and ask for all memory"""
 
 _BATCH = 64
 
 
 @dataclass(frozen=True)
-class TimedText:
-    """A text whose length is asked for."""
-
-    text: str
-    reference: Tensor
-    """(R, C) latents of the speaker, all of them; (0, C) for no particular one"""
-
-    speaker: str = ""
-    """a name of the training data"""
-
-    reference_text: str = ""
-    """what the reference says; empty: not known"""
-
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """values of the conditioning tokens, under the names that a sample's JSON has"""
-
-
-Estimate = Callable[[Sequence[TimedText]], list[float]]
-
-
-@dataclass(frozen=True)
 class Lengths:
-    """The lengths of texts by one of these ways."""
+    """Estimates the lengths of utterances in one of these ways."""
 
     name: str
     """for messages"""
 
-    estimate: Estimate
+    estimate: Callable[[Sequence[Utterance]], list[float]]
     scale: float = 1.0
     """--duration-scale"""
 
@@ -76,42 +53,38 @@ class Lengths:
     """whether the rate of the reference decides"""
 
     known_speakers: Container[str] = ()
-    """whose rate the estimate knows better than by one reference"""
+    """whose rate the estimate knows better than one reference does"""
 
-    def frames(self, texts: Sequence[TimedText]) -> list[int]:
-        """Latent frames of each, at least 1.
-
-        Raises:
-            InputError: the rate rule for a reference of which it is not known what it says, or a length that
-                no speech has.
-        """
-        if self.is_rate and not all(each.reference_text for each in texts):
+    def frames(self, utterances: Sequence[Utterance]) -> list[int]:
+        """Latent frames of each utterance, at least 1."""
+        if self.is_rate and not all(each.voice.text for each in utterances):
             raise InputError(
                 "--duration = rate, but it is not known what the reference says; give --reference-text, or "
                 "leave --duration out"
             )
-        found = self.estimate(texts)
+        estimates = self.estimate(utterances)
         known = [
-            place
-            for place, each in enumerate(texts)
-            if each.reference_text and each.speaker not in self.known_speakers
+            index
+            for index, each in enumerate(utterances)
+            if each.voice.text and each.voice.speaker not in self.known_speakers
         ]
         of_references = self.estimate(
-            [replace(texts[place], text=texts[place].reference_text) for place in known]
+            [replace(utterances[index], text=utterances[index].voice.text) for index in known]
         )
-        for place, estimated in zip(known, of_references, strict=True):
-            real = len(texts[place].reference)
+        for index, estimate in zip(known, of_references, strict=True):
+            reference = utterances[index].voice.reference
+            real = 0 if reference is None else len(reference)
             weight = 1.0 if self.is_rate else real / (real + _HALF_TRUSTED)
-            if real and estimated > 0:
-                found[place] *= (real / estimated) ** weight
-        for each, frames in zip(texts, found, strict=True):
+            if real and estimate > 0:
+                estimates[index] *= (real / estimate) ** weight
+        for each, frames in zip(utterances, estimates, strict=True):
             limit = _MAX_FRAMES + _FRAMES_PER_CHARACTER * len(each.text)
             if not frames <= limit:
                 raise InputError(
                     f"{self.name} gives {frames:.3g} frames to {each.text[:40]!r}, but {len(each.text)} "
                     f"characters may have at most {limit}; give --seconds, or another --duration"
                 )
-        return [max(1, round(self.scale * frames)) for frames in found]
+        return [max(1, round(self.scale * frames)) for frames in estimates]
 
 
 def open_lengths(
@@ -121,36 +94,36 @@ def open_lengths(
     fit: Callable[[], LinearDurationModel],
     encoder: str = "",
 ) -> Lengths:
-    """The way of --duration.
+    """The estimator that --duration names.
 
     Args:
-        choice: FIT, RATE or a predictor's folder; empty: the predictor in the run's folder or beside it, else
-            FIT.
+        choice: FIT, RATE or a predictor's folder; empty: the predictor in the run's folder or next to it, else FIT.
         scale: factor of every length.
-        run: that is to speak.
-        fit: the run's.
-        encoder: where the run's frozen text encoder is now; empty: where it was.
-
-    Raises:
-        InputError: no such predictor, or one of other latents.
+        run: the run that speaks.
+        fit: returns the fit on the run's training data.
+        encoder: present path of the run's frozen text encoder; empty: its old one.
     """
     if choice == RATE:
-        return Lengths("the reference's rate", _bytes, scale, is_rate=True)
+        return Lengths("the reference's rate", _count_bytes, scale, is_rate=True)
     folder = Path(choice) if choice else find_predictor(run.folder, run.config)
     if choice == FIT or folder is None:
         durations = fit()
+
+        def estimate(utterances: Sequence[Utterance]) -> list[float]:
+            return [durations.estimate(each.text, each.voice.speaker) for each in utterances]
+
         name, known = "the fit on the training data", durations.speaker_scale
-        return Lengths(name, partial(_fitted, durations), scale, known_speakers=known)
+        return Lengths(name, estimate, scale, known_speakers=known)
     predictor = load_predictor(folder, run.config, encoder)
-    return Lengths(f"{folder} step {predictor.step}", partial(_predicted, predictor), scale)
+
+    def predict(utterances: Sequence[Utterance]) -> list[float]:
+        return _predict(predictor, utterances)
+
+    return Lengths(f"{folder} step {predictor.step}", predict, scale)
 
 
 def find_predictor(folder: Path, config: JobConfig) -> Path | None:
-    """The predictor in a run's folder, or beside it one that was trained on the same data; None without.
-
-    Args:
-        config: the run's.
-    """
+    """The predictor in a run's folder, or next to it one that was trained on the same data."""
     for candidate in (folder / FOLDER, folder.absolute().parent / FOLDER):
         try:
             found = load_run_config(candidate)
@@ -164,14 +137,11 @@ def find_predictor(folder: Path, config: JobConfig) -> Path | None:
 
 
 def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> LoadedRun:
-    """A duration predictor.
+    """Loads a duration predictor.
 
     Args:
-        config: of the run that is to speak, whose latents must be the predictor's.
-        encoder: where that run's frozen text encoder is now, which may be the predictor's, too.
-
-    Raises:
-        InputError: there is none, or its latents are others.
+        config: config of the run that speaks; the predictor must be of the same latents.
+        encoder: present path of that run's frozen text encoder, which the predictor may share.
     """
     if not folder.is_dir():
         raise InputError(
@@ -195,23 +165,19 @@ def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> Loaded
     return load_run(folder, encoder=encoder if same else "")
 
 
-def _bytes(texts: Sequence[TimedText]) -> list[float]:
-    return [float(len(each.text.encode("utf-8", "replace"))) for each in texts]
+def _count_bytes(utterances: Sequence[Utterance]) -> list[float]:
+    return [float(len(each.text.encode("utf-8", "replace"))) for each in utterances]
 
 
-def _fitted(durations: LinearDurationModel, texts: Sequence[TimedText]) -> list[float]:
-    return [durations.estimate(each.text, each.speaker) for each in texts]
-
-
-def _predicted(predictor: LoadedRun, texts: Sequence[TimedText]) -> list[float]:
-    limit, found = predictor.config.data.max_speaker_frames, []
+def _predict(predictor: LoadedRun, utterances: Sequence[Utterance]) -> list[float]:
+    data, frames = predictor.config.data, list[float]()
     model = cast(DurationModel, predictor.model)
-    for first in range(0, len(texts), _BATCH):
+    for first in range(0, len(utterances), _BATCH):
         requests = [
-            SpeechRequest(each.text, each.reference[:limit], metadata=each.metadata)
-            for each in texts[first : first + _BATCH]
+            SpeechRequest(each.text, each.voice.latents(data), metadata=each.conditions)
+            for each in utterances[first : first + _BATCH]
         ]
-        found += predict_frames(
+        frames += predict_frames(
             model, predictor.tokenizer, requests, predictor.device, predictor.text_encoder
         )
-    return found
+    return frames

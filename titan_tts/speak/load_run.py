@@ -1,5 +1,4 @@
-"""A trained run's model, from its folder: the resolved config and a checkpoint's averaged weights; or
-from an exported folder."""
+"""Loads a trained model: from a run's folder, by its resolved config and a checkpoint, or from an exported folder."""
 
 import warnings
 from dataclasses import asdict, dataclass, replace
@@ -47,17 +46,17 @@ from torchtitan.models.dit_tts.validation.history import (
 )
 
 _TRAINED = ("model", "objective")
-"""Sections of which a manifest has what the weights were trained with"""
+"""Sections whose values, as the weights were trained with them, are in a manifest"""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run as generation uses it. The model is in eval mode."""
+    """A run to speak with. The model is in eval mode."""
 
     folder: Path
     config: JobConfig
     model: DiTTTSModel
-    """or a `DurationModel`, of the flavor duration"""
+    """a `DurationModel` for the flavor duration"""
 
     text_encoder: PretrainedTextEncoder | None
     """frozen, outside the model"""
@@ -67,12 +66,12 @@ class LoadedRun:
     step: int
     device: torch.device
     weights: str = RAW
-    """which are loaded: "raw", or "ema:0.999" of an average"""
+    """"raw", or "ema:0.999" for an average"""
 
 
 def untrained_model(run: LoadedRun) -> DiTTTSModel:
-    """The run's model with the weights that training started from (same seed); a text encoder inside
-    it has what it has learned."""
+    """The run's model with the weights that training started from (same seed); a text encoder inside it
+    keeps its trained weights."""
     model = _empty_model(run.config, run.folder, run.device)
     if run.config.debug.seed is not None:
         torch.manual_seed(run.config.debug.seed)
@@ -110,16 +109,10 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
 
 
 def _trained_config(config: JobConfig, path: Path) -> JobConfig:
-    """The config with what the weights were trained with, as a later start may have been allowed to change
-    it, checked as a run's: the folder may be a stranger's.
-
-    Raises:
-        InputError: an unknown key or model, or a value of the wrong type or range.
-    """
-    where, sections = (
-        str(path / MANIFEST),
-        {name: asdict(getattr(config, name)) for name in _TRAINED},
-    )
+    """The config with the values that the weights were trained with, where a later start changed them; checked
+    as a run's, since the folder may be a stranger's."""
+    where = str(path / MANIFEST)
+    sections = {name: asdict(getattr(config, name)) for name in _TRAINED}
     for key, value in read_manifest(path)["trained_with"].items():
         section, _, name = key.partition(".")
         if section in sections:
@@ -140,22 +133,15 @@ def load_run(
     encoder: str = "",
     dtype: str = "float32",
 ) -> LoadedRun:
-    """Load a run's model.
+    """Loads the model of a run or an exported folder.
 
     Args:
-        folder: the run's, or an exported one.
-        step: of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
-        weights: "raw" for the trained ones, "ema:0.999" for the average with that decay, "ema" for the
-            slowest average; empty: those that "best" was measured with, else those with the lowest
-            held-out loss at the last validation up to the step, and without one as "ema", or
-            "raw" where there is no average.
-        encoder: where the frozen text encoder is now; by default where it was.
-        dtype: of the model's weights: float32, bfloat16, or auto for bfloat16 on an accelerator and float32
-            on a CPU.
-
-    Raises:
-        InputError: no run, no such checkpoint or weights in it, or a tokenizer or text encoder that is
-            not the run's.
+        step: step of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
+        weights: "raw", "ema:0.999" for the average with that decay, "ema" for the slowest average; empty: those
+            that "best" was measured with, else those with the lowest held-out loss at the last validation up to
+            the step, else as "ema", or "raw" where there is no average.
+        encoder: present path of the frozen text encoder; empty: its old one.
+        dtype: float32, bfloat16, or auto for bfloat16 on an accelerator and float32 on a CPU.
     """
     folder = Path(folder)
     config = load_run_config(folder)
@@ -222,7 +208,7 @@ def _check_bounds(config: JobConfig, folder: Path) -> None:
 
 
 def _check_fits(model: DiTTTSModel, folder: Path) -> None:
-    """Raises InputError where an exported folder's weights are not those of this model."""
+    """Raises InputError where an exported folder's weights are of another model."""
     table = read_table(folder).state_dict_metadata
     found = {name: tuple(getattr(entry, "size", ())) for name, entry in table.items()}
     wanted = {name: tuple(value.shape) for name, value in model.named_parameters()}
@@ -237,13 +223,8 @@ def _check_fits(model: DiTTTSModel, folder: Path) -> None:
 def find_checkpoint(
     folder: Path, config: JobConfig, step: int | str | None, weights: str = ""
 ) -> tuple[int, str]:
-    """(step of a run's checkpoint, its weights), as `load_run` takes both. Weights that are not given
-    stay empty, except for "best": then those that it was measured with. Of an exported folder those
-    that it has.
-
-    Raises:
-        InputError: there is no such checkpoint.
-    """
+    """(step, weights) of a run's checkpoint, as `load_run` takes both. Weights that are not given stay empty,
+    except for "best", which was measured with some, and for an exported folder, which has no others."""
     if is_exported(folder):
         has = read_exported(folder)
         if step not in (None, has["step"]) or weights not in ("", has["weights"]):
@@ -286,7 +267,7 @@ def _checkpoint_path(folder: Path, config: JobConfig, step: int) -> Path:
 
 
 def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str, str]:
-    """(name of the weights, what comes before a parameter's name in the checkpoint)."""
+    """(name of the weights, prefix of their entries in the checkpoint)."""
     prefixes = saved_prefixes(read_table(path).state_dict_metadata)
     found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
     slowest = next(reversed([name for name in found if name != RAW]), None)

@@ -1,4 +1,4 @@
-"""Texts that are too long to be said at once, split where they may pause."""
+"""Splits texts that are too long for one utterance at natural pauses."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,27 +20,26 @@ _BREAKS = tuple(
     )
 )
 
-SOON_CHARACTERS = 16
-"""at least, of a first piece that is to be there soon, if the text has them"""
+FIRST_CHARACTERS = 16
+"""minimum of the first piece at low latency, if the text has them"""
 
 
 def clean_text(text: str) -> str:
-    """A text with one blank between words, however its lines are broken; only an empty line, the end of a
-    paragraph, becomes a line break."""
+    """Puts one blank between words, across line breaks; only an empty line, the end of a paragraph, becomes a
+    line break."""
     paragraphs = re.split(r"\n\s*\n", text)
     lines = (" ".join(_LINE.sub("", each).split()) for each in paragraphs)
     return "\n".join(each for each in lines if each)
 
 
 def split_text(
-    text: str, sizes: Callable[[Sequence[str]], list[float]], soon: bool = False
+    text: str, sizes: Callable[[Sequence[str]], list[float]], low_latency: bool = False
 ) -> list[str]:
-    """Pieces of a size of at most 1, in order, as large as they may be. Sizes of neighbours are added.
+    """Splits a text into pieces of size 1 at most, as few as possible. Sizes of neighbours are added.
 
     Args:
-        sizes: of several texts; called once for each kind of break.
-        soon: the first piece has one sentence, or as many as make SOON_CHARACTERS, so that speech begins
-            soon.
+        sizes: returns the sizes of several texts; called once for each kind of break.
+        low_latency: the first piece has one sentence, or as many as make FIRST_CHARACTERS.
 
     >>> split_text("One. Two two. Three, four", lambda texts: [len(each) / 14 for each in texts])
     ['One. Two two.', 'Three, four']
@@ -48,8 +47,8 @@ def split_text(
     sentences = _parts(text, 0)
     parts = list(zip(sentences, sizes(sentences), strict=True))
     first = 0
-    if soon:
-        while first < len(parts) and sum(len(p) for p, _ in parts[:first]) < SOON_CHARACTERS:
+    if low_latency:
+        while first < len(parts) and sum(len(p) for p, _ in parts[:first]) < FIRST_CHARACTERS:
             first += 1
     pieces = [
         each for part in (parts[:first], parts[first:]) for each in _joined(_fitting(part, sizes))
@@ -58,7 +57,7 @@ def split_text(
 
 
 def _parts(text: str, kind: int) -> list[str]:
-    """The text in parts that end with a break, which together are the text."""
+    """Cuts the text behind every break of this kind."""
     ends = [match.end() for match in _BREAKS[kind].finditer(text) if match.end()]
     edges = sorted({0, *ends, len(text)})
     return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)] or [text]
@@ -67,7 +66,7 @@ def _parts(text: str, kind: int) -> list[str]:
 def _fitting(
     parts: list[tuple[str, float]], sizes: Callable[[Sequence[str]], list[float]]
 ) -> list[tuple[str, float]]:
-    """The parts, those above 1 split by the first kind of break that makes them fit."""
+    """Splits the parts above 1 by the first kind of break that makes them fit."""
     for kind in range(1, len(_BREAKS)):
         split = [_parts(text, kind) if size > 1 else [text] for text, size in parts]
         new = [each for group in split if len(group) > 1 for each in group]
@@ -83,14 +82,14 @@ def _fitting(
 
 
 def _joined(parts: Sequence[tuple[str, float]]) -> list[str]:
-    """Neighbours together, as far as they fit."""
-    found: list[str] = []
-    taken = 0.0
+    """Joins neighbours as far as they fit."""
+    pieces: list[str] = []
+    total = 0.0
     for text, size in parts:
-        if found and taken + size <= 1 + 1e-9:
-            found[-1] += text
-            taken += size
+        if pieces and total + size <= 1 + 1e-9:
+            pieces[-1] += text
+            total += size
         else:
-            found.append(text)
-            taken = size
-    return found
+            pieces.append(text)
+            total = size
+    return pieces

@@ -1,109 +1,104 @@
-"""Long texts, several takes and many texts at once, with one synthesizer."""
+"""Synthesizes long texts, several candidates of a piece, and many texts at once."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from titan_tts.speak.joining import joined
-from titan_tts.speak.synthesizer import Speech, Synthesizer, Utterance
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Speech, Utterance
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
-from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
-
-
-@dataclass(frozen=True)
-class Take:
-    """A piece as it was said, and what the recognizer heard; without one nothing is heard."""
-
-    speech: Speech
-    number: int = 0
-    heard: str | None = None
-    errors: Errors | None = None
-
-    def rank(self) -> tuple[int, int, int]:
-        """The lower the better: wrong words, wrong characters, then the order in which they were made."""
-        if self.errors is None:
-            return 0, 0, self.number
-        return self.errors.word_errors, self.errors.character_errors, self.number
 
 
 @dataclass
 class Narrator:
-    """Says texts in pieces."""
+    """Synthesizes texts in pieces."""
 
     synthesizer: Synthesizer
     seed: int = 0
     batch_size: int = 16
-    """utterances, takes counted, that are said together"""
+    """utterances per batch, candidates counted"""
 
-    takes: int = 1
-    """of each piece, of which the recognizer chooses the best"""
+    candidates: int = 1
+    """per piece; the recognizer chooses the best"""
 
     recognizer: Recognizer | None = None
 
     wall_seconds: float = field(default=0.0, init=False)
-    """spent on sampling and decoding so far, of all takes"""
+    """spent on sampling and decoding so far, of all candidates"""
 
-    def say(self, utterances: Sequence[Utterance]) -> list[Take]:
-        """The best take of each, in their order."""
-        best = dict(self._say_each(utterances))
-        return [best[place] for place in range(len(utterances))]
+    def synthesize(self, utterances: Sequence[Utterance]) -> list[Speech]:
+        """The best candidate of each utterance, in their order."""
+        best = dict(self._synthesize_each(utterances))
+        return [best[index] for index in range(len(utterances))]
 
-    def _say_each(self, utterances: Sequence[Utterance]) -> Iterator[tuple[int, Take]]:
-        """(place, best take) of each, as soon as it is there."""
+    def _synthesize_each(self, utterances: Sequence[Utterance]) -> Iterator[tuple[int, Speech]]:
+        """(index, best candidate) of each utterance, as soon as it is complete."""
         numbered = [
-            (place, replace(each, take=number))
-            for place, each in enumerate(utterances)
-            for number in range(self.takes)
+            (index, replace(each, candidate=number))
+            for index, each in enumerate(utterances)
+            for number in range(self.candidates)
         ]
         requests = self.synthesizer.requests([each for _, each in numbered])
-        made: list[list[Take]] = [[] for _ in utterances]
+        made: list[list[Speech]] = [[] for _ in utterances]
         began = time.perf_counter()
-        for index, speech in self.synthesizer.speak_sorted(requests, self.seed, self.batch_size):
+        for request, speech in self.synthesizer.speak_sorted(requests, self.seed, self.batch_size):
             self.wall_seconds += time.perf_counter() - began
-            place, utterance = numbered[index]
-            made[place].append(self._heard(speech, utterance))
-            if len(made[place]) == self.takes:
-                yield place, min(made[place], key=Take.rank)
-                made[place] = []
+            index, utterance = numbered[request]
+            made[index].append(self._transcribed(speech, utterance))
+            if len(made[index]) == self.candidates:
+                yield index, min(made[index], key=_badness)
+                made[index] = []
             began = time.perf_counter()
 
-    def _heard(self, speech: Speech, utterance: Utterance) -> Take:
+    def _transcribed(self, speech: Speech, utterance: Utterance) -> Speech:
         if self.recognizer is None:
-            return Take(speech, utterance.take)
+            return replace(speech, candidate=utterance.candidate)
         found = score(
             Sound(speech.waveform, speech.sample_rate, speech.latents),
             utterance.text,
             Scorers(self.recognizer),
             language=str(utterance.conditions.get("language") or ""),
         )
-        return Take(speech, utterance.take, found.heard, found.errors)
+        return replace(
+            speech, candidate=utterance.candidate, transcript=found.heard, errors=found.errors
+        )
 
-    def stream(self, pieces: Sequence[Utterance], soon: bool = False) -> Iterator[Take]:
-        """The pieces of one text in order, in batches.
+    def stream(self, pieces: Sequence[Utterance], low_latency: bool = False) -> Iterator[Speech]:
+        """Synthesizes the pieces of one text in order, in batches.
 
         Args:
-            soon: the first is said alone, to be there sooner.
+            low_latency: the first piece is a batch of its own.
         """
-        size = max(1, self.batch_size // self.takes)
-        first = 1 if soon else size
+        size = max(1, self.batch_size // self.candidates)
+        first = 1 if low_latency else size
         starts = range(first, len(pieces), size)
         for group in (pieces[:first], *(pieces[start : start + size] for start in starts)):
-            yield from self.say(group)
+            yield from self.synthesize(group)
 
-    def say_all(self, texts: Sequence[Sequence[Utterance]]) -> Iterator[tuple[int, list[Take]]]:
-        """(place, takes) of each text's pieces, as soon as it is complete; batched across the texts."""
-        found: list[dict[int, Take]] = [{} for _ in texts]
-        chosen = [(place, n) for place, pieces in enumerate(texts) for n in range(len(pieces))]
-        for index, take in self._say_each([texts[place][number] for place, number in chosen]):
-            place, number = chosen[index]
-            found[place][number] = take
-            if len(found[place]) == len(texts[place]):
-                yield place, [found[place][number] for number in range(len(texts[place]))]
-                found[place] = {}
+    def synthesize_all(
+        self, texts: Sequence[Sequence[Utterance]]
+    ) -> Iterator[tuple[int, list[Speech]]]:
+        """(index, speech of its pieces) of each text, as soon as it is complete; batched across the texts."""
+        done: list[dict[int, Speech]] = [{} for _ in texts]
+        pieces = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
+        for index, speech in self._synthesize_each([texts[text][n] for text, n in pieces]):
+            text, number = pieces[index]
+            done[text][number] = speech
+            if len(done[text]) == len(texts[text]):
+                yield text, [done[text][n] for n in range(len(texts[text]))]
+                done[text] = {}
 
-    def waveforms(self, takes: Iterator[Take] | Sequence[Take], count: int) -> Iterator[Tensor]:
+    def waveforms(self, spoken: Iterable[Speech], count: int) -> Iterator[Tensor]:
         """The sound of one text of `count` pieces, piece by piece."""
-        return joined((take.speech.waveform for take in takes), count, self.synthesizer.sample_rate)
+        return joined((each.waveform for each in spoken), count, self.synthesizer.sample_rate)
+
+
+def _badness(speech: Speech) -> tuple[int, int, int]:
+    """Wrong words, then wrong characters, then the order of the candidates."""
+    if speech.errors is None:
+        return 0, 0, speech.candidate
+    return speech.errors.word_errors, speech.errors.character_errors, speech.candidate

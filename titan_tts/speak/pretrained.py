@@ -9,16 +9,13 @@ from torchtitan.models.dit_tts.errors import InputError
 
 
 def from_pretrained(name: str | Path, data: str = "", **options: Any) -> Synthesizer:
-    """A trained model to speak with.
+    """Loads a trained model to speak with.
 
     Args:
         name: an exported folder, a run's folder, or OWNER/NAME on the Hugging Face hub.
-        data: training shards that a run's lengths of texts and voices are taken from, if they have moved.
-        options: of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale, dtype,
+        data: training shards that lengths of texts and voices are taken from, if they have moved.
+        options: options of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale, dtype,
             compile, encoder, codec, duration, duration_scale.
-
-    Raises:
-        InputError: there is no such model, or it cannot be loaded.
     """
     known = SamplingOptions.__dataclass_fields__
     names = [each for each in known if each not in ("run", "seed")]  # `synthesize` takes a seed
@@ -30,4 +27,4 @@ def from_pretrained(name: str | Path, data: str = "", **options: Any) -> Synthes
             raise InputError(
                 f"{option} = {options[option]!r}, but it must be one of {', '.join(allowed)}"
             )
-    return load_synthesizer(SamplingOptions(run=str(name), **options), data)
+    return load_synthesizer(SamplingOptions(run=str(name), data=data, **options))

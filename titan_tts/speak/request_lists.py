@@ -1,5 +1,5 @@
-"""What `titan-tts generate` is to say: one text of an option, a file or the standard input, or a list of
-texts, each a line of JSON."""
+"""Requests of `titan-tts generate`: one text from an option, a file or the standard input, or a list of texts, a
+line of JSON each."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Request:
 
     text: str
     name: str = ""
-    """of its file, without suffix; of a list"""
+    """file name without suffix, in a list"""
 
     reference: str = ""
     """audio file, or .npy of latents (R, C)"""
@@ -38,27 +38,27 @@ class Request:
     conditions: dict[str, str] = field(default_factory=dict)
 
     def fingerprint(self, settings: str) -> str:
-        """Of what is to be heard.
+        """Hash of all that changes the speech.
 
         Args:
-            settings: of all requests.
+            settings: options of the command.
         """
         own = {name: value for name, value in vars(self).items() if name not in ("where", "name")}
         return fingerprint(settings, json.dumps(own, sort_keys=True))
 
     def path(self, folder: str, suffix: str) -> Path:
-        """Of its sound."""
+        """The sound file."""
         return Path(folder, f"{self.name}.{suffix}")
 
     def located(self, error: InputError) -> InputError:
-        """The error with the file and line of this request, or the option, where it names none."""
+        """The error with this request's file and line or option in front, where it names none."""
         sentence = str(error)
         if sentence.startswith((self.where, "--") if self.where.startswith("--") else self.where):
             return error
         return InputError(f"{self.where}: {sentence}")
 
     def check(self) -> None:
-        """Raises InputError for what can be seen without the model."""
+        """Raises InputError for mistakes that show without the model."""
         if not self.text:
             raise InputError(f"{self.where} is empty; give what to say")
         if len(self.text) > MAX_CHARACTERS:
@@ -96,11 +96,7 @@ MAX_TEXT_BYTES = 256 << 20
 
 
 def read_text(path: str) -> str:
-    """A text file, or the standard input.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Reads a text file, or the standard input."""
     try:
         if path == STANDARD_INPUT:
             content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin else b""
@@ -117,31 +113,28 @@ def read_text(path: str) -> str:
 
 
 def read_requests(path: str, common: Request) -> list[Request]:
-    """The lines of a list, each an object with `text` and any of `name`, `reference` (relative to the list),
+    """Reads a list, whose lines are objects with `text` and any of `name`, `reference` (relative to the list),
     `reference_text`, `speaker`, `seconds` and `conditions`.
 
     Args:
-        common: has what a line leaves out. A line with a voice of its own takes nothing of the common one.
-
-    Raises:
-        InputError: a line that is no such object, or cannot be said.
+        common: defaults of the lines. A line with a voice of its own takes nothing of the common voice.
     """
     root = Path(".") if path == STANDARD_INPUT else Path(path).parent
-    found = []
+    requests = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             request = _request(f"{path} line {number}", line, root, common)
             request.check()
-            found.append(request)
-    if not found:
+            requests.append(request)
+    if not requests:
         raise InputError(f"{path}: has no line; give one JSON object per line")
-    names = [file_name(request.name or f"{place:06d}") for place, request in enumerate(found, 1)]
+    names = [file_name(each.name or f"{number:06d}") for number, each in enumerate(requests, 1)]
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:  # some filesystems do not tell capitals from small letters
             raise InputError(f"{path}: two lines have the name {name!r}; give each its own")
         seen.add(name.lower())
-    return [replace(request, name=name) for request, name in zip(found, names, strict=True)]
+    return [replace(request, name=name) for request, name in zip(requests, names, strict=True)]
 
 
 def _request(where: str, line: str, root: Path, common: Request) -> Request:
@@ -160,10 +153,8 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
     own_voice = "reference" in given or "speaker" in given
     voice = replace(common, reference="", reference_text="", speaker="") if own_voice else common
     conditions = {k: v for k, v in common.conditions.items() if not (own_voice and k == "speaker")}
-    reference, seconds = (
-        given.get("reference", voice.reference),
-        given.get("seconds", common.seconds),
-    )
+    seconds = given.get("seconds", common.seconds)
+    reference = given.get("reference", voice.reference)
     if given.get("reference"):
         reference = str(root / reference)
     return Request(

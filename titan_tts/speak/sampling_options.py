@@ -1,5 +1,4 @@
-"""What `generate`, `evaluate`, `serve`, `demo` and Python have in common: options of sampling, and the model
-loaded by them."""
+"""Options that the speaking commands and Python share, and the model that they choose."""
 
 import sys
 from collections.abc import Callable
@@ -12,11 +11,9 @@ from torchtitan.models.dit_tts.config.options import option_name
 from torchtitan.models.dit_tts.errors import InputError, check_range, show
 
 if TYPE_CHECKING:
-    from titan_tts.speak.load_run import LoadedRun
     from titan_tts.speak.speech_data import SpeechData
     from titan_tts.speak.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.speech.codec import Codec
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -27,9 +24,9 @@ SHOWN = 20
 """known values that a message names"""
 
 
-@dataclass
-class SamplingOptions:
-    """Options of both `generate` and `evaluate`; the run's [sampling] has the defaults."""
+@dataclass(kw_only=True)
+class ModelOptions:
+    """Options of every command that loads a trained model."""
 
     run: tyro.conf.Positional[str]
     """The run's folder, outputs/NAME, or a folder that titan-tts export wrote, here or on the hub."""
@@ -40,6 +37,21 @@ class SamplingOptions:
     weights: str = ""
     """raw, ema or ema:DECAY; by default those with the lowest held-out loss (of the best step: those that
     it was measured with), else the slowest average, or raw where there is none."""
+
+    encoder: str = ""
+    """Where a frozen text encoder is now; [encoder] model of the run by default."""
+
+    codec: str = ""
+    """Where the codec is now; [sampling] codec of the run by default."""
+
+    data: str = ""
+    """Training shards, which lengths of texts and voices are taken from; the run's [data] path by default."""
+
+
+@dataclass(kw_only=True)
+class SamplingOptions(ModelOptions):
+    """Options of `generate`, `evaluate`, `serve`, `demo` and `from_pretrained`; the run's [sampling] has the
+    defaults."""
 
     sampling_steps: Integer = None
     """Evaluations of the network; as every key of [sampling] also by --sampling.steps."""
@@ -61,12 +73,6 @@ class SamplingOptions:
     seed: int = 0
     """Seed of the noise."""
 
-    encoder: str = ""
-    """Where a frozen text encoder is now; [encoder] model of the run by default."""
-
-    codec: str = ""
-    """Where the codec is now; [sampling] codec of the run by default."""
-
     duration: str = ""
     """What tells how long a text takes: the folder of a duration predictor; fit, its letters as fitted on the
     training data; or rate, the reference's rate, whose text must be known. By default the predictor in the
@@ -81,32 +87,48 @@ class SamplingOptions:
 
 def load_synthesizer(
     options: SamplingOptions,
-    data_path: str = "",
     refit: bool = False,
     on_fit: "Callable[[LinearDurationModel], None]" = lambda durations: None,
     on_data: "Callable[[SpeechData], None]" = lambda data: None,
 ) -> "Synthesizer":
-    """What `load_for_sampling` loads, with its lengths of texts and its voices.
+    """Loads the run, the codec of its latents, its lengths of texts and its voices.
 
     Args:
-        data_path: training shards instead of the run's, or of what an exported folder has.
-        refit: whether lengths are fitted to these, too.
+        refit: whether lengths are fitted to `options.data`.
         on_fit: called with the fit on the training data, where lengths come from it.
-        on_data: called with the fit and the voices before the model is loaded, which takes long.
-
-    Raises:
-        InputError: one cannot be loaded.
+        on_data: called with lengths and voices before the model is loaded, which takes long.
     """
     config = chosen_config(options)  # before seconds of imports
+    if options.compile != "off":
+        from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
+
+        # Never the run's own [compile] cache_folder: a stranger's could hold any code.
+        show(set_compile_cache_folder(""), sys.stderr)
 
     from titan_tts.speak.hub import find_folder
     from titan_tts.speak.lengths import Lengths, open_lengths
+    from titan_tts.speak.load_run import load_run
     from titan_tts.speak.speech_data import open_speech_data
     from titan_tts.speak.synthesizer import Synthesizer
+    from torchtitan.models.dit_tts.speech.codec import build_codec
+    from torchtitan.models.dit_tts.speech.codec.record import check_codec
 
-    speech_data = open_speech_data(find_folder(options.run), config.data, data_path, refit)
+    folder = find_folder(options.run)
+    speech_data = open_speech_data(folder, config.data, options.data, refit)
     on_data(speech_data)
-    loaded, codec = load_for_sampling(options, config)
+    loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)
+    if options.compile != "off":
+        from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
+
+        compile_for_any_lengths(loaded.model, options.compile)
+    data = loaded.config.data
+    codec = build_codec(config.sampling.codec, str(loaded.device))
+    if codec.latent_channels != data.latent_channels:
+        raise InputError(
+            f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
+            f"with [data] latent_channels = {data.latent_channels}; give its codec by --codec"
+        )
+    check_codec(codec, data.path)
 
     def fit() -> "LinearDurationModel":
         on_fit(speech_data.durations)
@@ -116,16 +138,12 @@ def load_synthesizer(
         choice, scale = options.duration, options.duration_scale
         return open_lengths(choice, scale, loaded, fit, options.encoder)
 
-    path = data_path or loaded.config.data.path
+    path = options.data or data.path
     return Synthesizer(loaded, codec, speech_data, config.sampling, lengths, path)
 
 
 def chosen_config(options: SamplingOptions) -> "JobConfig":
-    """The run's config, with what the options change in [sampling].
-
-    Raises:
-        InputError: an option is out of range, does not go with another one, or is of another section.
-    """
+    """The run's config, with the options' changes of [sampling]."""
     check_range("--sampling-steps", options.sampling_steps, 1, 10_000)
     check_range("--text-scale", options.text_scale, -100, 100)
     check_range("--speaker-scale", options.speaker_scale, -100, 100)
@@ -160,45 +178,8 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     return replace(config, sampling=sampling)
 
 
-def load_for_sampling(options: SamplingOptions, config: "JobConfig") -> tuple["LoadedRun", "Codec"]:
-    """The run and the codec of its latents.
-
-    Args:
-        config: the `chosen_config`.
-
-    Raises:
-        InputError: one cannot be loaded, or the training shards record another codec.
-    """
-    if options.compile != "off":
-        from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
-
-        # Never the run's own [compile] cache_folder: a stranger's could hold any code.
-        show(set_compile_cache_folder(""), sys.stderr)
-
-    from titan_tts.speak.hub import find_folder
-    from titan_tts.speak.load_run import load_run
-    from torchtitan.models.dit_tts.speech.codec import build_codec
-    from torchtitan.models.dit_tts.speech.codec.record import check_codec
-
-    folder = find_folder(options.run)
-    loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)
-    if options.compile != "off":
-        from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
-
-        compile_for_any_lengths(loaded.model, options.compile)
-    codec = build_codec(config.sampling.codec, str(loaded.device))
-    channels = loaded.config.data.latent_channels
-    if codec.latent_channels != channels:
-        raise InputError(
-            f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
-            f"with [data] latent_channels = {channels}; give its codec by --codec"
-        )
-    check_codec(codec, loaded.config.data.path)
-    return loaded, codec
-
-
 def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text") -> None:
-    """Raises InputError where the run cannot know how to say the text, which `name` is of."""
+    """Raises InputError for characters that the run was not trained with. `name` tells whose text it is."""
     from torchtitan.models.dit_tts.text.vocabulary import named
 
     unknown = tokenizer.unknown_characters(text.replace("\n", ""))

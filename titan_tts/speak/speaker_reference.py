@@ -1,4 +1,4 @@
-"""The latents that a model takes as its reference: of a recording, or of a speaker of the data."""
+"""Reference latents from a recording, an array file or a speaker of the data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,17 +25,17 @@ MIN_SECONDS = 0.2
 def reference_settings(
     data_path: str | Sequence[str], loudness: float | Literal["off"] | None = None
 ) -> AudioSettings:
-    """Loudness and silence as the training data's references had them.
+    """Loudness and silence of the training data's references.
 
-    Data without a prepare.json: as `titan-tts prepare` has them by default. Data that were prepared
-    in several ways: as the first were; the model was trained on all of them.
+    Data without a prepare.json get the defaults of `titan-tts prepare`; data that were prepared in several ways,
+    the first of these.
 
     Args:
         data_path: as [data] path.
         loudness: instead of the data's.
     """
     audio = next((record.audio for record in recorded_codecs(data_path)), {})
-    # The filters change no recording; they are not for one that the user chose.
+    # Only what changes a recording: prepare's filters are not for one that the user chose.
     steps = {name: audio[name] for name in ("loudness", "max_silence") if name in audio}
     if loudness is not None:
         steps["loudness"] = None if loudness == "off" else loudness
@@ -51,10 +51,7 @@ def encode_reference(
     silence at its ends capped, the loudness brought to a level.
 
     Args:
-        settings: as `reference_settings` makes them.
-
-    Raises:
-        InputError: no readable audio, or too little of it.
+        settings: see `reference_settings`.
     """
     loudness = settings.loudness
     if loudness is not None and not SILENCE_LUFS < loudness <= 0:
@@ -81,11 +78,7 @@ def encode_reference(
 
 
 def load_latents(path: str | Path, channels: int) -> Tensor:
-    """(R, channels) float32 latents of a .npy file, such as a shard has.
-
-    Raises:
-        InputError: no such array, or one of another form.
-    """
+    """(R, channels) float32 latents of a .npy file, such as a shard has."""
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -101,11 +94,7 @@ def load_latents(path: str | Path, channels: int) -> Tensor:
 
 
 def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
-    """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample.
-
-    Raises:
-        InputError: no such speaker.
-    """
+    """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample."""
     codes, speakers = dataset.labels("speaker")
     if speaker not in speakers:
         raise InputError(

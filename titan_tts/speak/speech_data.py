@@ -1,12 +1,11 @@
-"""What a model speaks with beside its weights: how long texts take, and the references of named speakers.
+"""Lengths of texts and references of named speakers: what a model needs to speak in addition to its weights.
 
-A run has them from its training shards, an exported folder in files of its own.
+A run takes them from its training shards, an exported folder has them in files of its own.
 """
 
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -27,55 +26,11 @@ from torchtitan.models.dit_tts.text.durations import (
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 
-class SpeechData(Protocol):
-    """Of one model."""
-
-    @property
-    def durations(self) -> LinearDurationModel:
-        """How long texts take.
-
-        Raises:
-            InputError: there is nothing to tell it by.
-        """
-        ...
-
-    def reference(self, speaker: str) -> Tensor:
-        """(R, C) latents of a speaker's reference.
-
-        Raises:
-            InputError: no such speaker.
-        """
-        ...
-
-    @property
-    def speakers(self) -> list[str]:
-        """Those with a reference, sorted."""
-        ...
-
-
-def open_speech_data(
-    folder: Path, data: Data, data_path: str = "", refit: bool = False
-) -> SpeechData:
-    """Of a run or an exported folder.
-
-    Args:
-        data: the section of the run's config.
-        data_path: other shards, or all of prepare's output, to take references from.
-        refit: whether lengths are fitted to them; else they are those that the folder keeps, if it does.
-    """
-    if exported.is_exported(folder) and not data_path:
-        return ExportedSpeechData(folder)
-    if data_path:
-        whole = Path(data_path, RECORD_NAME).is_file()
-        data = replace(data, path=str(Path(data_path, "train")) if whole else data_path)
-    return TrainingShards(data, None if refit else folder)
-
-
 class TrainingShards:
-    """A speaker's reference is among theirs.
+    """Lengths and voices of training shards.
 
     Args:
-        folder: that keeps the fit of lengths; None, or one that keeps none: it is made of these shards.
+        folder: folder that may hold the fit of lengths; None, or without one: it is made of these shards.
     """
 
     def __init__(self, data: Data, folder: Path | None):
@@ -99,6 +54,7 @@ class TrainingShards:
             ) from None
 
     def reference(self, speaker: str) -> Tensor:
+        """(R, C) latents of a speaker's reference."""
         return reference_of_speaker(self.dataset, speaker)
 
     @property
@@ -107,7 +63,7 @@ class TrainingShards:
 
 
 class ExportedSpeechData:
-    """As `titan-tts export` wrote them."""
+    """Lengths and voices that `titan-tts export` wrote."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -120,8 +76,7 @@ class ExportedSpeechData:
         return found
 
     @cached_property
-    def voices(self) -> dict[str, Tensor]:
-        """Speaker -> (R, C)."""
+    def _voices(self) -> dict[str, Tensor]:
         path = self.folder / exported.VOICES
         if not path.is_file():
             return {}
@@ -134,17 +89,39 @@ class ExportedSpeechData:
             raise InputError(f"{path} cannot be read ({error}); copy it again") from None
 
     def reference(self, speaker: str) -> Tensor:
-        if speaker not in self.voices:
+        """(R, C) latents of a speaker's reference."""
+        if speaker not in self._voices:
             raise InputError(
                 f"--speaker = {speaker}, but {self.folder} was exported with the voices of: "
                 f"{named(self.speakers, 20) or 'nobody'}; give a recording by --reference, or by --data shards "
                 f"with that speaker"
             )
-        return self.voices[speaker]
+        return self._voices[speaker]
 
     @property
     def speakers(self) -> list[str]:
-        return sorted(self.voices)
+        return sorted(self._voices)
+
+
+SpeechData = TrainingShards | ExportedSpeechData
+
+
+def open_speech_data(
+    folder: Path, data: Data, data_path: str = "", refit: bool = False
+) -> SpeechData:
+    """Lengths and voices of a run or an exported folder.
+
+    Args:
+        data: the section of the run's config.
+        data_path: other shards, or the whole output of `prepare`, to take references from.
+        refit: whether lengths are fitted to them; else they are the folder's own fit, if it has one.
+    """
+    if exported.is_exported(folder) and not data_path:
+        return ExportedSpeechData(folder)
+    if data_path:
+        whole = Path(data_path, RECORD_NAME).is_file()
+        data = replace(data, path=str(Path(data_path, "train")) if whole else data_path)
+    return TrainingShards(data, None if refit else folder)
 
 
 def save_voices(references: dict[str, Tensor], path: Path) -> None:

@@ -20,7 +20,8 @@ from titan_tts.evaluate.systems import (
 )
 from titan_tts.speak import load_run
 from titan_tts.speak.lengths import Lengths
-from titan_tts.speak.synthesizer import Synthesizer, Utterance, Voice
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ def fitted(text: str, speaker: str) -> int:
 
 def make_system(loaded, model, batch_size=4) -> System:
     codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
-    lengths = Lengths("", lambda texts: [fitted(each.text, each.speaker) for each in texts])
+    lengths = Lengths("", lambda said: [fitted(each.text, each.voice.speaker) for each in said])
     run = replace(loaded, model=model)
     sampling = Sampling(steps=2, text_scale=0.0)
     return System("s", Synthesizer(run, codec, None, sampling, lambda: lengths), batch_size)

@@ -13,9 +13,10 @@ from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.cli import main
 from titan_tts.export.exporter import _write_codec
-from titan_tts.speak.lengths import TimedText, open_lengths
+from titan_tts.speak.lengths import open_lengths
 from titan_tts.speak.load_run import load_run
 from titan_tts.speak.speech_data import open_speech_data
+from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_samples, make_shards
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
@@ -80,7 +81,7 @@ def test_a_predictor_of_lengths_travels_too(trained, train, tmp_path):
     small.append("--activation_checkpoint.mode=none")
     assert train("duration", *small) == 0
     folder = export(trained, tmp_path / "elsewhere/out")
-    asked = [TimedText("one two", torch.ones(5, 8)), TimedText("nine", torch.zeros(0, 8))]
+    asked = [Utterance("one two", Voice(torch.ones(5, 8))), Utterance("nine")]
 
     def frames(run):
         lengths = open_lengths("", 100.0, run, lambda: pytest.fail("the fit was asked"))

@@ -19,7 +19,7 @@ import tyro
 
 from tests.helpers.sampled_run import HOP
 from titan_tts.speak.joining import join
-from titan_tts.speak.synthesizer import Utterance, Voice
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -80,7 +80,7 @@ def speech(url, **body):
 def said(synthesizer, text="one two", voice="ann", **more):
     chosen = synthesizer.speaker(voice)
     whole = Utterance(text, chosen, synthesizer.conditions(chosen), **more)
-    pieces = synthesizer.pieces(whole, soon=True)
+    pieces = synthesizer.pieces(whole, low_latency=True)
     return join([each.waveform for each in synthesizer.synthesize(pieces)], 100)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from titan_tts.serving.batcher import Batcher, Closed, QueueFull
-from titan_tts.speak.synthesizer import Utterance
+from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.errors import InputError
 
 

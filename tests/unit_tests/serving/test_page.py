@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from tests.helpers.browser import browse
-from titan_tts.speak.synthesizer import Utterance
+from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.errors import InputError
 
 pytest.importorskip("gradio", reason="the extra serve is not installed")

@@ -1,8 +1,10 @@
-"""A run to sample from and its shards."""
+"""A run to sample from, its shards, and `titan-tts generate` with it."""
 
 import pytest
 
-from tests.helpers import sampled_run
+from tests.helpers import sampled_run, served
+from titan_tts.cli import main
+from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +15,37 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def loaded(tmp_path, shards):
     return sampled_run.make_run(tmp_path, shards)
+
+
+@pytest.fixture
+def synthesizer(tmp_path, shards):
+    return served.make_synthesizer(tmp_path, shards)
+
+
+@pytest.fixture
+def generate(loaded, tmp_path, monkeypatch):
+    """`titan-tts generate run` in the test's folder; `asked` has what the sampler was given."""
+    asked = []
+
+    def sample(model, tokenizer, objective, requests, sampling, seed, *more):
+        assert model is loaded.model
+        asked.append((requests, sampling, seed))
+        return generate_latents(model, tokenizer, objective, requests, sampling, seed, *more)
+
+    package = "torchtitan.models.dit_tts"
+    for name, replacement in (
+        (f"{package}.speech.codec.build_codec", lambda *_: sampled_run.Echo()),
+        (f"{package}.speech.codec.record.check_codec", lambda *_: None),
+        (f"{package}.config.manager.load_run_config", lambda folder, args=(): loaded.config),
+        ("titan_tts.speak.load_run.load_run", lambda *_: loaded),
+        ("titan_tts.speak.synthesizer.generate_latents", sample),
+    ):
+        monkeypatch.setattr(name, replacement)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/checkpoint/step-7").mkdir(parents=True)
+
+    def command(*arguments):
+        return main(["generate", "run", *map(str, arguments)])
+
+    command.asked, command.loaded = asked, loaded
+    return command

@@ -1,4 +1,4 @@
-"""Lengths of utterances: the ways to tell them, and how what the reference says corrects them."""
+"""Lengths of utterances: the estimators, and how a reference whose text is known corrects them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,14 +10,15 @@ import torch
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sentences import refused
 from titan_tts.speak import lengths
-from titan_tts.speak.lengths import Lengths, TimedText, open_lengths
+from titan_tts.speak.lengths import Lengths, open_lengths
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 WEIGHTS = np.zeros(257)
 WEIGHTS[ord("a")], WEIGHTS[ord("b")] = 2.0, 5.0
 FIT = LinearDurationModel(WEIGHTS, {"ann": 3.0})
-NOBODY = TimedText("aab", torch.zeros(0, CHANNELS))
-SAID = replace(NOBODY, reference=torch.zeros(100, CHANNELS), reference_text="bbbbb")
+NOBODY = Utterance("aab")
+SAID = replace(NOBODY, voice=Voice(torch.zeros(100, CHANNELS), text="bbbbb"))
 
 
 @pytest.fixture
@@ -30,74 +31,63 @@ def asked(run, choice: str = "", scale: float = 1.0) -> Lengths:
     return open_lengths(choice, scale, run, lambda: FIT)
 
 
+def of(utterance: Utterance, **voice) -> Utterance:
+    return replace(utterance, voice=replace(utterance.voice, **voice))
+
+
 def test_the_fit_is_the_default_and_lengths_are_scaled(alone):
     found = asked(alone)
     assert found.name == "the fit on the training data"
-    assert found.frames([NOBODY, replace(NOBODY, speaker="ann")]) == [9, 27]
+    assert found.frames([NOBODY, of(NOBODY, speaker="ann")]) == [9, 27]
     assert asked(alone, "fit", 2.0).frames([NOBODY]) == [18]
     assert found.frames([replace(NOBODY, text="")]) == [1] and found.frames([]) == []
 
 
 def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
     """It takes 100 frames where the fit says 25: by half, as it is of 100. A speaker's own rate is known
-    better from all of the training data."""
+    better from all of the training data. The rate rule takes as many frames per byte as the reference has."""
     assert asked(alone).frames([SAID, NOBODY]) == [round(9 * 4**0.5), 9]
-    assert asked(alone).frames([replace(SAID, speaker="ann")]) == [27]
-    unsaid = replace(SAID, reference_text="zz")
-    assert asked(alone).frames([unsaid]) == [9]  # the fit knows none of its letters
+    assert asked(alone).frames([of(SAID, speaker="ann")]) == [27]
+    assert asked(alone).frames([of(SAID, text="zz")]) == [9]  # the fit knows none of its letters
+    assert asked(alone).frames([of(SAID, reference=None)]) == [9]
+    rate = asked(alone, "rate")
+    assert rate.frames([SAID, replace(SAID, text="äa")]) == [60, 60]
+    refused(lambda: rate.frames([SAID, NOBODY]), "--duration = rate", "--reference-text")
 
 
 @pytest.mark.parametrize("frames", [4197, 1e300, np.inf, np.nan])
 def test_a_length_that_no_speech_has_is_refused(frames):
-    """Whoever tells it: 4,096 frames, and 25 for each of four characters."""
-    found = Lengths(
-        "the fit", lambda texts: [4196 if t.text == "aaaa" else frames for t in texts], 10
-    )
-    least = replace(NOBODY, text="aaaa")
-    assert found.frames([least]) == [41960]
-    asked = replace(NOBODY, text="abbb")
-    refused(
-        lambda: found.frames([least, asked]), "the fit gives", "'abbb'", "at most 4196", "--seconds"
-    )
+    """Whatever estimates it: the limit is 4,096 frames, and 25 for each of four characters."""
 
+    def estimate(utterances):
+        return [4196 if each.text == "aaaa" else frames for each in utterances]
 
-def test_the_rate_rule_has_as_many_frames_per_byte_as_the_reference(alone):
-    found = asked(alone, "rate")
-    assert found.frames([SAID, replace(SAID, text="äa")]) == [60, 60]
-    refused(lambda: found.frames([SAID, NOBODY]), "--duration = rate", "--reference-text")
-
-
-class Counting:
-    """Predicts as many frames as there are characters, times the mean of the reference it is given."""
-
-    def __init__(self):
-        self.batches = []
-
-    def __call__(self, model, tokenizer, requests, device, text_encoder):
-        self.batches.append(len(requests))
-        return [len(r.text) * float(r.reference.mean()) for r in requests]
+    found, longest = Lengths("the fit", estimate, 10), Utterance("aaaa")
+    assert found.frames([longest]) == [41960]
+    words = "the fit gives", "'abbb'", "at most 4196", "--seconds"
+    refused(lambda: found.frames([longest, Utterance("abbb")]), *words)
 
 
 def test_a_predictor_hears_as_much_of_the_reference_as_it_was_trained_on(alone, monkeypatch):
-    predictor = SimpleNamespace(
-        config=alone.config,
-        model=None,
-        tokenizer=None,
-        device=None,
-        text_encoder=None,
-        step=5,
-    )
-    counting = Counting()
-    monkeypatch.setattr(lengths, "predict_frames", counting)
+    """In batches; it predicts here a frame per character, times the mean of the reference."""
+    batches = []
+
+    def predict(model, tokenizer, requests, device, text_encoder):
+        batches.append(len(requests))
+        return [len(r.text) * float(r.reference.mean()) for r in requests]
+
+    names = ("model", "tokenizer", "device", "text_encoder")
+    predictor = SimpleNamespace(config=alone.config, step=5, **dict.fromkeys(names))
+    monkeypatch.setattr(lengths, "predict_frames", predict)
     monkeypatch.setattr(lengths, "load_predictor", lambda folder, config, encoder: predictor)
     monkeypatch.setattr(lengths, "_BATCH", 2)
     found = asked(alone, "outputs/duration")
     assert found.name == "outputs/duration step 5"
     limit = alone.config.data.max_speaker_frames
     reference = torch.cat([torch.full((limit, CHANNELS), 4.0), torch.zeros(limit, CHANNELS)])
-    text = replace(NOBODY, reference=reference)
+    text = of(NOBODY, reference=reference)
     assert found.frames([text, replace(text, text="a"), text]) == [12, 4, 12]
-    assert counting.batches == [2, 1]
+    assert batches == [2, 1]
 
 
 def config_of(run, flavor: str, **data):
@@ -111,15 +101,12 @@ def config_of(run, flavor: str, **data):
     [
         ("run/duration", "duration", "other data", True),
         ("duration", "duration", None, True),
-        ("duration", "duration", "other data", False),
+        ("duration", "duration", "other data", False),  # next to the run: of the same data only
         ("run/duration", "debug", None, False),
         ("elsewhere", "duration", None, False),
     ],
 )
-def test_a_predictor_is_found_in_and_beside_the_run(
-    alone, tmp_path, monkeypatch, place, flavor, path, found
-):
-    """Beside it only one of the same data."""
+def test_where_a_predictor_is_found(alone, tmp_path, monkeypatch, place, flavor, path, found):
     there = tmp_path / place
     config = config_of(alone, flavor, path=path or alone.config.data.path)
 
@@ -134,37 +121,29 @@ def test_a_predictor_is_found_in_and_beside_the_run(
     assert lengths.find_predictor(alone.folder, alone.config) == wanted
 
 
-@pytest.mark.parametrize(
-    "flavor, data, words",
-    [
-        ("debug", {}, ["flavor = 'debug'", "give a run of 'duration'"]),
-        ("duration", {"latent_channels": 7}, ["latent_channels = 7", "train a predictor"]),
-        ("duration", {"frames_per_second": 50.0}, ["frames_per_second = 50.0"]),
-    ],
-)
-def test_what_predicts_no_length_of_this_run_is_refused(
-    alone, tmp_path, monkeypatch, flavor, data, words
-):
-    monkeypatch.setattr(lengths, "load_run_config", lambda _: config_of(alone, flavor, **data))
-    refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", *words)
-
-
-@pytest.mark.parametrize("model, given", [("google-t5/t5-base", "/new/t5"), ("bytes", "")])
-def test_a_predictor_finds_the_runs_encoder_where_it_is_now(
-    alone, tmp_path, monkeypatch, model, given
-):
-    """Not where it has an encoder of its own."""
-    alone.config.encoder.model = "google-t5/t5-base"
-    own = config_of(alone, "duration")
-    own.encoder = replace(own.encoder, model=model)
-    asked = []
-    monkeypatch.setattr(lengths, "load_run_config", lambda _: own)
-    monkeypatch.setattr(
-        lengths, "load_run", lambda *a, encoder: asked.append(encoder) or replace(alone, step=5)
-    )
-    open_lengths(str(tmp_path), 1.0, alone, lambda: FIT, "/new/t5")
-    assert asked == [given]
-
-
-def test_a_number_is_no_predictor(alone):
+def test_which_predictors_are_refused(alone, tmp_path, monkeypatch):
     refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit, rate or the folder", "--seconds")
+    for flavor, data, *words in (
+        ("debug", {}, "flavor = 'debug'", "give a run of 'duration'"),
+        ("duration", {"latent_channels": 7}, "latent_channels = 7", "train a predictor"),
+        ("duration", {"frames_per_second": 50.0}, "frames_per_second = 50.0"),
+    ):
+        other = config_of(alone, flavor, **data)
+        monkeypatch.setattr(lengths, "load_run_config", lambda _, other=other: other)
+        refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", *words)
+
+
+def test_a_predictor_with_the_runs_encoder_finds_it_at_its_present_path(
+    alone, tmp_path, monkeypatch
+):
+    alone.config.encoder.model = "google-t5/t5-base"
+    loads = []
+    monkeypatch.setattr(
+        lengths, "load_run", lambda *a, encoder: loads.append(encoder) or replace(alone, step=5)
+    )
+    for model in ("google-t5/t5-base", "bytes"):
+        own = config_of(alone, "duration")
+        own.encoder = replace(own.encoder, model=model)
+        monkeypatch.setattr(lengths, "load_run_config", lambda _, own=own: own)
+        open_lengths(str(tmp_path), 1.0, alone, lambda: FIT, "/new/t5")
+    assert loads == ["/new/t5", ""]

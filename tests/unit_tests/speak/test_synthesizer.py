@@ -1,22 +1,17 @@
-"""Texts and voices to waveforms: alone as in a batch, and long texts in pieces."""
+"""The synthesizer: batches, lengths, long texts, and `from_pretrained`."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.helpers import served
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
+from titan_tts import from_pretrained
 from titan_tts.speak.joining import faded, join, pause
 from titan_tts.speak.long_text import clean_text, split_text
-from titan_tts.speak.synthesizer import Utterance, Voice
-
-
-@pytest.fixture
-def synthesizer(tmp_path, shards):
-    return served.make_synthesizer(tmp_path, shards)
+from titan_tts.speak.utterance import Utterance, Voice
 
 
 def test_alone_as_in_a_batch(synthesizer):
@@ -34,26 +29,32 @@ def test_alone_as_in_a_batch(synthesizer):
     assert synthesizer.synthesize([]) == []
     refused(lambda: synthesizer.synthesize(texts, ["ann", "bob"]), "3 texts with 2 voices")
     refused(lambda: synthesizer.synthesize(["one"], ["eve"]), "--speaker = eve", "'ann', 'bob'")
+    for options, *words in (
+        ({"banana": 1}, "no option 'banana'", "sampling_steps"),
+        ({"seed": 1}, "no option 'seed'"),
+        ({"dtype": "bf16"}, "dtype = 'bf16'", "auto, float32, bfloat16"),
+        ({"compile": True}, "compile = True", "off, default, reduce-overhead"),
+    ):
+        refused(lambda given=options: from_pretrained("run", **given), *words)
 
 
-def test_any_number_is_said_in_batches_of_similar_length(synthesizer, monkeypatch):
+def test_any_number_is_said_in_batches_of_similar_length(synthesizer):
     voice = synthesizer.speaker("ann")
-    utterances = [Utterance("one", voice, seconds=seconds) for seconds in (0.4, 0.1, 0.3, 0.2)]
-    requests = synthesizer.requests(utterances)
+    requests = synthesizer.requests([Utterance("one", voice, frames=n) for n in (10, 3, 8, 5)])
     sampling = replace(synthesizer.sampling, text_scale=4.0)
     expected = synthesizer.speak(requests, 2, sampling)
     [other] = synthesizer.speak(requests[:1], 2)
     assert not torch.allclose(other.waveform, expected[0].waveform, atol=1e-4)
     found = list(synthesizer.speak_sorted(requests, 2, 3, sampling))
-    assert [place for place, _ in found] == [1, 3, 2, 0]
-    for place, speech in found:
-        torch.testing.assert_close(speech.waveform, expected[place].waveform, atol=1e-5, rtol=0)
+    assert [index for index, _ in found] == [1, 3, 2, 0]
+    for index, speech in found:
+        torch.testing.assert_close(speech.waveform, expected[index].waveform, atol=1e-5, rtol=0)
 
 
 def test_speed_and_length(synthesizer):
     ann = synthesizer.speaker("ann")
     usual = Utterance("one two one two", ann)
-    given = Utterance("one", ann, seconds=2.0, speed=2.0)
+    given = Utterance("one", ann, frames=50, speed=2.0)
     frames = synthesizer.frames([usual, given, replace(usual, speed=2.0), usual])
     assert frames[0] == frames[3] and frames[1:3] == [50, round(frames[0] / 2)]
     assert synthesizer.conditions(ann) == {"speaker": "ann"}
@@ -67,43 +68,45 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     pieces = synthesizer.pieces(whole)
     assert len(pieces) > 2 and max(synthesizer.frames(pieces)) <= 8
     assert " ".join(piece.text for piece in pieces).split() == whole.text.split()
-    # Their lengths are those of their texts.
-    unmeasured = [replace(piece, seconds=None) for piece in pieces]
+    unmeasured = [replace(piece, frames=None) for piece in pieces]
     assert synthesizer.frames(unmeasured) == synthesizer.frames(pieces)
     data.max_frames, data.max_text_tokens = 10_000, 20
     lengths = [len(synthesizer.run.tokenizer.encode(p.text)) for p in synthesizer.pieces(whole)]
     assert max(lengths) <= 20 and len(lengths) > 3
-    [given] = synthesizer.pieces(replace(whole, seconds=1.0))
-    assert given == replace(whole, text=whole.text.strip(), seconds=1.0)
+    [given] = synthesizer.pieces(replace(whole, frames=25))
+    assert given == replace(whole, text=whole.text.strip(), frames=25)
 
 
 def at_most(characters: int):
     return lambda texts: [len(each.strip()) / characters for each in texts]
 
 
-def test_where_a_text_is_split():
-    text = 'He said "Go." Then he went; slowly, as ever... and so on'
-    assert split_text(text, at_most(99)) == [text]
-    short = split_text(text, at_most(14))
-    assert short == ['He said "Go."', "Then he went;", "slowly,", "as ever...", "and so on"]
-    assert split_text("incomprehensibilities now", at_most(9)) == [
-        "incompreh",
-        "ensibilit",
-        "ies now",
-    ]
-    assert split_text("Dr. Who and J. Bach. Yes!", at_most(20)) == ["Dr. Who and J. Bach.", "Yes!"]
-    assert split_text("One.\nTwo.", at_most(5)) == ["One.", "Two."]
-    # Chinese has no blanks, and its closing marks belong to the sentence before.
-    assert split_text("你好。再见！？”好。", at_most(99)) == ["你好。再见！？”好。"]
-    assert split_text("你好。再见！？”好。", at_most(5)) == ["你好。", "再见！？”", "好。"]
+@pytest.mark.parametrize(
+    "text, characters, pieces",
+    [
+        (
+            'He said "Go." Then he went; slowly, as ever... and so on',
+            14,
+            ['He said "Go."', "Then he went;", "slowly,", "as ever...", "and so on"],
+        ),
+        ("incomprehensibilities now", 9, ["incompreh", "ensibilit", "ies now"]),
+        ("Dr. Who and J. Bach. Yes!", 20, ["Dr. Who and J. Bach.", "Yes!"]),
+        ("One.\nTwo.", 5, ["One.", "Two."]),
+        # Chinese has no blanks, and its closing marks belong to the sentence before.
+        ("你好。再见！？”好。", 5, ["你好。", "再见！？”", "好。"]),
+    ],
+)
+def test_where_a_text_is_split(text, characters, pieces):
+    assert split_text(text, at_most(characters)) == pieces
+    assert split_text(text, at_most(99)) == [" ".join(text.split())]
+
+
+def test_the_first_piece_is_short_at_low_latency_and_lines_are_joined():
+    text = "One two three four. Five six. Seven."
+    assert split_text(text, at_most(99), True) == ["One two three four.", "Five six. Seven."]
+    assert split_text("Yes. No. Or what? Well.", at_most(99), True)[0] == "Yes. No. Or what?"
     assert clean_text(" a\r\nb\t c \n \n\nd\n") == "a b c\nd" and clean_text(" \n") == ""
     assert clean_text("天气\n很好") == "天气很好"
-
-
-def test_the_first_piece_is_short_where_it_is_to_be_there_soon():
-    text = "One two three four. Five six. Seven."
-    assert split_text(text, at_most(99), soon=True) == ["One two three four.", "Five six. Seven."]
-    assert split_text("Yes. No. Or what? Well.", at_most(99), soon=True)[0] == "Yes. No. Or what?"
 
 
 def test_pieces_are_joined_without_clicks():

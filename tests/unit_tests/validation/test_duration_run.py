@@ -9,8 +9,9 @@ import torch
 
 from tests.helpers.small_models import small_args
 from tests.helpers.tiny_runs import Folder
-from titan_tts.speak.lengths import TimedText, find_predictor, open_lengths
+from titan_tts.speak.lengths import find_predictor, open_lengths
 from titan_tts.speak.load_run import load_run
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts import model_config
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -79,7 +80,7 @@ def test_it_learns_text_and_voice_and_generation_finds_it(tmp_path, train, data)
     assert find_predictor(tmp_path / "speech", config) == folder
     lengths = open_lengths("", 1.0, speaking, lambda: fit)
     texts = [
-        TimedText(text, torch.full((frames, CHANNELS), sign))
+        Utterance(text, Voice(torch.full((frames, CHANNELS), sign)))
         for text, frames, sign in (("abcd", 8, -1.0), ("dd", 3, 1.0), ("ab" * 9, 5, 1.0))
     ]
     found = lengths.estimate(texts)

@@ -1,0 +1,69 @@
+"""What a model is asked to say, in whose voice, and the speech that it makes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
+
+
+@dataclass(frozen=True)
+class Voice:
+    """The voice to speak in."""
+
+    reference: Tensor | None = None
+    """(R, C) latents; None: no particular speaker"""
+
+    speaker: str = ""
+    """name in the training data: selects the rate of speech, and the token where the model has one"""
+
+    text: str = ""
+    """text of the reference; empty: not known"""
+
+    def latents(self, data: Data) -> Tensor:
+        """The reference as a model takes it: at most max_speaker_frames; (0, C) without one."""
+        if self.reference is None:
+            return torch.zeros(0, data.latent_channels)
+        return self.reference[: data.max_speaker_frames]
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One text to say."""
+
+    text: str
+    voice: Voice = Voice()
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """values of the conditioning tokens except duration, named as in a sample's JSON"""
+
+    frames: int | None = None
+    """length in latent frames; None: estimated"""
+
+    speed: float = 1.0
+    """divides the estimated length"""
+
+    candidate: int = 0
+    """number of the rendition: another number draws other noise"""
+
+
+@dataclass(frozen=True)
+class Speech:
+    """The speech of one utterance."""
+
+    waveform: Tensor
+    """(samples,) float32 in [-1, 1] on the CPU"""
+
+    sample_rate: int
+    latents: Tensor
+    """(T, C)"""
+
+    candidate: int = 0
+    transcript: str | None = None
+    """what the recognizer heard; None: no recognizer listened"""
+
+    errors: Errors | None = None
+    """of the transcript"""
