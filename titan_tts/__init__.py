@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from titan_tts.speak.synthesizer import Synthesizer
 
 
-def lay_overlay() -> None:
+def install_overlay() -> None:
     """Makes `torchtitan` importable from any folder, our modules first, without upstream's `__init__`."""
     if "torchtitan" in sys.modules:
         return
@@ -48,12 +48,12 @@ def lay_overlay() -> None:
         models._supported_models |= {"dit_tts"}
 
 
-def call_overlaid(target: str, *args: object) -> object:
+def call_in_overlay(target: str, *args: object) -> object:
     """Calls "module:function" in a process that may have started without our modules.
 
     Spawned and Ray's processes import functions by name; this module they can always import.
     """
-    lay_overlay()
+    install_overlay()
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)(*args)
 
@@ -64,14 +64,14 @@ def from_pretrained(name: "str | Path", **options: Any) -> "Synthesizer":
     Args:
         name: a folder that `titan-tts export` wrote, a run's folder, or OWNER/NAME on the Hugging Face hub.
     """
-    lay_overlay()
+    install_overlay()
     from titan_tts.speak.pretrained import from_pretrained
 
     return from_pretrained(name, **options)
 
 
 def main() -> None:
-    lay_overlay()
+    install_overlay()
     from titan_tts.cli import main as cli_main
 
     sys.exit(cli_main(sys.argv[1:]))

@@ -21,8 +21,8 @@ _PASSED_ON = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 _AGENT = (
-    "import sys; from titan_tts import call_overlaid; "
-    "sys.exit(call_overlaid('titan_tts.launch.torchrun:agent', sys.argv[1:]))"
+    "import sys; from titan_tts import call_in_overlay; "
+    "sys.exit(call_in_overlay('titan_tts.launch.torchrun:agent', sys.argv[1:]))"
 )
 
 

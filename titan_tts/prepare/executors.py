@@ -89,7 +89,7 @@ def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]
 
 
 def _call(function: str, *args: Any) -> dict[str, Any]:
-    return cast(dict, titan_tts.call_overlaid(f"{_PACKAGE}.{function}", *args))
+    return cast(dict, titan_tts.call_in_overlay(f"{_PACKAGE}.{function}", *args))
 
 
 _device = ""  # of this worker
@@ -132,12 +132,14 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
     for number in range(workers):
         queue.put(devices[number % len(devices)])
     start = (f"{_PACKAGE}.executors:start_worker", queue)
-    pool = ProcessPoolExecutor(workers, context, titan_tts.call_overlaid, start)
+    pool = ProcessPoolExecutor(workers, context, titan_tts.call_in_overlay, start)
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
         target = f"{_PACKAGE}.executors:work"
         try:
-            futures = {pool.submit(titan_tts.call_overlaid, target, function, *job) for job in jobs}
+            futures = {
+                pool.submit(titan_tts.call_in_overlay, target, function, *job) for job in jobs
+            }
             for future in as_completed(futures):
                 yield cast(dict, future.result())
         except BrokenProcessPool:
@@ -174,7 +176,7 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
             import titan_tts
 
             device = "cuda:0" if on_gpu else "cpu"  # Ray shows a task its own GPU only
-            result = titan_tts.call_overlaid(target, *json.loads(row["job"]), device)
+            result = titan_tts.call_in_overlay(target, *json.loads(row["job"]), device)
             return {"result": json.dumps(result)}
 
         rows = [{"job": json.dumps(job)} for job in jobs]

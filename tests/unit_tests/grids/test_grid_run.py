@@ -138,7 +138,7 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
         # A shell starts what is in its background with SIGINT ignored.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from titan_tts import lay_overlay; lay_overlay();"
+        "from titan_tts import install_overlay; install_overlay();"
         "from titan_tts.grids import runner;"
         "slow = sys.argv[3].replace('import json', 'import time; time.sleep(0.7); import json', 1);"
         "runner.train_command = lambda config, *_, **__: [sys.executable, '-c', slow, str(config.parent)];"

@@ -99,9 +99,9 @@ class CheckpointWriter(dcp.FileSystemWriter):
     def __reduce__(self):
         # DCP's own process for saving may have started without our modules.
         target = "torchtitan.models.dit_tts.run.checkpoint_storage:CheckpointWriter"
-        from titan_tts import call_overlaid
+        from titan_tts import call_in_overlay
 
-        return call_overlaid, (target, self.final_path, self.trained_with)
+        return call_in_overlay, (target, self.final_path, self.trained_with)
 
     def storage_meta(self) -> StorageMeta:
         # Pickled paths name a module that not every Python has.
