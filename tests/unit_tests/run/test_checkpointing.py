@@ -18,17 +18,18 @@ from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
 EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
 
 
+def watch(monkeypatch, module, name, note) -> None:
+    """Has note(name) called before each call of a function."""
+    function = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a, **k: (note(name), function(*a, **k))[1])
+
+
 @pytest.fixture
 def exchanges(monkeypatch):
     """Names of the functions of torch.distributed by which objects were exchanged."""
     names = []
-
-    def watch(name):
-        function = getattr(dist, name)
-        monkeypatch.setattr(dist, name, lambda *a, **k: names.append(name) or function(*a, **k))
-
     for name in EXCHANGES:
-        watch(name)
+        watch(monkeypatch, dist, name, lambda name: names.append(name))
     return names
 
 
@@ -44,18 +45,8 @@ def test_a_process_alone_exchanges_nothing_to_save_and_to_load(train, exchanges,
 @pytest.mark.long
 def test_ranks_on_cpus_exchange_by_one_thread(tmp_path, train, exchanges, monkeypatch):
     threads = []
-
-    def watch(name):
-        function = getattr(dcp, name)
-
-        def watched(*arguments, **options):
-            threads.append((name, torch.get_num_threads()))
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(dcp, name, watched)
-
-    watch("save")
-    watch("load")
+    for name in ("save", "load"):
+        watch(monkeypatch, dcp, name, lambda name: threads.append((name, torch.get_num_threads())))
     monkeypatch.setattr(collectives, "single_process", lambda: False)
     torch.set_num_threads(2)
     try:
