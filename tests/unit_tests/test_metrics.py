@@ -1,6 +1,5 @@
 """Metrics of a run: peaks, sums over micro-batches, padding, and the logs after a resume."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,34 +20,18 @@ ARGS = model_flavors()["debug"]
 LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayout(2, 2)]
 
 
-@pytest.mark.parametrize(
-    "device, tflops",
-    [
-        ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA H200 NVL", 835),
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA L40S", 362),
-    ],
-)
-def test_peak_of_known_devices(device, tflops):
-    assert peak_flops(device, 0.0) == tflops * 1e12
+def test_peaks_of_devices():
+    known = {"H200 NVL": 835, "GH200 480GB": 989, "H100 80GB HBM3": 989, "H100 PCIe": 756}
+    for device, tflops in known.items():
+        assert peak_flops(f"NVIDIA {device}", 0.0) == tflops * 1e12
+        assert peak_flops(f"NVIDIA {device}", 500.0) == 500e12
+    for device in ("", "NVIDIA H20", "NVIDIA RTX A1000", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"):
+        assert peak_flops(device, 0.0) is None
+        assert peak_flops(device, 500.0) == 500e12
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["", "NVIDIA H20", "NVIDIA RTX A1000", "NVIDIA L40", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"],
-)
-def test_an_unknown_device_has_no_peak_unless_it_is_given(device):
-    assert peak_flops(device, 0.0) is None
-    assert peak_flops(device, 500.0) == peak_flops("NVIDIA H200", 500.0) == 500e12
-
-
-@pytest.mark.parametrize(
-    "seconds, shown", [(0, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (360000, "100:00:00")]
-)
-def test_eta(seconds, shown):
-    assert eta(seconds) == shown
+def test_eta():
+    assert [eta(seconds) for seconds in (59.9, 3661, 360000)] == ["0:00:59", "1:01:01", "100:00:00"]
 
 
 def batch(shape, frames, text_tokens, speaker_frames, text_rows=()) -> MicroBatch:
@@ -71,6 +54,17 @@ def processor(*arguments: str) -> TTSMetricsProcessor:
     return made
 
 
+def rows(tmp_path) -> list[dict]:
+    return JsonLines(tmp_path / "metrics.jsonl").read()
+
+
+def log(
+    metrics: TTSMetricsProcessor, step: int, loss: float = 0.5, sizes: MicroBatch = ONE
+) -> None:
+    metrics.count(sizes)
+    metrics.log_step(step, loss, 1.25, 0.1)
+
+
 def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProcessor:
     made = processor(*arguments)
     made.start(resumed_step, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
@@ -78,9 +72,13 @@ def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProce
 
 
 def test_count_sums_executed_and_useful_flops():
-    metrics = processor()
-    metrics.count(batch((3, 64, 24, 32), [64, 40, 7], [24, 10, 3], [32, 9, 0]))
-    metrics.count(batch((2, 128, 40, 32), [100, 128], [40, 1], [30, 32]))
+    """Of a text encoder what its passes execute, and the tokens of each text alone."""
+    encoder = TextEncoderSizes(matmul_parameters=1000, n_layers=3, attention_dim=16, trained=False)
+    with_encoder, metrics = processor(), processor()
+    with_encoder.model_args = replace(ARGS, text_encoder_sizes=encoder)
+    for each in (with_encoder, metrics):
+        each.count(batch((3, 64, 24, 32), [64, 40, 7], [24, 10, 3], [32, 9, 0], [(1, 40), (2, 8)]))
+        each.count(batch((2, 128, 40, 32), [100, 128], [40, 1], [30, 32]))
     counts = metrics.counts
     assert counts.executed_flops == flops(*[(64, 24, 32)] * 3 + [(128, 40, 32)] * 2)
     assert counts.useful_flops == flops(
@@ -90,27 +88,29 @@ def test_count_sums_executed_and_useful_flops():
     assert counts.padded_frames == 3 * 64 + 2 * 128
     assert set(metrics.shapes) == {(3, 64, 24, 32), (2, 128, 40, 32)}
 
+    def forward(*tokens):
+        return sum(2 * 1000 * n + 4 * 3 * 16 * n**2 for n in tokens)
 
-def test_no_mfu_against_an_unknown_peak(tmp_path, one_process_group):
-    metrics = started(tmp_path)
-    metrics.peak = None  # as on a CPU; this test may run beside an accelerator
-    metrics.count(ONE)
-    metrics.log_step(1, 0.5, 1.0)
-    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
-    assert row["mfu"] is None and row["goodput_mfu"] is None
-    assert math.isfinite(row["tflops_per_device"])
+    assert with_encoder.counts.executed_flops - counts.executed_flops == forward(40, 8, 8)
+    assert with_encoder.counts.useful_flops - counts.useful_flops == forward(24, 10, 3, 40, 1)
+
+
+HELD_OUT = "--validation.path=/h --validation.freq=7"
 
 
 @pytest.mark.parametrize(
     "arguments, logged",
     [
-        ([], [1, 6, 12, 18, 20]),
-        (["--checkpoint.interval=4"], [1, 4, 6, 8, 12, 16, 18, 20]),
+        ("--metrics.log_freq=6", [1, 6, 12, 18, 20]),
+        ("--checkpoint.interval=4", [1, 4, 8, 12, 16, 20]),
+        (f"{HELD_OUT} --samples.freq=5", [1, 5, 7, 10, 12, 14, 15, 20]),
+        ("--validation.freq=7 --samples.freq=5", [1, 12, 20]),  # nothing is held out
+        (f"{HELD_OUT} --validation.no-enable", [1, 12, 20]),
     ],
-    ids=["first, regular and last", "saved"],
 )
 def test_steps_that_are_logged(arguments, logged):
-    metrics = processor("--metrics.log_freq=6", *arguments)
+    """First, last and regular ones, and those that are saved or validated."""
+    metrics = processor("--metrics.log_freq=12", *arguments.split())
     assert [step for step in range(1, 21) if metrics.should_log(step)] == logged
 
 
@@ -139,18 +139,23 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
-def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, layout):
-    arguments = ["--metrics.peak_tflops=2", "--metrics.no-enable-tensorboard"]
-    config = load_config(["--training.steps=20", *arguments])
+def test_rates_are_of_all_ranks_and_mfu_and_use_of_one(tmp_path, clock, monkeypatch, layout):
+    config = load_config(
+        "--training.steps=20 --metrics.peak_tflops=2 --metrics.no-enable-tensorboard".split()
+    )
+    readings = [None, GpuUse(300.0, 0.5, 70.0), None]
     with fake_process_group(layout) as dims:
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
         metrics = TTSMetricsProcessor(config, dims, ARGS)
+        metrics.gpu = SimpleNamespace(read=lambda: readings.pop(0))
         metrics.start(0, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
         clock.now += 4.0
         metrics.count(MIXED, replaced=1)
         metrics.log_step(1, 0.5, 1.25, 0.1)
-    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
+        metrics.peak, clock.now = None, clock.now + 1
+        log(metrics, 2)
+    row, unknown = rows(tmp_path)
     assert (row["step"], row["loss"], row["grad_norm"], row["lr"]) == (1, 0.5, 1.25, 0.1)
     assert row["compiled_shapes"] == 1
     ranks = layout.gpus
@@ -164,6 +169,9 @@ def test_rates_are_of_all_ranks_and_mfu_of_one(tmp_path, clock, monkeypatch, lay
     assert row["tflops_per_device"] == pytest.approx(2 * long / 4 / 1e12)
     assert row["mfu"] == pytest.approx(2 * long / 4 / 2e12)
     assert row["goodput_mfu"] == pytest.approx((long + short) / 4 / 2e12)
+    names = ("gpu_power_watts", "gpu_utilization", "gpu_memory_used_gib")
+    assert [row[name] for name in names] == [300.0, 0.5, 70.0]
+    assert [unknown[name] for name in (*names, "mfu", "goodput_mfu")] == [None] * 5
 
 
 def test_times_are_of_this_life(tmp_path, one_process_group, clock):
@@ -171,19 +179,21 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     metrics = processor()
     clock.now += 1000.0  # compiling, opening the data
     metrics.start(8, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
-    rows = []
     for step, seconds, loading in ((10, 6.0, [0.5, 1.0]), (14, 20.0, [2.0])):
         clock.now += seconds
         metrics.data_loading_times.extend(loading)
-        metrics.count(ONE)
-        metrics.log_step(step, 0.5, 1.0)
-        rows = JsonLines(tmp_path / "metrics.jsonl").read()
-    assert [row["seconds_per_step"] for row in rows] == [3.0, 5.0]
-    assert [row["data_loading_fraction"] for row in rows] == [0.25, 0.1]
-    assert [row["samples_per_second"] for row in rows] == [1 / 6, 1 / 20]
-    assert [row["progress"] for row in rows] == [0.5, 0.7]
+        log(metrics, step)
+    found = rows(tmp_path)
+    assert [row["seconds_per_step"] for row in found] == [3.0, 5.0]
+    assert [row["data_loading_fraction"] for row in found] == [0.25, 0.1]
+    assert [row["samples_per_second"] for row in found] == [1 / 6, 1 / 20]
+    assert [row["progress"] for row in found] == [0.5, 0.7]
     # 2 steps in 6 s and 10 are left; then 6 in 26 s and 6 are left.
-    assert [row["eta_seconds"] for row in rows] == pytest.approx([30.0, 26.0])
+    assert [row["eta_seconds"] for row in found] == pytest.approx([30.0, 26.0])
+    clock.now += 50.0
+    metrics.exclude_time(40.0)
+    log(metrics, 18)
+    assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(2.5)
 
 
 def test_a_benchmark_knows_its_end_better(tmp_path, clock, one_process_group, caplog):
@@ -192,31 +202,11 @@ def test_a_benchmark_knows_its_end_better(tmp_path, clock, one_process_group, ca
     metrics.total_steps, metrics.seconds_after = 8, 60.0
     for step, median in ((4, None), (10, 0.5)):
         clock.now += 20.0
-        metrics.count(ONE)
-        metrics.log_step(step, 0.5, 1.0)
+        log(metrics, step)
         metrics.total_steps, metrics.step_seconds, metrics.seconds_after = 40, 0.5, 0.0
-    rows = JsonLines(tmp_path / "metrics.jsonl").read()
     # The warm-up's other 4 steps as the first, and what comes after; then 30 steps of half a second.
-    assert [row["eta_seconds"] for row in rows] == [4 * 5.0 + 60.0, 15.0]
+    assert [row["eta_seconds"] for row in rows(tmp_path)] == [4 * 5.0 + 60.0, 15.0]
     assert "step: 4/8 (50% of the warm-up)" in caplog.text and "step: 10/40 (25%)" in caplog.text
-
-
-def test_the_text_encoder_counts():
-    """What its passes execute, and of that the tokens of each text alone."""
-    encoder = TextEncoderSizes(matmul_parameters=1000, n_layers=3, attention_dim=16, trained=False)
-    metrics, plain = processor(), processor()
-    metrics.model_args = replace(ARGS, text_encoder_sizes=encoder)
-    sizes = batch((2, 64, 24, 32), [64, 40], [24, 10], [32, 9], [(1, 40), (2, 8)])
-    metrics.count(sizes)
-    plain.count(sizes)
-
-    def forward(tokens):
-        return 2 * 1000 * tokens + 4 * 3 * 16 * tokens**2
-
-    executed = metrics.counts.executed_flops - plain.counts.executed_flops
-    assert executed == forward(40) + 2 * forward(8)
-    useful = metrics.counts.useful_flops - plain.counts.useful_flops
-    assert useful == forward(24) + forward(10)
 
 
 def test_peak_memory_is_per_logged_step_and_the_maximum_of_the_run(tmp_path, one_process_group):
@@ -229,11 +219,9 @@ def test_peak_memory_is_per_logged_step_and_the_maximum_of_the_run(tmp_path, one
         reset_peak_stats=lambda: peaks.append(1.0),
     )
     for step in (1, 2):
-        metrics.count(ONE)
-        metrics.log_step(step, 0.5, 1.0)
-    rows = JsonLines(tmp_path / "metrics.jsonl").read()
-    assert [row["peak_memory_gib"] for row in rows] == [2.0, 1.0]
-    assert [row["peak_allocated_gib"] for row in rows] == [1.0, 0.5]
+        log(metrics, step)
+    assert [row["peak_memory_gib"] for row in rows(tmp_path)] == [2.0, 1.0]
+    assert [row["peak_allocated_gib"] for row in rows(tmp_path)] == [1.0, 0.5]
     assert metrics.max_memory_gib() == (1.0, 2.0)
 
 
@@ -250,9 +238,8 @@ def test_pages_of_the_trackers_are_grouped_with_the_loss_first(tmp_path, one_pro
     metrics = started(tmp_path)
     logged = {}
     metrics.trackers = SimpleNamespace(log_scalars=lambda values, step: logged.update(values))
-    metrics.count(ONE)
-    metrics.log_step(1, 0.5, 1.0, 0.1)
-    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
+    log(metrics, 1)
+    (row,) = rows(tmp_path)
     flat = {name.rpartition("/")[2]: value for name, value in logged.items()}
     assert row.pop("loss_by_time") == []
     assert flat == {name: value for name, value in row.items() if name not in ("step", "time")}
@@ -277,12 +264,10 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     metrics.count_losses(*first, masked([4, 10, 3, 10]))
     bad = [0.5, float("nan"), float("inf")]
     metrics.count_losses(torch.tensor([0.59, 0.0, 0.95]), torch.tensor(bad), masked([2, 9, 9]))
-    metrics.count(ONE)
-    metrics.log_step(1, 0.5, 1.0)
+    log(metrics, 1)
     metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), masked([8]))
-    metrics.count(ONE)
-    metrics.log_step(2, 0.5, 1.0)
-    found = [row["loss_by_time"] for row in JsonLines(tmp_path / "metrics.jsonl").read()]
+    log(metrics, 2)
+    found = [row["loss_by_time"] for row in rows(tmp_path)]
     assert found[0] == [7 / 14, *[None] * 4, pytest.approx(9.5 / 5), *[None] * 3, 0.5]
     assert found[1] == [None, 0.5, *[None] * 8]
     by_time = {name: value for name, value in logged[0].items() if "loss_at" in name}
@@ -295,75 +280,22 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     metrics.count_losses(torch.tensor([0.5]), torch.tensor([4.0]), masked([8]))
     metrics.start(1, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
     metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), masked([8]))
-    metrics.count(ONE)
-    metrics.log_step(2, 0.5, 1.0)
-    assert JsonLines(tmp_path / "metrics.jsonl").read()[-1]["loss_by_time"] == found[1]
-
-
-def test_seconds_that_are_left_out(tmp_path, one_process_group, clock):
-    metrics = started(tmp_path)
-    metrics.count(ONE)
-    clock.now += 50.0
-    metrics.leave_out(40.0)
-    metrics.log_step(4, 0.5, 1.0)
-    (row,) = JsonLines(tmp_path / "metrics.jsonl").read()
-    assert row["seconds_per_step"] == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize(
-    "arguments, logged",
-    [
-        (["--validation.path=/h", "--validation.freq=7"], [1, 7, 12, 14, 20]),
-        (
-            ["--validation.path=/h", "--validation.freq=7", "--samples.freq=5"],
-            [1, 5, 7, 10, 12, 14, 15, 20],
-        ),
-        (["--validation.freq=7", "--samples.freq=5"], [1, 12, 20]),  # nothing is held out
-        (["--validation.path=/h", "--validation.freq=7", "--validation.no-enable"], [1, 12, 20]),
-    ],
-)
-def test_steps_that_are_validated_are_logged(arguments, logged):
-    metrics = processor("--metrics.log_freq=12", *arguments)
-    assert [step for step in range(1, 21) if metrics.should_log(step)] == logged
+    log(metrics, 2)
+    assert rows(tmp_path)[-1]["loss_by_time"] == found[1]
 
 
 def test_only_rank_0_has_trackers(tmp_path, one_process_group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     metrics = started(tmp_path, "--metrics.enable-tensorboard")
-    metrics.count(ONE)
-    metrics.log_step(1, 0.5, 1.0)
+    log(metrics, 1)
     metrics.close()
     assert metrics.trackers is None and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
-def test_use_of_the_gpus_is_the_mean_over_all(tmp_path, monkeypatch, layout):
-    config = load_config(["--training.steps=20", "--metrics.no-enable-tensorboard"])
-    readings = [None, GpuUse(300.0, 0.5, 70.0), None]
-    with fake_process_group(layout) as dims:
-        monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
-        monkeypatch.setattr("torchtitan.models.dit_tts.metrics.device_type", "cpu")
-        metrics = TTSMetricsProcessor(config, dims, ARGS)
-        metrics.gpu = SimpleNamespace(read=lambda: readings.pop(0))
-        metrics.start(0, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
-        for step in (1, 2):
-            metrics.count(ONE)
-            metrics.log_step(step, 0.5, 1.0)
-    known, unknown = JsonLines(tmp_path / "metrics.jsonl").read()
-    names = ("gpu_power_watts", "gpu_utilization", "gpu_memory_used_gib")
-    assert [known[name] for name in names] == [300.0, 0.5, 70.0]
-    assert [unknown[name] for name in names] == [None] * 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("checkpoint", [0, 2])
 def test_a_resume_replaces_the_steps_it_trains_again(tmp_path, one_process_group, checkpoint):
     """Also a run that starts again because it was killed before its first checkpoint."""
-
-    def log(metrics, step, loss):
-        metrics.count(ONE)
-        metrics.log_step(step, loss, 1.0)
-
     file = JsonLines(tmp_path / "metrics.jsonl")
     killed = started(tmp_path, "--metrics.enable-tensorboard")
     for step in (1, 2, 3, 4):

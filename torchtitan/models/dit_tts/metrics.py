@@ -249,7 +249,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self._losses = None
         return [loss / frames if frames else None for loss, frames in sums.T.tolist()]
 
-    def leave_out(self, seconds: float) -> None:
+    def exclude_time(self, seconds: float) -> None:
         """These seconds, of validation, are not training's: throughput does not count them."""
         self.time_last_log += seconds
 

@@ -78,7 +78,7 @@ class Validator:
                 self._record(self._measure_loss(), step, began)
             if speak and self.samples is not None:
                 self._make_samples(self.samples, step)
-        self.metrics.leave_out(time.perf_counter() - began)
+        self.metrics.exclude_time(time.perf_counter() - began)
         if self._best_step() == step:
             self.keep(step)
 
