@@ -6,17 +6,14 @@ import torch.distributed as dist
 from tests.helpers.loaders import CHANNELS, config
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.collectives import (
-    assert_equal_across_ranks,
-    run_on_all_ranks,
-)
+from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks, run_on_all_ranks
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 
 @pytest.fixture
-def beside(monkeypatch):
-    """Puts a second rank beside this one: what it gathers is made from what this one gives."""
+def second_rank(monkeypatch):
+    """Adds a second rank, which gives `other(mine)` to every gathering."""
 
     def put(other, rank=0):
         def gather(gathered, mine, group=None):
@@ -31,51 +28,41 @@ def beside(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_part_has_to_agree(beside, rank):
+def test_every_part_has_to_agree(second_rank, rank):
     parts = {"samples": "a", "tokens": "b", "steps": 4}
-    beside(lambda mine: mine, rank)
+    second_rank(lambda mine: mine, rank)
     assert_equal_across_ranks(parts)
     for name in parts:
-        beside(lambda mine: {**mine, name: 7}, rank)
+        second_rank(lambda mine: {**mine, name: 7}, rank)
         with pytest.raises(InputError, match=f"rank 1 .* its {name} is"):
             assert_equal_across_ranks(parts)
 
 
-def test_data_tokens_and_steps_are_compared(beside, tmp_path):
+def test_data_tokens_and_steps_are_compared(second_rank, tmp_path):
     folder = str(make_shards(tmp_path / "data", 60, seed=1, channels=CHANNELS))
     given = []
-    beside(lambda mine: given.append(mine) or mine)
+    second_rank(lambda mine: given.append(mine) or mine)
     tokenizer = byte_tokenizer()
-    jobs = [
-        config(folder, local=4, total=8, **each)
-        for each in ({"epochs": 2}, {"epochs": 3}, {"seed": 9})
-    ]
-    for job in jobs:
+    for change in ({"epochs": 2}, {"epochs": 3}, {"seed": 9}):
+        job = config(folder, local=4, total=8, **change)
         build_agreed_dataloader(2, 0, tokenizer, job).close()
+        assert given[-1]["steps"] == job.training.steps
     first, longer, reordered = given
     assert first["tokens"] == tokenizer.vocabulary.fingerprint
-    assert [each["steps"] for each in given[:2]] == [job.training.steps for job in jobs[:2]]
     assert longer == {**first, "steps": longer["steps"]} != first
     assert {**reordered, "steps": first["steps"]} != first
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_of_one_rank_is_raised_on_all(beside, rank):
+def test_an_error_of_one_rank_is_raised_on_all(second_rank, rank):
     def fail(rank):
         raise ValueError("no disk")
 
-    other = (None, "no disk"), ("its result", None)
-    beside(lambda mine: other[1], rank)
-    assert run_on_all_ranks(lambda number: number, "read") == (
-        [0, "its result"] if rank == 0 else ["its result", 1]
-    )
-    with pytest.raises(ValueError, match="no disk"):  # its own, as it was
+    second_rank(lambda mine: ("its result", None), rank)
+    found = run_on_all_ranks(lambda number: number, "read")
+    assert found == ([0, "its result"] if rank == 0 else ["its result", 1])
+    with pytest.raises(ValueError, match="no disk"):  # the rank's own error
         run_on_all_ranks(fail, "read")
-    beside(lambda mine: other[0], rank)
+    second_rank(lambda mine: (None, "no disk"), rank)
     with pytest.raises(InputError, match=f"rank {1 - rank} could not read: no disk"):
         run_on_all_ranks(lambda number: number, "read")
-
-
-def test_one_process_needs_no_group():
-    assert run_on_all_ranks(lambda rank: f"rank {rank}", "read") == ["rank 0"]
-    assert_equal_across_ranks({"steps": 1})

@@ -1,4 +1,4 @@
-"""Power, utilisation and memory of the GPU, from a stand-in for NVIDIA's library."""
+"""Power, utilisation and memory of the GPU, from a fake of NVIDIA's library."""
 
 import sys
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.infra.nvml import GpuMonitor, GpuUse
 
 
 class Nvml:
-    """The module pynvml on a machine with two GPUs, of which each is known by its UUID alone."""
+    """The module pynvml on a machine with two GPUs, which have UUIDs."""
 
     class NVMLError(Exception):
         pass
@@ -46,14 +46,12 @@ class Nvml:
 
 @pytest.fixture
 def library(monkeypatch) -> Nvml:
-    """With torch on the second GPU, which is the only one that it sees."""
-    made = Nvml()
+    """torch sees the second GPU alone."""
+    made, second = Nvml(), SimpleNamespace(uuid="bbbb")
     monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="bbbb")
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: second)
     return made
 
 
@@ -66,26 +64,17 @@ def test_power_is_the_mean_since_the_last_reading(library, monkeypatch):
         clock.now += seconds
         library.energy_millijoules += joules * 1000
         assert monitor.read().power_watts == joules / seconds
+    library.energy_millijoules = None  # an old GPU counts no energy
+    assert monitor.read().power_watts == 250.0
 
 
-def test_a_gpu_that_counts_no_energy(library):
-    library.energy_millijoules = None
-    monitor = GpuMonitor()
-    assert [monitor.read().power_watts for _ in range(2)] == [250.0, 250.0]
-
-
-def test_a_gpu_that_is_lost_does_not_end_the_run(library):
+def test_a_gpu_package_or_driver_that_is_missing_or_lost_gives_no_figures(library, monkeypatch):
     monitor = GpuMonitor()
     library.present = False
-    assert monitor.read() is None
-
-
-def test_without_a_driver_a_package_or_a_gpu_nothing_is_known(library, monkeypatch):
-    library.present = False
-    assert GpuMonitor().read() is None
+    assert monitor.read() is None and GpuMonitor().read() is None
     library.present = True
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
-    assert GpuMonitor().read() is None
-    monkeypatch.setitem(sys.modules, "pynvml", library)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pynvml", None)  # importing it fails
+        assert GpuMonitor().read() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert GpuMonitor().read() is None

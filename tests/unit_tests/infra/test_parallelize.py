@@ -1,4 +1,4 @@
-"""Data parallelism on fake ranks: what they send and what the model sees. What per-op checkpointing saves."""
+"""Data parallelism on fake ranks: dtypes of communication and inputs. What per-op checkpointing saves."""
 
 from collections import Counter, defaultdict
 
@@ -26,34 +26,6 @@ from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 ARGS = small_args(text_vocab_size=8, latent_channels=8)
 
 
-def model_on(layout: DataParallelLayout, dims, *arguments: str) -> DiTTTSModel:
-    model = random_model(ARGS)
-    config = load_config(["--activation_checkpoint.mode=none", *arguments])
-    return parallelize_dit_tts(model, dims, config) if layout.gpus > 1 else model
-
-
-def backward(model: DiTTTSModel) -> None:
-    torch.manual_seed(1)
-    inputs = full_inputs(ARGS, rows=2, frames=6, text=3, speaker=8)
-    model(inputs.pop("latents"), inputs.pop("t"), **inputs).square().sum().backward()
-
-
-def test_replicas_sum_their_gradients():
-    """The loss is divided by the frames of all ranks already. The exchange changes nothing here, so
-    a mean over two ranks would be half."""
-    with fake_process_group(DataParallelLayout(1, 1)) as dims:
-        expected = model_on(DataParallelLayout(1, 1), dims)
-        backward(expected)
-    with fake_process_group(DataParallelLayout(2, 1)) as dims:
-        found = model_on(DataParallelLayout(2, 1), dims)
-        backward(found)
-        for (name, value), other in zip(
-            expected.named_parameters(), found.parameters(), strict=True
-        ):
-            gradient = other.grad.to_local() if isinstance(other.grad, DTensor) else other.grad
-            torch.testing.assert_close(gradient, value.grad, msg=name)
-
-
 class Calls(TorchDispatchMode):
     """Calls of operations, and the dtypes of the tensors given to them, by name."""
 
@@ -69,13 +41,36 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "layout", [DataParallelLayout(1, 2), DataParallelLayout(2, 2)], ids=lambda each: each.name
-)
-def test_weights_travel_in_bfloat16_and_gradients_in_float32(layout):
+def backward(model: DiTTTSModel) -> None:
+    torch.manual_seed(1)
+    inputs = full_inputs(ARGS, rows=2, frames=6, text=3, speaker=8)
+    model(inputs.pop("latents"), inputs.pop("t"), **inputs).square().sum().backward()
+
+
+def parallelized(dims, *arguments: str) -> DiTTTSModel:
+    config = load_config(["--activation_checkpoint.mode=none", *arguments])
+    return parallelize_dit_tts(random_model(ARGS), dims, config)
+
+
+def test_replicas_sum_their_gradients():
+    """The loss is already divided by the frames of all ranks. Fake communication changes nothing, so a mean
+    over two ranks would be half."""
+    expected = random_model(ARGS)
+    backward(expected)
+    with fake_process_group(DataParallelLayout(2, 1)) as dims:
+        found = parallelized(dims)
+        backward(found)
+        for (name, value), other in zip(
+            expected.named_parameters(), found.parameters(), strict=True
+        ):
+            torch.testing.assert_close(other.grad.to_local(), value.grad, msg=name)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_travel_in_bfloat16_and_gradients_in_float32(replicas):
     seen = []
-    with fake_process_group(layout) as dims, Calls() as calls:
-        model = model_on(layout, dims, "--training.mixed_precision_param=bfloat16")
+    with fake_process_group(DataParallelLayout(replicas, 2)) as dims, Calls() as calls:
+        model = parallelized(dims, "--training.mixed_precision_param=bfloat16")
         # FSDP's own hook ran before: what the model sees of its inputs.
         model.register_forward_pre_hook(
             lambda _, args: seen.extend(each.dtype for each in args[:2])
@@ -84,11 +79,11 @@ def test_weights_travel_in_bfloat16_and_gradients_in_float32(layout):
     assert seen == [torch.float32] * 2  # a time in bfloat16 would be another time
     assert calls.dtypes["c10d::_allgather_base_"] == {torch.bfloat16}
     assert calls.dtypes["c10d::_reduce_scatter_base_"] == {torch.float32}
-    assert (calls.dtypes["c10d::allreduce_"] == {torch.float32}) == (layout.replicas > 1)
+    assert (calls.dtypes["c10d::allreduce_"] == {torch.float32}) == (replicas > 1)
 
 
 class FrozenEncoder(PretrainedTextEncoder):
-    """Stands in for a text encoder, of two blocks."""
+    """A fake text encoder of two blocks, 2 x 64 x 64 x 4 = 32,768 bytes."""
 
     def __init__(self):
         nn.Module.__init__(self)
@@ -99,24 +94,18 @@ class FrozenEncoder(PretrainedTextEncoder):
 @pytest.mark.parametrize(
     "layout, limit_bytes, sharded",
     [
-        (DataParallelLayout(1, 2), 30_000, True),
         (DataParallelLayout(2, 2), 30_000, True),
         (DataParallelLayout(1, 2), 36_000, False),
         (DataParallelLayout(2, 1), 0, False),  # replicas have no shards
     ],
 )
 def test_a_frozen_encoder_is_sharded_from_a_size_on(layout, limit_bytes, sharded):
-    module = FrozenEncoder()  # 2 x 64 x 64 x 4 = 32,768 bytes
+    module = FrozenEncoder()
     with fake_process_group(layout) as dims:
         assert shard_if_large(module, Encoder(fsdp_min_gib=limit_bytes / 2**30), dims) == sharded
-    parts = [
-        weight.to_local() if isinstance(weight, DTensor) else weight
-        for weight in module.parameters()
-    ]
+    parts = [w.to_local() if isinstance(w, DTensor) else w for w in module.parameters()]
     assert sum(part.nbytes for part in parts) == 32_768 // (layout.shards if sharded else 1)
 
-
-# Per-op activation checkpointing
 
 HEADS, WIDTH = 2, 16
 DIM = HEADS * WIDTH
@@ -154,14 +143,14 @@ class Block(nn.Module):
         (varlen, "torch_attn::_varlen_attn"),
     ],
 )
-def test_attention_runs_once(attention, name):
-    options = ActivationCheckpoint(mode="selective", selective_ac_option="op")
+def test_per_op_checkpointing_saves_attention_and_every_second_product(attention, name):
     calls = {}
     for mode in ("none", "op"):
         with FakeTensorMode(), Calls() as counted:  # flash attention is not run: a CPU has none
             model = nn.Module()
             model.layers = nn.ModuleList([Block(attention)])
             if mode == "op":
+                options = ActivationCheckpoint(mode="selective", selective_ac_option="op")
                 apply_ac(model, options, op_sac_save_list=SAVED_OPERATIONS)
             x = torch.randn(16, DIM, dtype=torch.bfloat16, requires_grad=True)
             model.layers[0](x).sum().backward()
@@ -169,7 +158,4 @@ def test_attention_runs_once(attention, name):
     assert calls["none"][name] == calls["op"][name] == 1
     # Of five products the second and the fourth; a backward pass has ten of its own.
     assert calls["none"]["aten::mm"] == 15 and calls["op"]["aten::mm"] == 17
-
-
-def test_flex_attention_is_kept_too():
     assert torch.ops.higher_order.flex_attention in SAVED_OPERATIONS

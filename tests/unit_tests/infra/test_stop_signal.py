@@ -1,4 +1,4 @@
-"""Signals that end a run, and the rank that the others wait for."""
+"""Signals that end a run, and the rank for which the others wait."""
 
 import os
 import signal
@@ -31,6 +31,8 @@ def test_only_a_second_signal_ends_a_process_at_once(monkeypatch):
         os.write(writer, b"x")
 
     try:
+        with pytest.raises(KeyboardInterrupt, match="terminated by SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)  # before the first step
         stop.arm(timedelta())
         for number in stop_signal.SIGNALS:
             signal.siginterrupt(number, False)  # the call continues
@@ -44,22 +46,8 @@ def test_only_a_second_signal_ends_a_process_at_once(monkeypatch):
     finally:
         stop.close()
     assert ended[:2] == [signal.SIGUSR1, 128 + signal.SIGUSR1]
-
-
-def test_a_signal_before_the_first_step_interrupts():
-    stop = StopSignal(lambda number: None)
-    try:
-        with pytest.raises(KeyboardInterrupt, match="terminated by SIGTERM"):
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        stop.close()
-
-
-def test_states():
-    schedulers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    assert [state_after(n) for n in schedulers] == ["preempted"] * 3
-    others = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    assert [state_after(n) for n in others] == ["interrupted"] * 3
+    assert state_after(signal.SIGUSR1) == "preempted" == state_after(signal.SIGTERM)
+    assert state_after(signal.SIGINT) == "interrupted" == state_after(signal.SIGHUP)
 
 
 def agree_and_stall(rank: int, folder: str) -> None:
@@ -72,23 +60,16 @@ def agree_and_stall(rank: int, folder: str) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.agreed() == signal.SIGUSR1
     stop.close()
-    dist.barrier()
-    assert progress.behind() == ""
-    dist.barrier()
-    progress.at(2, 0)
-    if rank == 0:
-        progress.at(2, 1)
+    progress.at(2, 1 if rank == 0 else 0)
     dist.barrier()
     assert progress.behind() == "rank 1 stalls at step 2, loading its batches"
     dist.barrier()
-    if rank == 1:
-        progress.at(2, 1)
-    if rank == 0:
-        progress.at(3, 0)
+    progress.at(*((3, 0) if rank == 0 else (2, 1)))
     dist.barrier()
     assert progress.behind() == "rank 1 stalls at step 2, in the model or a collective"
     dist.barrier()
 
 
+@pytest.mark.long
 def test_ranks_agree_and_the_stalled_one_is_named(tmp_path):
     run_ranks(agree_and_stall, 2, str(tmp_path))
