@@ -1,33 +1,16 @@
-"""Every prompt said by every system, decoded, written and scored; recordings and codec beside."""
+"""Every system synthesizes every prompt; the speech is written and scored, as are recordings and codec."""
 
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from torch import Tensor
 from tqdm import tqdm
 
 from titan_tts.evaluate.options import Options
-from titan_tts.evaluate.prompts import (
-    Prompt,
-    PromptSet,
-    decoded,
-    encode_prompts,
-)
-from titan_tts.evaluate.report import (
-    CODEC,
-    RECORDINGS,
-    SYSTEM,
-    UNTRAINED,
-    Row,
-)
-from titan_tts.evaluate.systems import (
-    Place,
-    System,
-    own_voice,
-    untrained_tokens,
-)
+from titan_tts.evaluate.prompts import Prompt, PromptSet, decoded, encode_prompts
+from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, UNTRAINED, Row
+from titan_tts.evaluate.systems import Checkpoint, System, own_voice, untrained_tokens
 from titan_tts.speak.hub import find_folder
 from titan_tts.speak.load_run import untrained_model
 from titan_tts.speak.sampling_options import load_synthesizer
@@ -47,50 +30,51 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 
 @dataclass
 class Evaluation:
-    """One evaluation as it runs: `rows` does the work."""
+    """One evaluation: `rows` does the work."""
 
     options: Options
     folder: Path
-    """that it is written to"""
+    """output folder"""
 
-    places: list[Place]
+    checkpoints: list[Checkpoint]
     tests: PromptSet
     scorers: Scorers
     own_voice: bool
     """compare voices by the first run's own speaker encoder"""
 
     codec: Codec = field(init=False)
-    """of all the systems"""
+    """the codec of all systems"""
 
     scored: list[Row] = field(default_factory=list, init=False)
     """the rows, once they are scored"""
 
     def rows(self) -> list[Row]:
-        """Recordings (where there are any), codec, systems, and the untrained model.
-
-        Raises:
-            InputError: a run or audio that cannot be loaded, or another codec than the first run's.
-        """
-        found = [row for place in self.places for row in self._rows_of(place)]
-        # The untrained model, which is the first run's, comes last.
-        self.scored = sorted(found, key=lambda row: row.kind == UNTRAINED)
+        """Recordings (where there are any), codec, systems, and the first run's untrained model."""
+        rows = [row for checkpoint in self.checkpoints for row in self._rows_of(checkpoint)]
+        self.scored = sorted(rows, key=lambda row: row.kind == UNTRAINED)
         return self.scored
 
-    def _rows_of(self, place: Place) -> list[Row]:
-        """Those of a system, whose model is let go before the next is loaded; with the first system's also
-        those beside."""
+    def _rows_of(self, checkpoint: Checkpoint) -> list[Row]:
+        """Scores one system, whose model is freed before the next one loads. The first system has the rows that
+        need no system with it."""
         synthesizer = load_synthesizer(
-            replace(self.options, run=place.folder, step=place.step, weights=place.weights),
+            replace(
+                self.options,
+                run=checkpoint.folder,
+                step=checkpoint.step,
+                weights=checkpoint.weights,
+            ),
             refit=bool(self.options.data),
             on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
         )
-        rows, is_first, loaded = [], place == self.places[0], synthesizer.run
+        rows, loaded = list[Row](), synthesizer.run
+        is_first = checkpoint == self.checkpoints[0]
         if is_first:
             self._begin(synthesizer)
-            rows += self._rows_beside()
+            rows += self._rows_without_system()
         elif synthesizer.codec.fingerprint != self.codec.fingerprint:
             raise InputError(
-                f"{place.name} has another codec than {self.places[0].name}; evaluate them apart"
+                f"{checkpoint.name} has another codec than {self.checkpoints[0].name}; evaluate them apart"
             )
         for found in untrained_tokens(loaded, self.tests.prompts):
             show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)
@@ -99,44 +83,38 @@ class Evaluation:
             before_training = replace(loaded, model=untrained_model(loaded))
             system = System(UNTRAINED, replace(synthesizer, run=before_training), size)
             rows.append(self._row(system, UNTRAINED, 1))
-        system = System(place.name, synthesizer, size)
+        system = System(checkpoint.name, synthesizer, size)
         return [*rows, self._row(system, SYSTEM, self.options.seeds)]
 
     def _begin(self, synthesizer: Synthesizer) -> None:
-        """The prompts' latents and the scorer of voices: they need the first run."""
+        """Sets codec, the prompts' latents and the scorer of voices, by the first run."""
         self.codec = synthesizer.codec
         check_codec(self.codec, self.options.test)
         encode_prompts(self.tests, self.codec, reference_settings(synthesizer.data_path))
         if self.own_voice:
             scorer = open_speaker_scorer("own", own=own_voice(synthesizer.run))
-            scorer.name = f"the own speaker encoder of {self.places[0].name}, not independent"
+            scorer.name = f"the own speaker encoder of {self.checkpoints[0].name}, not independent"
             self.scorers = replace(self.scorers, speaker=scorer)
 
-    def _rows_beside(self) -> list[Row]:
-        """Of the recordings and of the codec, as far as every prompt has one."""
-        prompts, rows = self.tests.prompts, []
-        if all(prompt.load_recording is not None for prompt in prompts):
-            sounds = (
-                (place, replace(prompt.load_recording(), latents=prompt.latents))
-                for place, prompt in enumerate(prompts)
-                if prompt.load_recording is not None
-            )
-            rows.append(Row(RECORDINGS, RECORDINGS, [None], [self._score(sounds, RECORDINGS)]))
-        if all(prompt.latents is not None for prompt in prompts):
-            sounds = (
-                (place, self._through_codec(prompt.latents))
-                for place, prompt in enumerate(prompts)
-                if prompt.latents is not None
-            )
-            rows.append(Row(CODEC, CODEC, [None], [self._score(sounds, CODEC)]))
+    def _rows_without_system(self) -> list[Row]:
+        """Recordings and codec, each if every prompt has one."""
+        rows = []
+        for name, given, sound_of in (
+            (RECORDINGS, "load_recording", _recording),
+            (CODEC, "latents", self._through_codec),
+        ):
+            if all(getattr(prompt, given) is not None for prompt in self.tests.prompts):
+                sounds = ((i, sound_of(prompt)) for i, prompt in enumerate(self.tests.prompts))
+                rows.append(Row(name, name, [None], [self._score(sounds, name)]))
         return rows
 
-    def _through_codec(self, latents: Tensor) -> Sound:
-        """The decoded sound. The model's own encoder compares latents: those of the sound."""
-        sound = decoded(self.codec, latents)
-        return (
-            replace(sound, latents=self.codec.encode(sound.waveform)) if self.own_voice else sound
-        )
+    def _through_codec(self, prompt: Prompt) -> Sound:
+        """The decoded latents. The model's own encoder compares latents: those of the decoded sound."""
+        assert prompt.latents is not None
+        sound = decoded(self.codec, prompt.latents)
+        if self.own_voice:
+            return replace(sound, latents=self.codec.encode(sound.waveform))
+        return sound
 
     def _row(self, system: System, kind: str, seeds: int) -> Row:
         synthesizer, scores = system.synthesizer, []
@@ -145,10 +123,10 @@ class Evaluation:
         for seed in numbers:
 
             def spoken(seed: int = seed) -> Iterable[tuple[int, Sound]]:
-                for place, sound in system.speak(self.tests.prompts, seed):
-                    path = self.wav(system.name, seed, self.tests.prompts[place])
+                for index, sound in system.speak(self.tests.prompts, seed):
+                    path = self.wav(system.name, seed, self.tests.prompts[index])
                     write_sound(path, sound.waveform, sound.sample_rate)
-                    yield place, sound
+                    yield index, sound
 
             label = f"{system.name}, seed {seed}"
             scores.append(self._score(spoken(), label))
@@ -165,42 +143,47 @@ class Evaluation:
         return Row(system.name, kind, list(numbers), scores, details)
 
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
-        """Where a system's speech lies."""
-        names = [*(place.name for place in self.places), UNTRAINED]
+        """The file of a system's speech."""
+        names = [*(each.name for each in self.checkpoints), UNTRAINED]
         folder = unique([file_name(each) for each in names], str.lower)[names.index(name)]
         return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
-        """Scores in the order of the prompts, of (place, sound) in any."""
+        """Scores of (index of its prompt, sound) in any order, in the order of the prompts."""
         prompts = self.tests.prompts
-        found: dict[int, UtteranceScore] = {}
-        for place, sound in tqdm(sounds, label, len(prompts), unit="utterance", mininterval=1.0):
-            prompt = prompts[place]
+        scores: dict[int, UtteranceScore] = {}
+        for index, sound in tqdm(sounds, label, len(prompts), unit="utterance", mininterval=1.0):
+            prompt = prompts[index]
             reference = None
             if self.scorers.speaker is not None and prompt.load_reference is not None:
                 reference = replace(prompt.load_reference(), latents=prompt.reference)
-            found[place] = score(sound, prompt.text, self.scorers, reference, prompt.language)
-        return [found[place] for place in range(len(prompts))]
+            scores[index] = score(sound, prompt.text, self.scorers, reference, prompt.language)
+        return [scores[index] for index in range(len(prompts))]
 
 
-def output_folder(options: Options, places: list[Place]) -> Path:
+def _recording(prompt: Prompt) -> Sound:
+    assert prompt.load_recording is not None
+    return replace(prompt.load_recording(), latents=prompt.latents)
+
+
+def output_folder(options: Options, checkpoints: list[Checkpoint]) -> Path:
     """--out, or RUN/evaluation/step-N-TEST, with chosen weights step-N-WEIGHTS-TEST; of several systems
-    evaluation-TEST-SYSTEMS beside the first run."""
+    evaluation-TEST-SYSTEMS next to the first run."""
     if options.out:
         return Path(options.out)
-    test, first = "-".join(Path(options.test).absolute().parts[-2:]), places[0]
-    if len(places) > 1:
-        names = "-".join(place.name for place in places)
+    test, first = "-".join(Path(options.test).absolute().parts[-2:]), checkpoints[0]
+    if len(checkpoints) > 1:
+        names = "-".join(each.name for each in checkpoints)
         return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}-{names}")
     parts = [f"step-{first.step}", *([first.weights] if first.weights else []), test]
-    # One of the hub has no folder of its own here.
+    # A model of the hub has no folder of its own here.
     here = find_folder(first.folder) == Path(first.folder)
     folder = first.folder if here else Path(first.folder).name
     return Path(folder, "evaluation", file_name("-".join(parts)))
 
 
 def warn_of_unseen_characters(durations: LinearDurationModel, tests: PromptSet) -> None:
-    """Says what the estimated lengths of the texts do not count."""
+    """Warns about characters that the estimated lengths do not count."""
     if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
         show(
             f"warning: the texts have {len(unseen)} characters that no training text has "

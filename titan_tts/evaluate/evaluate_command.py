@@ -1,4 +1,4 @@
-"""`titan-tts evaluate`: how well runs say held-out texts, as a table, a page and JSON."""
+"""`titan-tts evaluate`: scores the speech of runs on held-out texts, as a table, a page and JSON."""
 
 import json
 import shutil
@@ -8,12 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_tts.evaluate.options import (
-    Options,
-    check_options,
-    first_config,
-    scorer_specs,
-)
+from titan_tts.evaluate.options import Options, check_options, first_config, scorer_specs
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
@@ -29,7 +24,7 @@ def run(options: Options) -> int:
 
     from titan_tts.evaluate import page, report
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
-    from titan_tts.evaluate.systems import find_places
+    from titan_tts.evaluate.systems import find_checkpoints
     from torchtitan.models.dit_tts.speech.scoring.plugins import (
         open_opinion_predictor,
         open_recognizer,
@@ -38,10 +33,10 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
     began = time.monotonic()
-    places = find_places((options.run, *options.more), options.step, options.weights)
-    folder = output_folder(options, places)
+    checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)
+    folder = output_folder(options, checkpoints)
     check_writable(folder / "evaluation.json", "--out")
-    config = first_config(options, [place.folder for place in places])
+    config = first_config(options, [each.folder for each in checkpoints])
     specs = scorer_specs(options, config)
     recognizer = open_recognizer(specs["recognizer"], device_type)
     own_voice = specs["speaker_scorer"] == "own"
@@ -57,7 +52,7 @@ def run(options: Options) -> int:
     if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
         shutil.rmtree(folder / "wavs", ignore_errors=True)
     evaluation = Evaluation(
-        options, folder, places, tests, Scorers(recognizer, speaker, opinion), own_voice
+        options, folder, checkpoints, tests, Scorers(recognizer, speaker, opinion), own_voice
     )
     rows = evaluation.rows()
     about = {
@@ -81,7 +76,7 @@ def run(options: Options) -> int:
     write_atomic(folder / "evaluation.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     html = page.render(found, page.shown_utterances(found, evaluation, options.on_page))
     write_atomic(folder / "evaluation.html", html)
-    say(found, folder, len(html))
+    _print(found, folder, len(html))
     return 0
 
 
@@ -93,11 +88,7 @@ def is_training_data(options: Options, config: "JobConfig") -> bool:
 
 def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
     """The kind of --test, and its prompts."""
-    from titan_tts.evaluate.prompts import (
-        add_recordings,
-        find_kind,
-        read_prompts,
-    )
+    from titan_tts.evaluate.prompts import add_recordings, find_kind, read_prompts
     from torchtitan.models.dit_tts.data.build import open_training_data
 
     kind = find_kind(options.test, options.test_format)
@@ -117,8 +108,8 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
     return kind, tests
 
 
-def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
-    """The tables on stdout, and what to know about them on stderr."""
+def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
+    """Prints the tables, and warnings to stderr."""
     from titan_tts.evaluate.report import text_tables
 
     test, options = found["test"], found["options"]
@@ -131,26 +122,24 @@ def say(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
             show(f"{row['name']}: weights {row['weights']}")
     show("\n" + text_tables(found))
     left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
-    if left_out:
-        show(f"warning: utterances left out: {left_out}", sys.stderr)
-    if test["without_reference"]:
-        show(
-            f"warning: {test['without_reference']} utterances have no reference of their voice, so they "
-            "are said in any",
-            sys.stderr,
-        )
-    if 0 < test["without_recording"] < test["utterances"]:
-        show(
-            f"warning: {test['without_recording']} utterances have no recording, so there is no row of the "
-            "recordings",
-            sys.stderr,
-        )
-    if test["is_training_data"]:
-        show(
-            "warning: the run was trained on these utterances, so the figures praise memory",
-            sys.stderr,
-        )
-    if found["unfit_recognizer"]:
-        show(f"warning: {found['unfit_recognizer']}", sys.stderr)
+    missing = test["without_recording"]
+    for holds, warning in (
+        (left_out, f"utterances left out: {left_out}"),
+        (
+            test["without_reference"],
+            f"{test['without_reference']} utterances have no reference of their voice, so they are said in any",
+        ),
+        (
+            0 < missing < test["utterances"],
+            f"{missing} utterances have no recording, so there is no row of the recordings",
+        ),
+        (
+            test["is_training_data"],
+            "the run was trained on these utterances, so the figures praise memory",
+        ),
+        (found["unfit_recognizer"], found["unfit_recognizer"]),
+    ):
+        if holds:
+            show(f"warning: {warning}", sys.stderr)
     size = f"{page_bytes / 2**20:.1f} MiB"
     show(f"\nevaluation.html ({size}), evaluation.json, wavs/: {folder}")

@@ -90,7 +90,7 @@ class Options(SamplingOptions):
 
 
 def check_options(options: Options) -> None:
-    """Raises InputError for what can be seen without loading anything."""
+    """Raises InputError for options out of range."""
     check_range("--seeds", options.seeds, 1, 100)
     check_range("--seed", options.seed, 0, 2**62)
     check_range("--batch-size", options.batch_size, 1, 4096)
@@ -99,11 +99,7 @@ def check_options(options: Options) -> None:
 
 
 def first_config(options: Options, folders: list[str]) -> "JobConfig":
-    """The first run's config.
-
-    Raises:
-        InputError: the runs' latents are of different codecs.
-    """
+    """The first run's config. Raises InputError where the runs' codecs differ."""
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
@@ -124,11 +120,7 @@ def first_config(options: Options, folders: list[str]) -> "JobConfig":
 
 
 def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
-    """What to score with: the options, else [samples] of the run.
-
-    Raises:
-        InputError: no recognizer, or the run names a function.
-    """
+    """Names of the scorers: of the options, else of the run's [samples]."""
     names = ("recognizer", "speaker_scorer", "opinion")
     specs = {
         name: chosen_scorer(name, getattr(options, name), getattr(config.samples, name))

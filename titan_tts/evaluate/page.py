@@ -14,9 +14,8 @@ from titan_tts.evaluate.report import (
     CODEC,
     FIGURES,
     RECORDINGS,
+    SPEED,
     SYSTEM,
-    limits,
-    number,
     shown_figures,
     worst_first,
 )
@@ -36,14 +35,8 @@ MAX_RATE = 48_000  # Hz; nobody hears what is above half of it
 
 
 def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
-    """The page.
-
-    Args:
-        report: as `report.build` makes it.
-        utterances: as `shown_utterances` makes them.
-    """
-    filters = {"number": lambda value, figure: number(figure, value)}
-    template = page_template(__package__, "evaluation.html.jinja", filters)
+    """The page, of what `report.build` and `shown_utterances` return."""
+    template = page_template(__package__, "evaluation.html.jinja", {})
     speakers: dict[str, float] = {}
     for row in report["rows"]:
         if row["kind"] == SYSTEM:
@@ -51,10 +44,9 @@ def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
                 speakers[speaker] = max(rate, speakers.get(speaker, 0.0))
     worst = sorted(speakers, key=lambda speaker: (-speakers[speaker], speaker))
     return template.render(
-        heads=FIGURES,
+        all_figures=FIGURES,
         figures=shown_figures(report),
-        limits=limits,
-        number_of=number,
+        speed=SPEED,
         speakers=worst[:MAX_SPEAKERS],
         more_speakers=max(0, len(worst) - MAX_SPEAKERS),
         shown=utterances,
@@ -65,17 +57,13 @@ def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
 def shown_utterances(
     report: dict[str, Any], evaluation: "Evaluation", count: int
 ) -> list[dict[str, Any]]:
-    """The `count` worst utterances with what the page shows of each.
-
-    Every panel is one sound: audio (FLAC) and spectrogram as data URLs, what was heard, its scores. Of
-    several noise seeds the one with most word errors over all systems is shown.
-    """
+    """The `count` worst utterances, each with the noise seed that has most word errors over all systems, and a
+    panel for every sound: audio (FLAC) and spectrogram as data URLs, transcript and scores."""
     systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
-    places = worst_first(evaluation.scored, len(report["utterances"]))[:count]
     spelling = getattr(evaluation.scorers.recognizer, "spelling", None)
-    found = []
-    for place in places:
-        row, prompt = report["utterances"][place], evaluation.tests.prompts[place]
+    shown = []
+    for index in worst_first(evaluation.scored, len(report["utterances"]))[:count]:
+        row, prompt = report["utterances"][index], evaluation.tests.prompts[index]
         scores = row["scores"]
         errors = [
             sum(scores[system["name"]][seed]["word_errors"] for system in systems)
@@ -90,14 +78,14 @@ def shown_utterances(
             panel["marks"] = (
                 marks(row["text"], score["heard"], prompt.language, spelling) if score else []
             )
-        found.append(row | {"seed": systems[0]["seeds"][seed], "panels": panels})
-    return found
+        shown.append(row | {"seed": systems[0]["seeds"][seed], "panels": panels})
+    return shown
 
 
 def _sounds(
     prompt: Prompt, evaluation: "Evaluation", systems: Sequence[dict[str, Any]], seed: int
 ) -> Iterator[tuple[str, Sound, str]]:
-    """(label, sound, name of the row with its scores or nothing) of everything to hear."""
+    """(label, sound, name of the row with its scores, if any) of every sound of an utterance."""
     names = {row.name for row in evaluation.scored}
     if prompt.load_reference is not None:
         yield "reference", prompt.load_reference(), ""
@@ -164,10 +152,8 @@ def _data_url(kind: str, content: bytes) -> str:
 def marks(
     text: str, heard: str, language: str = "", spelling: Any = None
 ) -> list[tuple[str, str, str]]:
-    """(word, what it is, what was wanted) of the words as they are compared.
-
-    What it is: right, wrong (another was wanted), extra, or missing (it was not heard).
-    """
+    """(word, kind, expected word) of the words as they are compared; the kind is right, wrong (another word was
+    expected), extra, or missing (it was not heard)."""
     import jiwer
 
     normalize = normalizer(language or guess_language(text), spelling)

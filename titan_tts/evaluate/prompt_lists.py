@@ -1,4 +1,4 @@
-"""Published test lists: which text to say in which recording's voice.
+"""Reads published test lists: texts to say, each in the voice of a recording.
 
 seed_tts          name|prompt text|prompt wav|text to say[|recording of that text]
                   paths relative to the list; without the fifth field wavs/NAME.wav, if it is there
@@ -27,14 +27,14 @@ class Line:
     text: str
     reference: Path
     recording: Path | None = None
-    """of the text"""
+    """recording of the text"""
 
     speaker: str = ""
     reference_text: str = ""
 
 
 def find_list_format(path: str) -> str | None:
-    """seed_tts or librispeech_pc, by the list's first line; None for any other file or a folder."""
+    """The format of a list by its first line; None for any other file and for folders."""
     if not Path(path).is_file():
         return None
     with open(path, "rb") as file:
@@ -49,14 +49,7 @@ def find_list_format(path: str) -> str | None:
 
 
 def read_list(path: str, kind: str, audio_root: str = "") -> list[Line]:
-    """The lines of a list.
-
-    Args:
-        audio_root: ROOT of a librispeech_pc list.
-
-    Raises:
-        InputError: no such list, a line of another form, or a recording that is not there.
-    """
+    """The lines of a list; `audio_root` is ROOT of a librispeech_pc list."""
     if kind == LIBRISPEECH_PC and not Path(audio_root or "/nowhere").is_dir():
         raise InputError(
             f"--audio-root = {audio_root!r}, but for the list {path} it must be the folder of "
@@ -106,13 +99,13 @@ def _seed_tts(where: str, line: str, root: Path) -> Line:
 
 def _librispeech_pc(where: str, line: str, root: Path) -> Line:
     fields = _fields(line, "\t")
-    places = [_utterance(fields[i]) for i in (0, 3) if i < len(fields)]
-    if len(fields) != 6 or not all(places) or not fields[5]:
+    stems = [_utterance(fields[i]) for i in (0, 3) if i < len(fields)]
+    if len(fields) != 6 or not all(stems) or not fields[5]:
         raise InputError(
             f"{where}: is {line[:100]!r}, but six fields between tabs are needed: utterance, seconds and "
             "text of the reference, then of what to say; an utterance is SPEAKER-CHAPTER-NUMBER"
         )
-    reference, recording = (_audio_of(root / place) for place in places if place)
+    reference, recording = (_audio_of(root / stem) for stem in stems if stem)
     speaker = fields[3].split("-")[0]
     audio = _existing(where, reference)
     return Line(where, fields[3], fields[5], audio, recording, speaker, fields[2])
@@ -127,7 +120,7 @@ def _utterance(name: str) -> str | None:
 
 
 def _audio_of(stem: Path) -> Path | None:
-    """The recording of that name, whatever its format."""
+    """The recording of that name in any format."""
     paths = (stem.with_name(stem.name + suffix) for suffix in _SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 

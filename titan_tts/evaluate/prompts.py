@@ -1,14 +1,13 @@
-"""What a run is evaluated on: texts to say, each with a voice to say it in and, where there is one, its
-own recording.
+"""Test sets: texts, each with a voice to say it in and, where there is one, its own recording.
 
-The source is a prepared folder, any corpus that `prepare` reads, or a list of `prompt_lists`. Texts are
-known at once (`read_prompts`), so that a recognizer can refuse them; audio is read and encoded later
-(`encode_prompts`).
+The source is a prepared folder, any corpus that `prepare` reads, or a list of `prompt_lists`. `read_prompts` reads
+texts only, so that a recognizer can refuse them; `encode_prompts` reads and encodes the audio.
 """
 
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,21 +52,21 @@ class Prompt:
 
     key: str
     file_name: str
-    """of its wavs, without suffix; unique in its set"""
+    """name of its wavs without suffix, unique in its set"""
 
     text: str
     speaker: str
     metadata: dict[str, Any]
-    """as a sample's JSON; has the values of the conditioning tokens"""
+    """as in a sample's JSON, with the values of the conditioning tokens"""
 
     reference_text: str = ""
-    """what all of the reference says; empty: not known"""
+    """text of the whole reference; empty: not known"""
 
     load_recording: Callable[[], Sound] | None = None
-    """the text as its speaker said it; without latents"""
+    """the speaker's own recording of the text, without latents"""
 
     load_reference: Callable[[], Sound] | None = None
-    """another utterance of the voice; without latents"""
+    """another utterance of the speaker, without latents"""
 
     latents: Tensor | None = None
     """(T, C) of the recording; None without one"""
@@ -93,11 +92,7 @@ class PromptSet:
 
 
 def find_kind(source: str, name: str = "auto") -> str:
-    """The one of KINDS that a source is, by its content.
-
-    Raises:
-        InputError: an unknown name, nothing there, or an unknown or ambiguous layout.
-    """
+    """The kind of a source, one of KINDS: by name, or by its content."""
     if name not in ("auto", *KINDS):
         raise InputError(f"--test-format = {name!r}, but allowed are auto, {', '.join(KINDS)}")
     if name != "auto":
@@ -122,34 +117,30 @@ def _has_latents(source: str) -> bool:
         paths = find_shards(_shards_of(source))
     except InputError:
         return False
-    tar = open_source(paths[0])
-    try:
+    with closing(open_source(paths[0])) as tar:
         names = [member.name for _, member in zip(range(4), walk_members(tar, lambda _: None))]
-    finally:
-        tar.close()
     return any(name.endswith(".npy") for name in names)
 
 
 def _shards_of(source: str) -> str:
-    """The held-out shards, where the source is all that `prepare` wrote."""
+    """The held-out shards, if the source is the whole output of `prepare`."""
     heldout = os.path.join(source, "heldout")
     whole = os.path.isfile(os.path.join(source, RECORD_NAME)) and os.path.isdir(heldout)
     return heldout if whole else source
 
 
 def evenly(speakers: Sequence[Any], wanted: int) -> list[int]:
-    """Positions of at most `wanted` utterances, as many of each speaker as there are, spread over that
-    speaker's; 0: all.
+    """Indices of `wanted` utterances, as evenly over the speakers as these allow, spread over each one's; 0: all.
 
     Args:
-        speakers: of each utterance.
+        speakers: the speaker of each utterance.
     """
     if not wanted or wanted >= len(speakers):
         return list(range(len(speakers)))
-    positions: dict[Any, list[int]] = {}
-    for position, speaker in enumerate(speakers):
-        positions.setdefault(speaker, []).append(position)
-    groups = list(positions.values())
+    by_speaker: dict[Any, list[int]] = defaultdict(list)
+    for index, speaker in enumerate(speakers):
+        by_speaker[speaker].append(index)
+    groups = list(by_speaker.values())
     shares = [0] * len(groups)
     while left := wanted - sum(shares):
         open_groups = [n for n, group in enumerate(groups) if shares[n] < len(group)]
@@ -176,14 +167,11 @@ def read_prompts(
     """The texts of a source. Audio is not decoded yet; latents of a prepared folder are read.
 
     Args:
-        kind: as `find_kind` gives it.
+        kind: see `find_kind`.
         open_shards: opens a prepared folder.
-        channels: width of the latents.
-        max_utterances: so many, evenly over speakers; 0: all.
+        channels: channels of the latents.
+        max_utterances: see `evenly`.
         columns: options of prepare for a corpus: speaker, text_column, speaker_column, language.
-
-    Raises:
-        InputError: nothing to evaluate on, or a source that is corrupt.
     """
     columns = columns or {}
     if kind == PREPARED:
@@ -214,7 +202,7 @@ def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
     speakers, _ = dataset.labels("speaker")
     chosen = evenly(speakers.tolist(), max_utterances)
     keys = [dataset.key(index) for index in chosen]
-    if len(set(keys)) < len(keys):  # they are unique within a shard only
+    if len(set(keys)) < len(keys):  # a key is unique within its shard only
         keys = [dataset.sample_id(index) for index in chosen]
     prompts = []
     for index, key in zip(chosen, keys, strict=True):
@@ -225,21 +213,21 @@ def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
 
 
 def _add_reference_texts(prompts: list[Prompt], dataset: Dataset) -> None:
-    """What references say that are another sample of the dataset, all of it."""
+    """Sets the texts of references that are another whole sample of the dataset."""
     names = {prompt.metadata.get("reference_key") for prompt in prompts}
-    places = {dataset.key(i): i for i in range(len(dataset)) if dataset.key(i) in names}
+    indices = {dataset.key(i): i for i in range(len(dataset)) if dataset.key(i) in names}
     for prompt in prompts:
-        place = places.get(prompt.metadata.get("reference_key", ""))
-        if place is None or prompt.reference is None:
+        index = indices.get(prompt.metadata.get("reference_key", ""))
+        if index is None or prompt.reference is None:
             continue
-        if len(prompt.reference) == dataset.frames[place]:
-            prompt.reference_text = dataset.metadata(place)["text"]
+        if len(prompt.reference) == dataset.frames[index]:
+            prompt.reference_text = dataset.metadata(index)["text"]
 
 
 def _prompt(
     key: str, metadata: dict[str, Any], latents: np.ndarray, reference: np.ndarray
 ) -> Prompt:
-    """Of a sample that is encoded already; R = 0 stands for no reference, as does a part of the latents."""
+    """The prompt of an encoded sample. An empty reference is none, and neither is a part of the latents."""
     usable = len(reference) > 0 and not is_leak(reference, latents)
     return Prompt(
         key,
@@ -253,12 +241,7 @@ def _prompt(
 
 
 class Corpus:
-    """Recordings of any format that `prepare` reads, to be loaded one by one.
-
-    Attributes:
-        items: the usable ones.
-        left_out: unusable ones, by reason.
-    """
+    """Recordings of any format that `prepare` reads: the usable `items`, and those left out, by reason."""
 
     def __init__(self, source: str, kind: str = "auto", columns: dict[str, str] | None = None):
         reader = open_corpus(Options(source, "", format=kind, **(columns or {})))  # type: ignore[arg-type]
@@ -267,18 +250,14 @@ class Corpus:
         self.left_out = plan.dropped
 
     def load(self, item: Item) -> Sound:
-        """Its audio as it is.
-
-        Raises:
-            InputError: it is gone, corrupt, or latents.
-        """
+        """The audio of an item, unprocessed."""
         found = self._load(item, 0)
         if isinstance(found, ReadyLatents):
             raise InputError(f"{self.source}: {item.key}: has latents, but audio is needed")
         return Sound(torch.from_numpy(to_mono(found.samples)), found.rate)
 
     def latents(self, item: Item, channels: int) -> ReadyLatents | None:
-        """Those of an item that is encoded already; None of others."""
+        """The latents of an item that is encoded already, else None."""
         found = self._load(item, channels) if "latents" in item.audio else None
         return found if isinstance(found, ReadyLatents) else None
 
@@ -290,7 +269,7 @@ class Corpus:
 
 
 def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
-    """The held-out utterances, where the corpus has any, else all."""
+    """Prompts of the held-out utterances, if the corpus has any, else of all."""
     items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
     near, far = _by_speaker(items), _by_speaker(corpus.items)
     prompts = []
@@ -318,7 +297,7 @@ def _by_speaker(items: Sequence[Item]) -> dict[str, list[Item]]:
 
 
 def _another(items: Sequence[Item], item: Item) -> Item | None:
-    """One of a speaker's items other than this one, drawn by its key; None where it is the only one."""
+    """Another of a speaker's items, drawn by this one's key; None if this is the only one."""
     if len(items) == 1:
         return None
     found = items[int(drawn(item.key, 0) * (len(items) - 1))]
@@ -327,9 +306,8 @@ def _another(items: Sequence[Item], item: Item) -> Item | None:
 
 def _listed(line: Line) -> Prompt:
     metadata = {"text": line.text} | ({"speaker": line.speaker} if line.speaker else {})
-    prompt = Prompt(line.name, "", line.text, line.speaker, metadata)
+    prompt = Prompt(line.name, "", line.text, line.speaker, metadata, line.reference_text)
     prompt.load_reference = partial(_decode, line.where, line.reference)
-    prompt.reference_text = line.reference_text
     if line.recording is not None:
         prompt.load_recording = partial(_decode, line.where, line.recording)
     return prompt
@@ -344,11 +322,7 @@ def _decode(where: str, path: Path) -> Sound:
 
 
 def add_recordings(found: PromptSet, source: str, columns: dict[str, str] | None = None) -> None:
-    """The original recordings of a prepared folder's samples, from their corpus, by key.
-
-    Raises:
-        InputError: one is not there.
-    """
+    """Sets the original recordings of a prepared folder's samples, from their corpus, by key."""
     corpus = Corpus(source, columns=columns)
     items = {item.key: item for item in corpus.items}
     missing = [prompt.key for prompt in found.prompts if prompt.key not in items]
@@ -362,13 +336,10 @@ def add_recordings(found: PromptSet, source: str, columns: dict[str, str] | None
 
 
 def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> None:
-    """Gives the prompts the latents of their recordings and references, where they lack them.
+    """Sets the missing latents of recordings and references, and leaves out utterances whose recording is silent.
 
-    Recordings go the way of the training data: one channel, the codec's rate, silence at the ends
-    capped, loudness brought to a level. An utterance whose recording is silent is left out.
-
-    Raises:
-        InputError: audio that is gone or corrupt, or nothing is left.
+    Recordings are processed as the training data were: one channel, the codec's rate, silence at the ends capped,
+    loudness brought to a level.
     """
 
     def latents_of(sound: Sound) -> Tensor | str:
@@ -378,7 +349,7 @@ def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> N
             return processed
         return codec.encode(torch.from_numpy(processed.waveform)).cpu()
 
-    kept = []
+    prompts = []
     for prompt in tqdm(found.prompts, "reading the test set", unit="utterance", mininterval=1.0):
         if prompt.latents is None and prompt.load_recording is not None:
             latents = latents_of(prompt.load_recording())
@@ -393,12 +364,12 @@ def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> N
             prompt.load_reference = None
         elif prompt.load_reference is None:
             prompt.load_reference = partial(decoded, codec, prompt.reference)
-        kept.append(prompt)
-    found.prompts = kept
-    if not kept:
+        prompts.append(prompt)
+    found.prompts = prompts
+    if not prompts:
         raise InputError("--test: every recording in it is silent; give one with speech")
 
 
 def decoded(codec: Codec, latents: Tensor) -> Sound:
-    """The sound of latents (T, C)."""
+    """Decodes latents (T, C)."""
     return Sound(codec.decode(latents).detach().cpu(), codec.sample_rate, latents)

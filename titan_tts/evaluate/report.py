@@ -1,4 +1,4 @@
-"""Figures of every row of the table, what the systems differ by, and evaluation.json.
+"""Figures of every row of the table, differences between the systems, and evaluation.json.
 
 A row is the recordings, the codec (recordings encoded and decoded) or a system. Its scores are (seeds,
 utterances); recordings and codec have one seed.
@@ -22,17 +22,6 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (
     rate_interval,
 )
 
-FIGURES = {
-    "wer": "WER",
-    "cer": "CER",
-    "speaker_similarity": "speaker similarity",
-    "opinion": "opinion",
-    "duration_error": "duration error",
-}
-"""Figure -> the head of its column"""
-
-RATES = {"wer": "word", "cer": "character"}
-HIGHER_IS_BETTER = ("speaker_similarity", "opinion")
 MAX_WER_OF_RECORDINGS = 0.2
 """Above it, the recognizer is taken to be unfit for the texts or the language."""
 
@@ -56,35 +45,69 @@ class Row:
     details: dict[str, Any] = field(default_factory=dict)
     """of a system: run, step, weights, sampling, seconds, real_time_factor"""
 
-    @property
-    def is_speech_of_a_model(self) -> bool:
-        return self.kind in (SYSTEM, UNTRAINED)
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the rows, and how the terminal and the page print it."""
+
+    head: str
+    """of its column"""
+
+    digits: int = 2
+    percent: bool = False
+    errors_per: str = ""
+    """word or character: errors over the counts of all texts; empty: a mean over the utterances"""
+
+    higher_is_better: bool = False
+
+    def text(self, value: float | None, signed: bool = False) -> str:
+        """The value as people read it; a dash for None."""
+        if value is None:
+            return "-"
+        sign = "+" if signed else ""
+        return f"{100 * value:{sign}.1f} %" if self.percent else f"{value:{sign}.{self.digits}f}"
+
+    def limits(self, interval: dict[str, Any] | None, signed: bool = False) -> str:
+        """The limits of an interval; empty where there are none."""
+        if interval is None or interval["low"] is None:
+            return ""
+        low, high = (self.text(interval[name], signed) for name in ("low", "high"))
+        return f"{low.removesuffix(' %')} to {high}"
+
+
+FIGURES = {
+    "wer": Figure("WER", percent=True, errors_per="word"),
+    "cer": Figure("CER", percent=True, errors_per="character"),
+    "speaker_similarity": Figure("speaker similarity", digits=3, higher_is_better=True),
+    "opinion": Figure("opinion", higher_is_better=True),
+    "duration_error": Figure("duration error", percent=True),
+}
+SPEED = Figure("real-time factor")
 
 
 def _terms(
-    row: Row, figure: str, prompts: Sequence[Prompt], fps: float
+    row: Row, name: str, prompts: Sequence[Prompt], fps: float
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(seeds, utterances) of errors and their counts, or of values (NaN where missing) and None."""
-    if figure in RATES:
-        unit = RATES[figure]
+    if unit := FIGURES[name].errors_per:
         both = [
             [(s.errors and asdict(s.errors)) or defaultdict(lambda: math.nan) for s in seed]
             for seed in row.scores
         ]
         errors = np.array([[one[f"{unit}_errors"] for one in seed] for seed in both], float)
         return errors, np.array([[one[f"{unit}s"] for one in seed] for seed in both], float)
-    if figure == "duration_error":
+    if name == "duration_error":
         values = [
             [duration_error(s, p, fps) for s, p in zip(seed, prompts, strict=True)]
             for seed in row.scores
         ]
-        found = np.abs(np.array(values, float))
-        return (found if row.is_speech_of_a_model else found * math.nan), None
-    return np.array([[getattr(s, figure) for s in seed] for seed in row.scores], float), None
+        is_model = row.kind in (SYSTEM, UNTRAINED)
+        return np.abs(np.array(values, float)) * (1 if is_model else math.nan), None
+    return np.array([[getattr(s, name) for s in seed] for seed in row.scores], float), None
 
 
 def duration_error(score: UtteranceScore, prompt: Prompt, fps: float) -> float | None:
-    """Seconds of the sound over those of the recording as it is encoded, less one; None without one."""
+    """Length of the sound over that of the encoded recording, minus 1; None without a recording."""
     return score.seconds * fps / len(prompt.latents) - 1 if prompt.latents is not None else None
 
 
@@ -94,15 +117,15 @@ def figures_of(row: Row, prompts: Sequence[Prompt], fps: float) -> dict[str, dic
     Args:
         fps: latent frames per second.
     """
-    found: dict[str, dict | None] = {}
-    for figure in FIGURES:
-        values, counts = _terms(row, figure, prompts, fps)
+    figures: dict[str, dict | None] = {}
+    for name in FIGURES:
+        values, counts = _terms(row, name, prompts, fps)
         if np.isnan(values).all():
-            found[figure] = None
+            figures[name] = None
         else:
             interval = mean_interval(values) if counts is None else rate_interval(values, counts)
-            found[figure] = _plain(interval)
-    return found
+            figures[name] = _plain(interval)
+    return figures
 
 
 def _plain(interval: Interval) -> dict[str, float | None]:
@@ -112,24 +135,24 @@ def _plain(interval: Interval) -> dict[str, float | None]:
 
 
 def differences(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float) -> list[dict[str, Any]]:
-    """What each system's figures are above those of each later one, with intervals; better is the name
-    of a system, or None: a tie."""
+    """Each system's figures minus those of each later one, with intervals; better is the name of a system, or
+    None for a tie."""
     found = []
     systems = [row for row in rows if row.kind == SYSTEM]
     for first, second in combinations(systems, 2):
-        for figure in FIGURES:
-            values, counts = _terms(first, figure, prompts, fps)
-            others, _ = _terms(second, figure, prompts, fps)
+        for name, figure in FIGURES.items():
+            values, counts = _terms(first, name, prompts, fps)
+            others, _ = _terms(second, name, prompts, fps)
             if np.isnan(values).all() or np.isnan(others).all():
                 continue
             interval = difference(values, others, None if counts is None else counts[0])
-            first_is_better = (interval.value > 0) == (figure in HIGHER_IS_BETTER)
+            first_is_better = (interval.value > 0) == figure.higher_is_better
             better = first.name if first_is_better else second.name
             found.append(
                 {
                     "first": first.name,
                     "second": second.name,
-                    "figure": figure,
+                    "figure": name,
                     **_plain(interval),
                     "better": None if interval.is_tie else better,
                 }
@@ -138,7 +161,7 @@ def differences(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float) -> l
 
 
 def rates_by_speaker(row: Row, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Word error rate of each speaker, over all seeds; those with words only."""
+    """Word error rate of each speaker with words, over all seeds."""
     errors: dict[str, int] = defaultdict(int)
     words: dict[str, int] = defaultdict(int)
     for seed in row.scores:
@@ -150,11 +173,11 @@ def rates_by_speaker(row: Row, prompts: Sequence[Prompt]) -> dict[str, float]:
 
 
 def worst_first(rows: Sequence[Row], count: int) -> list[int]:
-    """Places of the utterances, those in which the systems have the highest word error rate first; then
-    by character error rate, similarity and opinion."""
+    """Indices of the utterances, sorted by the systems' word error rate, then character error rate, similarity
+    and opinion."""
 
-    def badness(place: int) -> tuple[float, ...]:
-        scores = [seed[place] for row in rows if row.kind == SYSTEM for seed in row.scores]
+    def badness(index: int) -> tuple[float, ...]:
+        scores = [seed[index] for row in rows if row.kind == SYSTEM for seed in row.scores]
         errors = [score.errors for score in scores if score.errors is not None]
         words = sum(e.word_errors for e in errors) / max(1, sum(e.words for e in errors))
         letters = sum(e.character_errors for e in errors) / max(
@@ -164,11 +187,11 @@ def worst_first(rows: Sequence[Row], count: int) -> list[int]:
         opinions = [score.opinion for score in scores if score.opinion is not None]
         return words, letters, -float(np.mean(voices or 0)), -float(np.mean(opinions or 0))
 
-    return sorted(range(count), key=lambda place: [-value for value in badness(place)])
+    return sorted(range(count), key=lambda index: [-value for value in badness(index)])
 
 
 def unfit(rows: Sequence[dict[str, Any]]) -> str:
-    """A sentence where the recognizer errs so often in real speech that its figures say little."""
+    """A warning where the recognizer errs so often in real speech that its figures say little."""
     for row in rows:
         wer = row["figures"]["wer"]
         rate = (wer and wer["value"]) or 0.0
@@ -187,7 +210,7 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
     """The content of evaluation.json.
 
     Args:
-        about: what was evaluated with what: test set, scorers, options.
+        about: test set, scorers and options.
     """
     table = [
         {
@@ -215,11 +238,11 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
                 "recording_seconds": None if prompt.latents is None else len(prompt.latents) / fps,
                 "has_reference": prompt.reference is not None,
                 "scores": {
-                    row.name: [_score(seed[place], prompt, fps) for seed in row.scores]
+                    row.name: [_score(seed[index], prompt, fps) for seed in row.scores]
                     for row in rows
                 },
             }
-            for place, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts)
         ],
     }
 
@@ -235,60 +258,42 @@ def _score(score: UtteranceScore, prompt: Prompt, fps: float) -> dict[str, Any]:
     }
 
 
-# The tables, as the terminal and the page have them.
-
-
-def number(figure: str, value: float | None, signed: bool = False) -> str:
-    """A figure as people read it; a dash for None."""
-    if value is None:
-        return "-"
-    sign = "+" if signed else ""
-    if figure in ("wer", "cer", "duration_error"):
-        return f"{100 * value:{sign}.1f} %"
-    return f"{value:{sign}.3f}" if figure == "speaker_similarity" else f"{value:{sign}.2f}"
-
-
-def limits(figure: str, row: dict[str, Any] | None, signed: bool = False) -> str:
-    """The interval of a figure, or nothing where there is none."""
-    if row is None or row["low"] is None:
-        return ""
-    low, high = (number(figure, row[name], signed) for name in ("low", "high"))
-    return f"{low.removesuffix(' %')} to {high}"
-
-
-def shown_figures(report: dict[str, Any]) -> list[str]:
+def shown_figures(report: dict[str, Any]) -> dict[str, Figure]:
     """The figures that any row has."""
-    return [f for f in FIGURES if any(row["figures"][f] is not None for row in report["rows"])]
+    return {
+        name: figure
+        for name, figure in FIGURES.items()
+        if any(row["figures"][name] is not None for row in report["rows"])
+    }
 
 
 def text_tables(report: dict[str, Any]) -> str:
     """The tables for a terminal."""
     figures = shown_figures(report)
-    table = [["", *(FIGURES[figure] for figure in figures), "real-time factor"]]
+    table = [["", *(figure.head for figure in figures.values()), SPEED.head]]
     for row in report["rows"]:
         cells = [row["name"]]
-        for figure in figures:
-            found = row["figures"][figure]
-            interval = limits(figure, found)
-            value = number(figure, found and found["value"])
-            cells.append(f"{value} ({interval})" if interval else value)
-        table.append([*cells, number("", row.get("real_time_factor"))])
+        for name, figure in figures.items():
+            interval = row["figures"][name]
+            value, limits = figure.text(interval and interval["value"]), figure.limits(interval)
+            cells.append(f"{value} ({limits})" if limits else value)
+        table.append([*cells, SPEED.text(row.get("real_time_factor"))])
     lines = _aligned(table)
     speakers = sorted({s for row in report["rows"] for s in row["wer_by_speaker"]})
     if 1 < len(speakers) <= 8:
         by_speaker = [["WER by speaker", *speakers]]
         for row in report["rows"]:
             rates = row["wer_by_speaker"]
-            by_speaker.append([row["name"], *(number("wer", rates.get(s)) for s in speakers)])
+            by_speaker.append([row["name"], *(FIGURES["wer"].text(rates.get(s)) for s in speakers)])
         lines += ["", *_aligned(by_speaker)]
     if report["differences"]:
         rows = [["difference", "figure", "", "95 % interval", ""]]
         for each in report["differences"]:
-            figure = each["figure"]
+            figure = FIGURES[each["figure"]]
             verdict = f"{each['better']} is better" if each["better"] else "tie"
-            value, interval = number(figure, each["value"], True), limits(figure, each, True)
+            value, limits = figure.text(each["value"], True), figure.limits(each, True)
             pair = f"{each['first']} - {each['second']}"
-            rows.append([pair, FIGURES[figure], value, interval, verdict])
+            rows.append([pair, figure.head, value, limits, verdict])
         lines += ["", *_aligned(rows)]
     return "\n".join(lines)
 
@@ -297,8 +302,8 @@ def _aligned(table: list[list[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in table
     ]

@@ -1,4 +1,4 @@
-"""The systems that are compared, and what each says: a run's checkpoint synthesizes every prompt."""
+"""The systems that are compared, and their speech: a run's checkpoint synthesizes every prompt."""
 
 import os
 import time
@@ -11,11 +11,7 @@ from torch import Tensor
 
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.speak.hub import find_folder
-from titan_tts.speak.load_run import (
-    LoadedRun,
-    check_weights,
-    find_checkpoint,
-)
+from titan_tts.speak.load_run import LoadedRun, check_weights, find_checkpoint
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.manager import load_run_config
@@ -29,7 +25,7 @@ _SHOWN = 5
 
 @dataclass
 class System:
-    """One model with everything that it speaks with."""
+    """One model that speaks, and its clock."""
 
     name: str
     synthesizer: Synthesizer
@@ -39,77 +35,77 @@ class System:
     """spent on sampling and decoding so far"""
 
     audio_seconds: float = field(default=0.0, init=False)
-    """made by it"""
+    """of its speech so far"""
 
     def speak(self, prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[int, Sound]]:
-        """(place, its speech) of each prompt, those of similar length together."""
-        said = [
+        """(index, speech) of each prompt, in batches of similar length."""
+        utterances = [
             Utterance(p.text, Voice(p.reference, p.speaker, p.reference_text), p.metadata)
             for p in prompts
         ]
-        requests = self.synthesizer.requests(said)
+        requests = self.synthesizer.requests(utterances)
         began = time.perf_counter()
-        for place, speech in self.synthesizer.speak_sorted(requests, seed, self.batch_size):
+        for index, speech in self.synthesizer.speak_sorted(requests, seed, self.batch_size):
             self.wall_seconds += time.perf_counter() - began
             sound = Sound(speech.waveform, speech.sample_rate, speech.latents)
             self.audio_seconds += sound.seconds
-            yield place, sound
+            yield index, sound
             began = time.perf_counter()
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a system is: the run's folder, the checkpoint's step and the weights in it, and a short name."""
+class Checkpoint:
+    """The checkpoint of a system."""
 
     folder: str
+    """of the run"""
+
     step: int
     weights: str
-    """empty: as `load_run` chooses"""
+    """empty: `load_run` chooses"""
 
     name: str = ""
+    """short, unique among the systems"""
 
 
-def find_places(
+def find_checkpoints(
     texts: Sequence[str], step: "int | str | None" = None, weights: str = ""
-) -> list[Place]:
-    """The places of RUN, RUN@STEP or RUN@STEP:WEIGHTS.
+) -> list[Checkpoint]:
+    """The checkpoints of RUN, RUN@STEP or RUN@STEP:WEIGHTS, each with a name.
 
     Args:
-        step, weights: of those that name none; None: the last.
-
-    Raises:
-        InputError: no run, no such checkpoint, or one is given twice.
+        step, weights: for texts without them; None: the last step.
     """
-    places = [_find_place(text, step, weights) for text in texts]
-    for place, text in zip(places, texts, strict=True):
-        if places.count(place) > 1:
-            raise InputError(f"{text}: step {place.step} is given twice; give each system once")
-    folders = {Path(place.folder).resolve() for place in places}
+    found = [_find_checkpoint(text, step, weights) for text in texts]
+    for each, text in zip(found, texts, strict=True):
+        if found.count(each) > 1:
+            raise InputError(f"{text}: step {each.step} is given twice; give each system once")
+    folders = {Path(each.folder).resolve() for each in found}
     short = len({folder.name for folder in folders}) == len(folders)
     # Weights are named where they tell systems apart.
-    several = len({place.weights for place in places}) > 1
+    several = len({each.weights for each in found}) > 1
     named = []
-    for place in places:
-        name = Path(place.folder).resolve().name if short else place.folder
-        behind = f":{place.weights}" if several and place.weights else ""
-        named.append(replace(place, name=f"{name}@{place.step}{behind}"))
+    for each in found:
+        name = Path(each.folder).resolve().name if short else each.folder
+        behind = f":{each.weights}" if several and each.weights else ""
+        named.append(replace(each, name=f"{name}@{each.step}{behind}"))
     return named
 
 
-def _find_place(text: str, step: "int | str | None", weights: str) -> Place:
+def _find_checkpoint(text: str, step: "int | str | None", weights: str) -> Checkpoint:
     folder, at, given = text.rpartition("@")
     if not at or Path(text).is_dir():
         folder = text
     else:
-        number, colon, of_place = given.partition(":")
+        number, colon, given_weights = given.partition(":")
         step = int(number) if number.isdecimal() else number
-        weights = of_place if colon else weights
+        weights = given_weights if colon else weights
     folder = os.path.normpath(folder)
     found = find_folder(folder)
     config = load_run_config(found)
-    place = Place(folder, *find_checkpoint(found, config, step, weights))
-    check_weights(found, config, place.step, place.weights)
-    return place
+    checkpoint = Checkpoint(folder, *find_checkpoint(found, config, step, weights))
+    check_weights(found, config, checkpoint.step, checkpoint.weights)
+    return checkpoint
 
 
 def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:
@@ -124,7 +120,7 @@ def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:
 
 
 def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
-    """Characters and label values of the prompts that the run was not trained with, one line per kind."""
+    """A line for each kind of tokens of the prompts that the run was not trained with."""
     characters = {c for prompt in prompts for c in run.tokenizer.unknown_characters(prompt.text)}
     kinds = {"characters": characters} if characters else {}
     for prompt in prompts:

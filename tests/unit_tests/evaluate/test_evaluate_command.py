@@ -10,11 +10,11 @@ import soundfile
 
 from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
+from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
 from titan_tts.evaluate.options import Options, first_config, scorer_specs
 from titan_tts.speak import hub
 from torchtitan.models.dit_tts.config import manager
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec import record
 from torchtitan.models.dit_tts.speech.codec.record import RecordedCodec
 
@@ -22,69 +22,59 @@ from torchtitan.models.dit_tts.speech.codec.record import RecordedCodec
 @pytest.fixture
 def tree(tmp_path, loaded, monkeypatch):
     set_up(monkeypatch, loaded)
+    monkeypatch.chdir(tmp_path)
     return write_tree(tmp_path / "LibriTTS_R")
 
 
-def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, tmp_path, capsys):
-    out = tmp_path / "out"
-    plain = UTTERANCES[:3]  # the fourth is hostile
+def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, capsys):
     scorers = ["--recognizer", SPEC, "--speaker-scorer", SPEAKER_SPEC]
-    arguments = [*scorers, "--out", out, "--language=en"]
-    assert evaluate(tmp_path / "run", "--test", tree, *arguments) == 0
-    found = json.loads((out / "evaluation.json").read_text())
+    assert evaluate("run", "--test", tree, *scorers, "--out=out", "--language=en") == 0
+    found = json.loads(Path("out/evaluation.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["recordings", "codec", "run@7"]
-    rows = found["utterances"]
-    assert [row["text"] for row in rows if row["speaker"] == "84"] == [text for _, text, _ in plain]
+    rows = [row for row in found["utterances"] if row["speaker"] == "84"]  # the others: hostile
+    assert [row["text"] for row in rows] == [text for _, text, _ in UTTERANCES[:3]]
     for row in rows:
-        if row["speaker"] == "84":
-            for scores in row["scores"].values():
-                assert all(s["word_errors"] == 0 and s["words"] > 0 for s in scores), row
-                own = row["recording_seconds"]
-                assert all(s["speaker_similarity"] not in (None, own) for s in scores)
+        for scores in row["scores"].values():
+            assert all(s["word_errors"] == 0 and s["words"] > 0 for s in scores), row
+            own = row["recording_seconds"]
+            assert all(s["speaker_similarity"] not in (None, own) for s in scores)
     for row in found["rows"]:
         assert row["wer_by_speaker"]["84"] == 0
         error = row["figures"]["duration_error"]
         assert (error is None) == (row["kind"] != "system")
         assert error is None or max(error.values()) < 1e-9
     assert found["rows"][2]["seeds"] == [0, 1]
-    assert found["rows"][2]["real_time_factor"] == pytest.approx(
-        0.5 / (sum(map(frames_of, range(5))) / 25)
-    )
+    seconds = sum(map(frames_of, range(5))) / 25
+    assert found["rows"][2]["real_time_factor"] == pytest.approx(0.5 / seconds)
     assert found["test"]["without_reference"] == 0 and found["differences"] == []
     table = capsys.readouterr().out
     assert "recordings" in table and "run@7" in table and "WER by speaker" in table
-    wavs = sorted((out / "wavs").rglob("*.wav"))
+    wavs = sorted(Path("out/wavs").rglob("*.wav"))
     assert len(wavs) == 2 * 5 and {path.parent.name for path in wavs} == {"seed-0", "seed-1"}
     assert soundfile.info(wavs[0]).samplerate == 1000
 
 
-def test_a_recognizer_that_cannot_know_the_words_is_refused(tree, tmp_path, capsys):
-    out = tmp_path / "out"
-    words = "words:zero,one,two,three,four,five,six,seven,eight,nine"
-    assert evaluate(tmp_path / "run", "--test", tree, "--recognizer", words, "--out", out) == 2
-    said = capsys.readouterr().err
-    assert "cannot hear" in said and said.count("\n") == 1
-    assert not out.exists() and not list(tmp_path.rglob("*.json"))
+WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 
 
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ("--recognizer=", "--recognizer is not given"),
-        ("--seeds=0", "--seeds = 0, but it must be from 1 to 100"),
-        ("--test-format=x", "--test-format = 'x', but allowed are auto"),
-        ("--recordings=/nowhere", "/nowhere"),
-        ("run@9", "has no checkpoint step-9; it has steps: 5, 7"),
-        ("run@x", "has no checkpoint step-x"),
-        ("./run", "is given twice"),
-        ("--out=/proc/x", "--out"),
+        (["--recognizer="], "--recognizer is not given"),
+        ([f"--recognizer={WORDS}", "--out=out"], "cannot hear"),
+        (["--seeds=0"], "--seeds = 0, but it must be from 1 to 100"),
+        (["--test-format=x"], "--test-format = 'x', but allowed are auto"),
+        (["--recordings=/nowhere"], "/nowhere"),
+        (["run@9"], "has no checkpoint step-9; it has steps: 5, 7"),
+        (["./run"], "is given twice"),
+        (["--out=/proc/x"], "--out"),
     ],
 )
-def test_what_is_refused(tree, tmp_path, capsys, arguments, sentence, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    given = [] if arguments == "--recognizer=" else [f"--recognizer={SPEC}"]
-    assert evaluate("run", arguments, *given, "--test", tree) == 2
-    assert sentence in capsys.readouterr().err
+def test_mistakes_are_refused(tree, capsys, arguments, sentence):
+    given = [] if "--recognizer" in arguments[0] else [f"--recognizer={SPEC}"]
+    assert evaluate("run", *arguments, *given, "--test", tree) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1 and not Path("out").exists()
 
 
 def test_codecs_are_compared_by_what_they_are(monkeypatch):
@@ -107,11 +97,10 @@ def test_codecs_are_compared_by_what_they_are(monkeypatch):
     options = SimpleNamespace(codec="")
     assert first_config(options, ["a", "b"]).data.path == "a"
     for other in ("c", "d"):
-        with pytest.raises(InputError, match="different codecs"):
-            first_config(options, ["a", other])
+        refused(lambda other=other: first_config(options, ["a", other]), "different codecs")
 
 
-def test_a_second_system_of_another_codec_is_refused(tree, tmp_path, capsys, monkeypatch):
+def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
     """Its folder tells nothing of its codec, which shows itself once it is loaded."""
     load = evaluate_module.load_synthesizer
 
@@ -121,21 +110,21 @@ def test_a_second_system_of_another_codec_is_refused(tree, tmp_path, capsys, mon
         return replace(found, codec=other)
 
     monkeypatch.setattr(evaluate_module, "load_synthesizer", load_other)
-    arguments = ["--test", tree, "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
-    runs = [tmp_path / "a@7", tmp_path / "b@5"]
-    assert evaluate(*runs, *arguments, "--out", tmp_path / "out") == 2
+    arguments = ["--test", tree, "--recognizer", SPEC, "--seeds=1", "--on-page=0", "--out=out"]
+    assert evaluate("a@7", "b@5", *arguments) == 2
     assert "b@5 has another codec than a@7; evaluate them apart" in capsys.readouterr().err
 
 
-def test_the_runs_own_scorers_are_the_default():
+def test_defaults_of_scorers_and_precision():
+    """The run's own scorers; and float32, as in bfloat16 what is said depends on the batch."""
     options = SimpleNamespace(recognizer="", speaker_scorer="", opinion="dnsmos")
     samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="own", opinion="")
     found = scorer_specs(options, SimpleNamespace(samples=samples))
     assert found == {"recognizer": "whisper:base", "speaker_scorer": "own", "opinion": "dnsmos"}
+    assert Options(run="outputs/x", test="data").dtype == "float32"
 
 
-def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_where_an_evaluation_is_written(tree, tmp_path):
     arguments = ["--test", tree / "test-clean", "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
     assert evaluate("runs/a", *arguments, "--untrained") == 0
     one = tmp_path / "runs/a/evaluation/step-7-LibriTTS_R-test-clean/evaluation.json"
@@ -144,12 +133,8 @@ def test_where_an_evaluation_is_written(tree, tmp_path, loaded, monkeypatch):
     assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
     assert evaluate("runs/a@7:raw", "runs/b@5", *arguments) == 0
     several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean-a_7_raw-b_5/evaluation.json"
-    found = json.loads(several.read_text())
-    assert [row["name"] for row in found["rows"][2:]] == ["a@7:raw", "b@5"]
-    assert [row["weights"] for row in found["rows"][2:]] == ["raw", "ema"]
-    assert [row["step"] for row in found["rows"][2:]] == [7, 5]
-
-
-def test_float32_unless_it_is_said_otherwise():
-    """In bfloat16 what is said depends on the batch."""
-    assert Options(run="outputs/x", test="data").dtype == "float32"
+    found = json.loads(several.read_text())["rows"][2:]
+    assert [(row["name"], row["weights"], row["step"]) for row in found] == [
+        ("a@7:raw", "raw", 7),
+        ("b@5", "ema", 5),
+    ]

@@ -12,9 +12,9 @@ from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
 from titan_tts.evaluate import systems
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.evaluate.systems import (
-    Place,
+    Checkpoint,
     System,
-    find_places,
+    find_checkpoints,
     own_voice,
     untrained_tokens,
 )
@@ -109,17 +109,17 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
         load_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())
     )
     monkeypatch.setattr(load_run, "saved_prefixes", lambda table: ["decay-0.9."])
-    assert find_places(["o/a"]) == [Place("o/a", 2000, "", "a@2000")]
-    assert find_places(["o/a/"], 100, "raw") == [Place("o/a", 100, "raw", "a@100")]
+    assert find_checkpoints(["o/a"]) == [Checkpoint("o/a", 2000, "", "a@2000")]
+    assert find_checkpoints(["o/a/"], 100, "raw") == [Checkpoint("o/a", 100, "raw", "a@100")]
     # The best step has the weights that it was measured with.
-    found = find_places(["o/a", "o/a@best", "p/b"])
-    assert [place.name for place in found] == ["a@2000", "a@100:ema", "b@2000"]
-    assert find_places(["o/a@best:raw"])[0].weights == "raw"
-    assert [place.name for place in find_places(["o/a", "p/a"])] == ["o/a@2000", "p/a@2000"]
-    found = find_places(["a@100:raw", "a@100:ema:0.9", "a@100"], weights="ema")
-    assert [place.name for place in found] == ["a@100:raw", "a@100:ema:0.9", "a@100:ema"]
+    found = find_checkpoints(["o/a", "o/a@best", "p/b"])
+    assert [each.name for each in found] == ["a@2000", "a@100:ema", "b@2000"]
+    assert find_checkpoints(["o/a@best:raw"])[0].weights == "raw"
+    assert [each.name for each in find_checkpoints(["o/a", "p/a"])] == ["o/a@2000", "p/a@2000"]
+    found = find_checkpoints(["a@100:raw", "a@100:ema:0.9", "a@100"], weights="ema")
+    assert [each.name for each in found] == ["a@100:raw", "a@100:ema:0.9", "a@100:ema"]
     (tmp_path / "x@7").mkdir()
-    assert find_places([str(tmp_path / "x@7")])[0].step == 2000
+    assert find_checkpoints([str(tmp_path / "x@7")])[0].step == 2000
     for texts, sentence in (
         (["a@3"], "has no checkpoint step-3; it has steps: 100, 2000"),
         (["a@last"], "has no checkpoint step-last"),
@@ -127,7 +127,7 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
         (["a", "a@100:ema:0.8"], "holds no weights 'ema:0.8'"),
     ):
         with pytest.raises(InputError, match=sentence):
-            find_places(texts)
+            find_checkpoints(texts)
 
 
 def test_what_the_run_was_not_trained_with(loaded):

@@ -9,7 +9,7 @@ from tests.helpers.small_models import small_args
 from titan_tts.cli import main
 from titan_tts.evaluate.evaluate import Evaluation
 from titan_tts.evaluate.options import Options as EvaluateOptions
-from titan_tts.evaluate.systems import find_places
+from titan_tts.evaluate.systems import find_checkpoints
 from titan_tts.speak.load_run import LoadedRun, load_run, untrained_model
 from torchtitan.models.dit_tts import DiTTTSModel, model_config, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -165,7 +165,7 @@ def test_the_best_of_the_raw_weights_is_spoken_by_them(run, initial, tmp_path, m
         out = f"--out={tmp_path / 'new.wav'}"
         assert main(["generate", str(run), "--step=best", out, *said]) == 2
     options = EvaluateOptions(run=str(run), step="best", test="")
-    for places in (find_places([str(run)], "best"), find_places([f"{run}@best"])):
+    for places in (find_checkpoints([str(run)], "best"), find_checkpoints([f"{run}@best"])):
         evaluation = Evaluation(options, tmp_path, places, None, None, False)
         refused(evaluation.rows, "that is enough")
     assert loaded == [(6, "raw", 6)] * 4
