@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import (
     resolve_tokenizer,
 )
 from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
-from torchtitan.models.dit_tts.text.vocabulary import Room, to_json
+from torchtitan.models.dit_tts.text.vocabulary import CharWidths, to_json
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
 SMALL_BATCHES = [
@@ -101,24 +101,24 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path):
     assert load_tokenizer(tmp_path / "run", config).vocabulary == vocabulary
 
 
-def test_room_is_found_once_and_belongs_to_the_weights(data, tmp_path):
+def test_char_widths_are_measured_once_and_belongs_to_the_weights(data, tmp_path):
     found = []
 
-    def find_room():
-        found.append(Room(tuple(0.5 + i / 8 for i in range(256)), 1.5 + len(found)))
+    def measure_char_widths():
+        found.append(CharWidths(tuple(0.5 + i / 8 for i in range(256)), 1.5 + len(found)))
         return found[-1]
 
     positions = "--model.text_positions=scaled"
-    plain = build_tokenizer(config_of(data, tmp_path / "plain"), find_room)
-    assert found == [] and plain.vocabulary.room is None
+    plain = build_tokenizer(config_of(data, tmp_path / "plain"), measure_char_widths)
+    assert found == [] and plain.vocabulary.char_widths is None
     config = config_of(data, tmp_path / "run", positions)
-    first = build_tokenizer(config, find_room)
-    assert [first.vocabulary.room] == found
+    first = build_tokenizer(config, measure_char_widths)
+    assert [first.vocabulary.char_widths] == found
     assert load_tokenizer(tmp_path / "run", config).vocabulary == first.vocabulary
     checkpoint = add_checkpoint(tmp_path / "run")
     loading = [f"--checkpoint.initial_load_path={checkpoint}", positions]
     for folder, arguments in (("run", [positions]), ("tuned", loading)):
-        again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), find_room)
+        again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), measure_char_widths)
         assert again.vocabulary == first.vocabulary and len(found) == 1
 
 

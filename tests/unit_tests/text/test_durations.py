@@ -59,14 +59,14 @@ def test_the_weights_are_those_of_ridge_regression(fit):
 
 def test_room_of_the_bytes(fit):
     """Of unknown ones that of a letter in the middle, and of none less than a tenth of a frame."""
-    room = fit.room()
-    frames = np.array(room.frames_per_byte)
+    widths = fit.char_widths()
+    frames = np.array(widths.frames_per_byte)
     assert frames[list(LETTERS.encode())] == pytest.approx(2 * FRAMES, rel=0.1, abs=0.5)
     assert frames[ord("z")] == pytest.approx(2 * np.median(FRAMES), rel=0.1)
-    assert room.edge_frames == pytest.approx(6, abs=1)
-    silent = LinearDurationModel(np.array([-3.0, 1.0] + [0.0] * 254 + [-4.0]), {}).room()
+    assert widths.edge_frames == pytest.approx(6, abs=1)
+    silent = LinearDurationModel(np.array([-3.0, 1.0] + [0.0] * 254 + [-4.0]), {}).char_widths()
     assert silent.frames_per_byte[:2] == (0.1, 1.0) and silent.edge_frames == 0
-    empty = LinearDurationModel(np.zeros(257), {}).room()
+    empty = LinearDurationModel(np.zeros(257), {}).char_widths()
     assert set(empty.frames_per_byte) == {1.0}
 
 
@@ -103,7 +103,7 @@ def test_a_text_that_is_not_its_speechs_bends_no_fit(text, frames):
     bent = fit_durations(_Samples([*texts, text], [*lengths, frames]))
     for sentence in texts[:5]:
         assert bent.frames(sentence, None) == pytest.approx(clean.frames(sentence, None), rel=0.02)
-    assert bent.room().edge_frames == pytest.approx(clean.room().edge_frames, abs=0.5)
+    assert bent.char_widths().edge_frames == pytest.approx(clean.char_widths().edge_frames, abs=0.5)
 
 
 def test_bytes_have_the_same_room_where_lengths_do_not_tell():
@@ -112,8 +112,8 @@ def test_bytes_have_the_same_room_where_lengths_do_not_tell():
     assert fit_durations(_Samples(texts, lengths)).explained > 0.9
     cut = fit_durations(_Samples(texts, [250] * 400))
     assert cut.explained < 0.3
-    assert set(cut.room().frames_per_byte) == {1.0} and cut.room().edge_frames == 0.0
-    assert durations_from_json(cut.to_json(), "x").room() == cut.room()
+    assert set(cut.char_widths().frames_per_byte) == {1.0} and cut.char_widths().edge_frames == 0.0
+    assert durations_from_json(cut.to_json(), "x").char_widths() == cut.char_widths()
 
 
 def test_corrupt_texts_are_left_out(tmp_path):

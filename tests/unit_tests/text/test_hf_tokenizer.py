@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
-    Room,
+    CharWidths,
     Subwords,
     Vocabulary,
     from_json,
@@ -139,22 +139,22 @@ def test_a_token_has_the_room_of_its_characters(model):
     tokenizer = conditioned(model)
     for text in ("one two three four", "nine " * 20):
         ids = np.array([tokenizer.encode(text, {"speaker": "slt"})])
-        places = tokenizer.places(ids, np.ones_like(ids, bool))[0, 3:]
+        positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))[0, 3:]
         offsets = np.array(tokenizer.text._backend.encode(text).offsets)
         middles = np.where(np.ptp(offsets, axis=1) > 0, offsets.mean(1) / len(text), -1.0)
-        assert (places == -1).sum() == (middles == -1).sum() == 1  # begin or end
-        np.testing.assert_allclose(places, middles, atol=1.5 / len(text))
-        assert (np.diff(places[places >= 0]) > 0).all()
-    assert (tokenizer.places(ids, np.ones_like(ids, bool))[0, :3] == -1).all()
+        assert (positions == -1).sum() == (middles == -1).sum() == 1  # begin or end
+        np.testing.assert_allclose(positions, middles, atol=1.5 / len(text))
+        assert (np.diff(positions[positions >= 0]) > 0).all()
+    assert (tokenizer.text_positions(ids, np.ones_like(ids, bool))[0, :3] == -1).all()
 
 
 def test_bytes_and_continued_words_have_the_room_of_their_characters():
     contents = json.loads(unigram())
     contents["model"]["vocab"] += [["<0xE2>", -9.0], ["##ing", -9.0]]
-    lengths = TextTokenizer(json.dumps(contents)).room_per_id(None)
+    lengths = TextTokenizer(json.dumps(contents)).width_per_id(None)
     assert lengths[-2:].tolist() == [1, 3] and lengths[1] == 0
-    room = Room(tuple(map(float, range(256))), 0.0)
-    frames = TextTokenizer(json.dumps(contents)).room_per_id(room)
+    widths = CharWidths(tuple(map(float, range(256))), 0.0)
+    frames = TextTokenizer(json.dumps(contents)).width_per_id(widths)
     assert frames[-2:].tolist() == [0xE2, sum(b"ing")] and frames[1] == 0
     assert frames[3] == ord(" ")  # the mark of a word's beginning
 

@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.text.tokenizer import (
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     BYTE_VOCAB_SIZE,
-    Room,
+    CharWidths,
     Vocabulary,
     check_covers,
     from_json,
@@ -118,29 +118,29 @@ def test_places_are_of_the_text_alone(unit):
     for row, own in enumerate(rows):
         ids[row, : len(own)], mask[row, : len(own)] = own, True
     first = 1 + len(FIELDS)
-    places = tokenizer.places(ids, mask)
-    assert places.dtype == np.float32
-    assert places[0, first : first + 4].tolist() == [0.125, 0.375, 0.625, 0.875]
-    assert places[1, first] == 0.5
-    places[0, first : first + 4] = places[1, first] = -1
-    assert (places == -1).all()
+    positions = tokenizer.text_positions(ids, mask)
+    assert positions.dtype == np.float32
+    assert positions[0, first : first + 4].tolist() == [0.125, 0.375, 0.625, 0.875]
+    assert positions[1, first] == 0.5
+    positions[0, first : first + 4] = positions[1, first] = -1
+    assert (positions == -1).all()
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
 def test_places_by_the_frames_that_characters_take(unit):
     per_byte = np.full(256, 0.5)
     per_byte[list(b"abc")] = 1, 3, 4
-    vocabulary = replace(make_vocabulary(unit, "abc"), room=Room(tuple(per_byte), 2.0))
+    vocabulary = replace(make_vocabulary(unit, "abc"), char_widths=CharWidths(tuple(per_byte), 2.0))
     tokenizer = Tokenizer(vocabulary)
     ids = np.array([tokenizer.encode("abca")])
-    places = tokenizer.places(ids, np.ones_like(ids, bool))
+    positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))
     expected = [-1, 2.5 / 13, 4.5 / 13, 8 / 13, 10.5 / 13, -1]
-    np.testing.assert_allclose(places[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(positions[0], expected, rtol=1e-6)
     # An unknown character takes as long as the mean of the known ones, an unknown byte its own time.
     ids, unknown = np.array([tokenizer.encode("axc")]), 0.5 if unit == "bytes" else 8 / 3
-    places, total = tokenizer.places(ids, np.ones_like(ids, bool)), 9 + unknown
+    positions, total = tokenizer.text_positions(ids, np.ones_like(ids, bool)), 9 + unknown
     expected = np.array([2.5, 3 + unknown / 2, 5 + unknown]) / total
-    np.testing.assert_allclose(places[0, 1:-1], expected, rtol=1e-6)
+    np.testing.assert_allclose(positions[0, 1:-1], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])

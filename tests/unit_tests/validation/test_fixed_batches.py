@@ -99,8 +99,8 @@ def test_the_reference_of_another_speaker(four):
     assert set(other) == {"speaker", "speaker_mask"}
     assert set(batch.other_text) == {"text_ids", "text_mask", "text_positions"}
     other = [batch.other_text[name] for name in ("text_ids", "text_mask", "text_positions")]
-    places = byte_tokenizer().places(other[0].numpy(), other[1].numpy())
-    assert places.max() > 0 and (other[2].numpy() == places).all()
+    positions = byte_tokenizer().text_positions(other[0].numpy(), other[1].numpy())
+    assert positions.max() > 0 and (other[2].numpy() == positions).all()
 
 
 @pytest.mark.parametrize(

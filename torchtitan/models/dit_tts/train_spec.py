@@ -47,7 +47,7 @@ from torchtitan.tools.logging import logger
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
     if job_config.benchmark.enable:
         return build_synthetic_tokenizer(job_config)
-    return build_tokenizer(job_config, _ready_durations(job_config).room)
+    return build_tokenizer(job_config, _ready_durations(job_config).char_widths)
 
 
 def _ready_durations(job_config: JobConfig) -> LinearDurationModel:

@@ -287,5 +287,5 @@ def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
 def test_takes_differ():
     model = random_model(small_args(latent_channels=8, text_vocab_size=300))
     plain = SpeechRequest("ab", reference(1.0, 2.0), 8)
-    first, second = generate([plain, replace(plain, take=1)], model=model)
+    first, second = generate([plain, replace(plain, candidate=1)], model=model)
     assert not torch.allclose(first, second, atol=1e-2)

@@ -31,7 +31,7 @@ class Collator:
     latents           (B, T, C) float32   zero at padding; cropped to T
     text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_mask         (B, L) bool         True at valid tokens
-    text_positions       (B, L) float32      `Tokenizer.places` of the ids
+    text_positions       (B, L) float32      `Tokenizer.text_positions` of the ids
     text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
     speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
@@ -142,7 +142,7 @@ class Collator:
         input_dict = {
             "text_ids": text_ids,
             "text_mask": text_mask,
-            "text_positions": tokenizer.places(text_ids, text_mask),
+            "text_positions": tokenizer.text_positions(text_ids, text_mask),
             "speaker_mask": np.arange(R) < speaker_frames[:, None],
             "frames": frames,
             "global_batch": np.array(batch.number, np.int64),

@@ -32,9 +32,6 @@ def decode(
     Args:
         data: a file's bytes, or its path.
         offset_seconds, seconds: the part to decode; all of it by default.
-
-    Raises:
-        InputError: not audio, corrupt, cut short, or without a sample.
     """
     import av
     import soundfile
@@ -89,11 +86,7 @@ def _open(data: bytes | str) -> "soundfile.SoundFile":
 def _part(
     length: int | None, rate: int, offset_seconds: float, seconds: float | None
 ) -> tuple[int, int | None]:
-    """(first sample, number of samples) of a part; None where the length is not known.
-
-    Raises:
-        InputError: it is not within the `length` samples.
-    """
+    """(first sample, number of samples) of a part; None where the length is not known."""
     first = round(offset_seconds * rate)
     wanted = None if length is None else length - first
     if seconds is not None:

@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, Tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
-    Room,
+    CharWidths,
     Subwords,
     Vocabulary,
     check_covers,
@@ -37,7 +37,7 @@ TEXT_FILE_NAME = "text_tokenizer.json"
 
 
 def build_tokenizer(
-    job_config: JobConfig, find_room: Callable[[], Room] | None = None
+    job_config: JobConfig, measure_char_widths: Callable[[], CharWidths] | None = None
 ) -> ConditionedTokenizer:
     """The run's tokenizer, as upstream's `build_tokenizer_fn`.
 
@@ -48,7 +48,7 @@ def build_tokenizer(
 
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     folder = Path(job_config.job.dump_folder)
-    tokenizer = resolve_tokenizer(job_config, folder, rank, ranks, find_room)
+    tokenizer = resolve_tokenizer(job_config, folder, rank, ranks, measure_char_widths)
     job_config.encoder.vocab_size = tokenizer.vocab_size
     return tokenizer
 
@@ -58,7 +58,7 @@ def resolve_tokenizer(
     folder: Path,
     rank: int,
     ranks: int,
-    find_room: Callable[[], Room] | None = None,
+    measure_char_widths: Callable[[], CharWidths] | None = None,
 ) -> ConditionedTokenizer:
     """The tokenizer of the run in `folder`: from its own files, from those of its initial weights, or from
     its data and its encoder.
@@ -66,13 +66,8 @@ def resolve_tokenizer(
     Every rank builds the same one by itself. Rank 0 writes the files where there are no weights yet.
 
     Args:
-        find_room: room of the texts in the training data, called on every rank at once where there are no
-            weights yet and [model] text_positions asks for it; None: characters.
-
-    Raises:
-        InputError: the config or its data need a token that the weights do not know, the data lacks
-            what the config asks for, there is no tokenizer of [encoder] model, or [encoder]
-            vocab_size is another number.
+        measure_char_widths: called on every rank at once where there are no weights yet and [model]
+            text_positions = "scaled"; None: every character is equally wide.
     """
     weights = origin_of_weights(config, folder)
     trained = load_vocabulary(weights) if weights is not None else None
@@ -82,8 +77,8 @@ def resolve_tokenizer(
     if trained is not None:
         check_covers(trained, needed, f"the run in {weights}")
         vocabulary = trained
-    elif find_room is not None and config.model.text_positions == "scaled":
-        vocabulary = replace(needed, room=find_room())
+    elif measure_char_widths is not None and config.model.text_positions == "scaled":
+        vocabulary = replace(needed, char_widths=measure_char_widths())
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(
@@ -214,9 +209,6 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
 
     Args:
         config: the run's resolved config.
-
-    Raises:
-        InputError: a file is missing, cannot be read, was changed, or does not fit the config.
     """
     vocabulary = load_vocabulary(folder)
     wanted = [unit_of(config.encoder.model), *config.data.conditioning]

@@ -16,7 +16,7 @@ import numpy as np
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.vocabulary import Room
+from torchtitan.models.dit_tts.text.vocabulary import CharWidths
 
 FILE_NAME = "durations.json"
 
@@ -28,8 +28,8 @@ _MAX_LENGTH = 4.0
 """of a text in the fit, in median lengths"""
 _MIN_EXPLAINED = 0.3
 """Fraction of the lengths' variance below which the fit does not tell how long the bytes take"""
-_MIN_ROOM = 0.1
-"""frames: a byte that lengthens nothing, such as a silent letter, still has its place in the order"""
+_MIN_WIDTH = 0.1
+"""frames: a byte that lengthens nothing, such as a silent letter, still keeps its position in the order"""
 
 
 def _features(text: str) -> np.ndarray:
@@ -56,17 +56,17 @@ class LinearDurationModel:
             if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
         ]
 
-    def room(self) -> Room:
-        """Where the text's tokens lie beside the frames: the frames that each byte takes, and of each that
-        no text had the median of the others. The same for every byte where the fit does not tell, as in
-        data cut into pieces of one length."""
+    def char_widths(self) -> CharWidths:
+        """Frames that each byte takes: the fitted weight, or the median of the others for a byte that no
+        text had. Every byte is equally wide where the fit explains too little, as in data cut into
+        pieces of one length."""
         weights = self.weights[:-1]
         if not weights.any() or self.explained < _MIN_EXPLAINED:
-            return Room((1.0,) * 256, 0.0)
-        known = np.maximum(weights, _MIN_ROOM)
-        room = np.where(weights != 0, known, np.median(known[weights != 0]))
+            return CharWidths((1.0,) * 256, 0.0)
+        known = np.maximum(weights, _MIN_WIDTH)
+        widths = np.where(weights != 0, known, np.median(known[weights != 0]))
         edge = max(0.0, float(self.weights[-1])) / 2
-        return Room(tuple(room.round(3).tolist()), round(edge, 3))
+        return CharWidths(tuple(widths.round(3).tolist()), round(edge, 3))
 
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""
@@ -88,11 +88,7 @@ class LinearDurationModel:
 
 
 def durations_from_json(text: str, where: str) -> LinearDurationModel:
-    """What `to_json` wrote; `where` is the file, for messages.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """What `to_json` wrote; `where` is the file, for messages."""
     try:
         content = json.loads(text)
         weights = np.array(content["weights"], np.float64)
@@ -106,11 +102,7 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
 
 
 def stored_durations(folder: Path) -> LinearDurationModel | None:
-    """That of a run's folder; None in the folder of an older run.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """That of a run's folder; None in the folder of an older run."""
     path = folder / FILE_NAME
     try:
         return durations_from_json(path.read_text(encoding="utf-8"), str(path))
@@ -152,9 +144,6 @@ def _fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
 def fit_durations(dataset: Dataset) -> LinearDurationModel:
     """Fit on the texts and lengths of a dataset, or of an even selection where it is very large. Samples
     whose text is corrupt, or far too long or short for its speech, are left out.
-
-    Raises:
-        InputError: no sample.
     """
     total = len(dataset.frames)
     chosen = np.unique(np.linspace(0, max(0, total - 1), min(total, _MAX_SAMPLES)).astype(np.int64))

@@ -64,9 +64,6 @@ def check_mode(
         folder: of the run that trained the weights.
         resumes: that run continues; otherwise a new run starts from its weights.
         model_only: only the model is loaded, without optimizer and averaged weights.
-
-    Raises:
-        InputError: the encoder cannot be frozen, or trained, from these weights on.
     """
     record = read_record(folder)
     if record is None or record["frozen"] == encoder.frozen:
@@ -98,11 +95,7 @@ def check_mode(
 def load_run_encoder(
     folder: Path, encoder: Encoder, device: torch.device | str
 ) -> PretrainedTextEncoder:
-    """The frozen encoder of the trained run in `folder`.
-
-    Raises:
-        InputError: it cannot be loaded, or is not the one that the run was trained with.
-    """
+    """The frozen encoder of the trained run in `folder`."""
     source = find_source(encoder.model, folder=folder)
     fetch_weights(source.model)
     check_fingerprint(folder, encoder, source.fingerprint(encoder.dtype))

@@ -65,9 +65,6 @@ def make_text_features(
     Args:
         shards: numbers of shards of the dataset.
         kind: with the encoder's fingerprint.
-
-    Raises:
-        InputError: a corrupt sample, features that the stored dtype cannot hold, nowhere to write.
     """
     for shard in shards:
         if find_feature_file(dataset, shard, kind) is None:

@@ -233,11 +233,7 @@ def _places(tar_path: str, shard_digest: str) -> list[tuple[str, str]]:
 
 
 def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
-    """`kind` with the encoder's fingerprint from stored features, where the weights are not here.
-
-    Raises:
-        InputError: two states of the encoder have made features.
-    """
+    """`kind` with the encoder's fingerprint from stored features, where the weights are not here."""
     if kind.encoder_fingerprint is not None:
         return kind
     for tar_path, digest in zip(dataset.tar_paths, dataset.digests, strict=True):
@@ -310,11 +306,7 @@ def describe_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]
 
 
 def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
-    """The features of all texts of a dataset.
-
-    Raises:
-        InputError: files are missing or cannot be read.
-    """
+    """The features of all texts of a dataset."""
     files = find_feature_files(dataset, kind)
     missing = missing_shards(files)
     if missing:
@@ -389,7 +381,6 @@ class TextFeatures:
 
         Raises:
             CorruptSampleError: what is stored is not what was written, or was never made.
-            InputError: more rows than `out` has, or the file is gone or has changed.
         """
         shard, rows, offset, stored_hash = self._rows[sample].item()
         if not stored_hash:

@@ -118,11 +118,7 @@ class HFEncoderSpec:
             return _core(architecture(self._fresh_text_config(), **options))
 
     def load(self, dtype: torch.dtype) -> nn.Module:
-        """The encoder on the CPU with its weights.
-
-        Raises:
-            InputError: no weights, or any that is missing or of another shape.
-        """
+        """The encoder on the CPU with its weights."""
         architecture, options, mapping = self._architecture()
         with quiet():
             try:
@@ -214,9 +210,6 @@ class HFEncoderSpec:
 
         Args:
             dtype: precision that the encoder computes in, as [encoder] dtype has it.
-
-        Raises:
-            InputError: the weights are not on this machine.
         """
         files = self.files()
         if not files:
@@ -232,11 +225,7 @@ class HFEncoderSpec:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What `encoder_record.write_record` wrote into a run folder, without paths; None without it.
-
-    Raises:
-        InputError: a file that cannot be read.
-    """
+    """What `encoder_record.write_record` wrote into a run folder, without paths; None without it."""
     path = folder / CONFIG_FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_path)
@@ -262,9 +251,6 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
         model: hub name or folder.
         download: whether the hub may be asked where this machine has no config.
         folder: a run's folder, whose own copy of the config comes first.
-
-    Raises:
-        InputError: no such model, no network, or transformers is not installed.
     """
     try:
         import transformers  # noqa: F401

@@ -58,9 +58,6 @@ def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]
     Args:
         model: hub name or folder.
         download: whether the hub may be asked where this machine has no config.
-
-    Raises:
-        InputError: no such model, no network, or a config that contradicts itself.
     """
     from transformers import AutoConfig
 
@@ -119,11 +116,7 @@ def _file(model: str, name: str) -> Path | None:
 
 
 def fetch_weights(model: str) -> None:
-    """Downloads config, tokenizer and weights of a hub name whose weights are not on this machine.
-
-    Raises:
-        InputError: they cannot be had.
-    """
+    """Downloads config, tokenizer and weights of a hub name whose weights are not on this machine."""
     if weight_files(model):
         return
     if os.path.isdir(model):

@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.files import require_hub
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import first_line
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
-from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Room, Subwords, Vocabulary
+from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, CharWidths, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
     from tokenizers import Encoding, Tokenizer
@@ -86,11 +86,7 @@ class TextTokenizer:
         return self._backend.to_str()
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text with the model's special tokens.
-
-        Raises:
-            InputError: the text is not Unicode.
-        """
+        """Ids of a text with the model's special tokens."""
         unicode_bytes(text)
         encoding = self._backend.encode(text)
         return self._letters(text, encoding) if self._has_more_specials(encoding) else encoding.ids
@@ -102,16 +98,16 @@ class TextTokenizer:
             for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
         ]
 
-    def room_per_id(self, room: Room | None) -> np.ndarray:
-        """(`end`,) float32: room of each piece, without a table its characters; 0 for special tokens and
-        for ids without a piece. The mark of a word's beginning is the space that it stands for."""
+    def width_per_id(self, widths: CharWidths | None) -> np.ndarray:
+        """(`end`,) float32: width of each piece, without a table its characters; 0 for special tokens and
+        for ids without a piece. The mark of a word's beginning counts as a space."""
         found = np.zeros(self.end, np.float32)
         for piece, token_id in self._backend.get_vocab(with_added_tokens=True).items():
             if token_id < self.end and token_id not in self._special:
                 byte = _BYTE_PIECE.fullmatch(piece)
                 text = chr(int(byte[1], 16)) if byte else piece.removeprefix("##").replace("▁", " ")
                 encoded = text.encode("latin-1" if byte else "utf-8", "replace")
-                found[token_id] = len(text) if room is None else room.of(encoded)
+                found[token_id] = len(text) if widths is None else widths.total(encoded)
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -179,8 +175,8 @@ class SubwordTokenizer(ConditionedTokenizer):
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
     @cached_property
-    def room_per_id(self) -> np.ndarray:
-        return self.text.room_per_id(self.vocabulary.room)
+    def width_per_id(self) -> np.ndarray:
+        return self.text.width_per_id(self.vocabulary.char_widths)
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
@@ -217,9 +213,9 @@ def count_text_tokens(
     ) as bar:
         for turn in range(shards):
             shard = (shards * number // parts + turn) % shards
-            place = dataset.tar_paths[shard], dataset.digests[shard]
+            key = dataset.tar_paths[shard], dataset.digests[shard]
             samples = slice(first[shard], first[shard + 1])
-            stored = load_column(*place, column)
+            stored = load_column(*key, column)
             if stored is not None and stored.shape == counts[samples].shape:
                 counts[samples] = stored
                 bar.update(len(stored))
@@ -234,7 +230,7 @@ def count_text_tokens(
                 complete &= None not in texts
                 bar.update(len(chunk))
             if complete:  # a shard that is restored has the same digest
-                save_column(*place, column, counts[samples])
+                save_column(*key, column, counts[samples])
     return counts
 
 
@@ -250,9 +246,6 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
     Args:
         model: hub name or folder.
         download: whether the hub may be asked for what this machine does not have.
-
-    Raises:
-        InputError: no such model, no network, or no tokenizer that can be used.
     """
     source = find_source(model, download=download)
     from transformers import AutoTokenizer

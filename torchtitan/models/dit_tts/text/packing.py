@@ -29,13 +29,13 @@ class RowGroup:
     """Rows that go through the encoder together. R rows of W tokens."""
 
     token: torch.Tensor
-    """(R, W) int64, place in the flattened (B·L) ids; 0 at padding"""
+    """(R, W) int64, index into the flattened (B·L) ids; 0 at padding"""
 
     segment: torch.Tensor
     """(R, W) int64, number of the text within its row from 1; 0 at padding"""
 
     position: torch.Tensor
-    """(R, W) int64, place in the text from 0"""
+    """(R, W) int64, index in the text from 0"""
 
     @cached_property
     def same_segment(self) -> torch.Tensor:
@@ -51,8 +51,8 @@ class TextRows:
     groups: tuple[RowGroup, ...]
 
     origin: torch.Tensor
-    """(B, L) int64, place in the groups' flattened rows one after the other; at padding the place
-    behind the last"""
+    """(B, L) int64, index into the groups' flattened and concatenated rows; at padding one past the
+    last"""
 
     def to(self, device: torch.device | str) -> "TextRows":
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,8 +118,8 @@ def _fewest_padded(order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
     fewest = max(1, -(-total // ROW_TOKENS))
     # Many texts fit together at any length; of a few, one length wastes a third and the next nothing.
     tried = range(fewest, fewest + (_LENGTHS_TRIED if len(lengths) <= 64 else 1))
-    rooms = {max(longest, -(-total // count) + _SLACK) for count in tried}
-    layouts = [_best_fit(order, lengths, room) for room in sorted(rooms)]
+    widths = {max(longest, -(-total // count) + _SLACK) for count in tried}
+    layouts = [_best_fit(order, lengths, width) for width in sorted(widths)]
 
     def tokens(rows: list[list[int]]) -> int:
         return len(rows) * max(int(lengths[row].sum()) for row in rows)
@@ -127,19 +127,19 @@ def _fewest_padded(order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
     return min(layouts, key=tokens)
 
 
-def _best_fit(order: np.ndarray, lengths: np.ndarray, room_of_all: int) -> list[list[int]]:
-    """Texts of each row, none longer together than `room_of_all`."""
+def _best_fit(order: np.ndarray, lengths: np.ndarray, width: int) -> list[list[int]]:
+    """Texts of each row, at most `width` tokens together."""
     rows: list[list[int]] = []
-    # Numbers of the rows by the room that is left in them.
-    by_room: list[list[int]] = [[] for _ in range(room_of_all + 1)]
+    # Rows by the number of their free tokens.
+    rows_with_free: list[list[int]] = [[] for _ in range(width + 1)]
     for text in order.tolist():
         length = int(lengths[text])
-        room = next((r for r in range(length, room_of_all + 1) if by_room[r]), None)
-        if room is None:
-            row, room = len(rows), room_of_all
+        free = next((f for f in range(length, width + 1) if rows_with_free[f]), None)
+        if free is None:
+            row, free = len(rows), width
             rows.append([])
         else:
-            row = by_room[room].pop()
+            row = rows_with_free[free].pop()
         rows[row].append(text)
-        by_room[room - length].append(row)
+        rows_with_free[free - length].append(row)
     return rows

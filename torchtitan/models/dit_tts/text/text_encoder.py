@@ -159,8 +159,8 @@ def _window(width: int, config, device: torch.device) -> torch.Tensor:
     """(W, W) bool of T5Gemma2's sliding attention: w tokens around the query, one more to the right
     of it where w is even."""
     window = config.sliding_window
-    place = torch.arange(width, device=device)
-    distance = place[:, None] - place[None, :]
+    index = torch.arange(width, device=device)
+    distance = index[:, None] - index[None, :]
     return (distance < (window + 1) // 2) & (-distance < window // 2 + 1)
 
 
@@ -172,9 +172,6 @@ def load_text_encoder(
     Args:
         encoder: the config's [encoder].
         folder: a run's folder that has its own copy of the encoder's config.
-
-    Raises:
-        InputError: see `find_source` and `HFEncoderSpec.load`.
     """
     source = find_source(encoder.model, folder=folder)
     core = source.load(TORCH_DTYPE_MAP[encoder.dtype])

@@ -43,11 +43,7 @@ def with_duration(
 
 
 def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
-    """The text in a Unicode encoding.
-
-    Raises:
-        InputError: it has half of a surrogate pair.
-    """
+    """The text in a Unicode encoding."""
     try:
         return text.encode(encoding)
     except UnicodeEncodeError as error:
@@ -57,7 +53,7 @@ def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
         ) from error
 
 
-def check_room(row: np.ndarray, tokens: int) -> None:
+def check_fits(row: np.ndarray, tokens: int) -> None:
     """Raises InputError where a row (L,) is shorter than its ids."""
     if tokens > len(row):
         raise InputError(f"the text has {tokens} tokens where at most {len(row)} fit")
@@ -114,12 +110,9 @@ class ConditionedTokenizer(BaseTokenizer):
 
         Returns:
             The number of ids.
-
-        Raises:
-            InputError: more ids than `row` holds, or a text that is not Unicode.
         """
         ids = self.encode(text, metadata, drop)
-        check_room(row, len(ids))
+        check_fits(row, len(ids))
         row[: len(ids)] = ids
         return len(ids)
 
@@ -133,22 +126,22 @@ class ConditionedTokenizer(BaseTokenizer):
 
     @cached_property
     @abstractmethod
-    def room_per_id(self) -> np.ndarray:
-        """(ids of the text,) float32: frames that each takes by the vocabulary's `room`, or characters
-        without one; 0 for special ones. Ids of conditioning tokens are beyond it."""
+    def width_per_id(self) -> np.ndarray:
+        """(ids of the text,) float32: frames that each takes by the vocabulary's `char_widths`, or
+        characters without one; 0 for special ones. Conditioning tokens have higher ids."""
 
-    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Where in its speech the middle of each id would be, each having its room.
+    def text_positions(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Where in the speech the middle of each token would be, by the widths of its tokens.
 
         Args:
             ids: (B, L) of `encode_into`.
-            mask: (B, L) bool, true at those of the row.
+            mask: (B, L) bool, true at the row's own.
 
         Returns:
             (B, L) float32 in (0, 1); -1 for padding, special and conditioning tokens.
         """
-        known, room = self.room_per_id, self.vocabulary.room
-        edge = np.float32(room.edge_frames if room else 0.0)
+        known, widths = self.width_per_id, self.vocabulary.char_widths
+        edge = np.float32(widths.edge_frames if widths else 0.0)
         of_text = mask & (ids < len(known))
         lengths = np.where(of_text, known.take(ids, mode="clip"), np.float32(0.0))
         ends = lengths.cumsum(1)
@@ -161,11 +154,10 @@ class ConditionedTokenizer(BaseTokenizer):
         """The text's characters that the vocabulary does not have, each once."""
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
-        """Which conditions training drops: a pure function of a sample's place in the stream.
+        """Which conditions training drops: a pure function of a sample's position in the stream.
 
         Args:
-            seed: the run's seed.
-            global_batch: the global batch's place in training.
+            global_batch: number of the global batch in training.
             rows: (B,) rows in the global batch.
 
         Returns:
@@ -173,9 +165,9 @@ class ConditionedTokenizer(BaseTokenizer):
         """
         found = np.zeros((len(rows), len(self.fields)), bool)
         if self.conditioning_dropout:
-            place = torch.tensor(global_batch), torch.as_tensor(rows, dtype=torch.int64)
+            position = torch.tensor(global_batch), torch.as_tensor(rows, dtype=torch.int64)
             for column, name in enumerate(self.fields):
-                drawn = uniform(stream_keys(seed, *place, _DROPOUT_STREAMS[name]))
+                drawn = uniform(stream_keys(seed, *position, _DROPOUT_STREAMS[name]))
                 found[:, column] = (drawn < self.conditioning_dropout).numpy()
         return found
 
@@ -221,14 +213,14 @@ class Tokenizer(ConditionedTokenizer):
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
 
     @cached_property
-    def room_per_id(self) -> np.ndarray:
+    def width_per_id(self) -> np.ndarray:
         found = np.ones(self.vocabulary.first_conditioning_id, np.float32)
-        room = self.vocabulary.room
-        if room is not None and self._bytes:
-            found[FIRST_BYTE_ID:] = room.frames_per_byte
-        elif room is not None:
+        widths = self.vocabulary.char_widths
+        if widths is not None and self._bytes:
+            found[FIRST_BYTE_ID:] = widths.frames_per_byte
+        elif widths is not None:
             characters = [unicode_bytes(character) for character in self.vocabulary.characters]
-            found[FIRST_CHARACTER_ID:] = list(map(room.of, characters))
+            found[FIRST_CHARACTER_ID:] = list(map(widths.total, characters))
             found[UNKNOWN_CHARACTER_ID] = found[FIRST_CHARACTER_ID:].mean()
         found[[PAD_ID, BEGIN_ID, END_ID]] = 0.0
         return found
@@ -253,7 +245,7 @@ class Tokenizer(ConditionedTokenizer):
         data = unicode_bytes(text, "utf-8" if self._bytes else "utf-32-le")
         first = 1 + self.n_conditions
         end = first + (len(data) if self._bytes else len(text))
-        check_room(row, end + 1)
+        check_fits(row, end + 1)
         row[0] = BEGIN_ID
         if self._conditions:
             row[1:first] = self.condition_ids(metadata, drop)

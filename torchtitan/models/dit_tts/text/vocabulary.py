@@ -62,16 +62,16 @@ class Subwords:
 
 
 @dataclass(frozen=True)
-class Room:
-    """How many frames of the speech parts of the text take, by a fit on the training data."""
+class CharWidths:
+    """How many frames of speech each part of a text takes, by a fit on the training data."""
 
     frames_per_byte: tuple[float, ...]
-    """256, of each byte of the text's utf-8"""
+    """256, one per byte of utf-8"""
 
     edge_frames: float
     """before the text, and as many after it"""
 
-    def of(self, text: bytes) -> float:
+    def total(self, text: bytes) -> float:
         return sum(map(self.frames_per_byte.__getitem__, text))
 
 
@@ -94,8 +94,8 @@ class Vocabulary:
     subwords: Subwords | None = None
     """for the unit "subwords" """
 
-    room: Room | None = None
-    """for positions of the text; None: every character, or byte of the unit "bytes", takes as much"""
+    char_widths: CharWidths | None = None
+    """for text positions; None: every character, or byte of the unit "bytes", is equally wide"""
 
     @property
     def model(self) -> str:
@@ -165,9 +165,6 @@ def make_vocabulary(
         duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration with a bin of its own; longer ones have the last.
         subwords: for the unit "subwords".
-
-    Raises:
-        InputError: no characters, or a field of which the data has no value.
     """
     fields = {}
     for name in conditioning:
@@ -262,9 +259,6 @@ def from_json(text: str, where: str) -> Vocabulary:
 
     Args:
         where: the file, for messages.
-
-    Raises:
-        InputError: it cannot be read, has another version or was changed.
     """
     try:
         contents = json.loads(text)
@@ -279,12 +273,12 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        room = None
+        widths = None
         if "frames_per_byte" in contents:
             per_byte = tuple(map(float, contents["frames_per_byte"].split()))
-            room = Room(per_byte, contents["edge_frames"])
+            widths = CharWidths(per_byte, contents["edge_frames"])
         vocabulary = Vocabulary(
-            contents["unit"], contents["characters"], fields, width, subwords, room
+            contents["unit"], contents["characters"], fields, width, subwords, widths
         )
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -301,7 +295,7 @@ def from_json(text: str, where: str) -> Vocabulary:
 
 
 def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
-    """All that the ids and their places depend on."""
+    """Everything that the ids and their positions depend on."""
     fields: list[dict[str, Any]] = []
     for name, values in vocabulary.conditioning.items():
         if name == "duration":
@@ -319,7 +313,7 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
         contents["subwords"] = {
             name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"
         }
-    if vocabulary.room:
-        contents["frames_per_byte"] = " ".join(map(str, vocabulary.room.frames_per_byte))
-        contents["edge_frames"] = vocabulary.room.edge_frames
+    if vocabulary.char_widths:
+        contents["frames_per_byte"] = " ".join(map(str, vocabulary.char_widths.frames_per_byte))
+        contents["edge_frames"] = vocabulary.char_widths.edge_frames
     return contents

@@ -202,8 +202,8 @@ class FixedSet:
             said = metadata[row if partner is None else partner]["text"]
             length = self.tokenizer.encode_into(ids[row].numpy(), said, metadata[row])
             mask[row, :length] = True
-        places = torch.from_numpy(self.tokenizer.places(ids.numpy(), mask.numpy()))
-        other_text = {"text_ids": ids, "text_mask": mask, "text_positions": places}
+        positions = torch.from_numpy(self.tokenizer.text_positions(ids.numpy(), mask.numpy()))
+        other_text = {"text_ids": ids, "text_mask": mask, "text_positions": positions}
         if "text_features" in inputs:
             other_text["text_features"] = inputs["text_features"][_filled(text)]
         first = int(self._first[number])

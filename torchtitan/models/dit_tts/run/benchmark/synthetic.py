@@ -179,7 +179,7 @@ class RandomTokens(ConditionedTokenizer):
         self._longest = longest
 
     @cached_property
-    def room_per_id(self) -> np.ndarray:
+    def width_per_id(self) -> np.ndarray:
         return np.ones(self.vocab_size - self.n_conditions, np.float32)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:

@@ -12,9 +12,6 @@ def build_codec(name: str, device: str = "cpu") -> Codec:
 
     Args:
         device: where a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
-
-    Raises:
-        InputError: an unknown name, or weights that do not exist or are not a codec's.
     """
     if codec_kind(name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE, MelDctCodec

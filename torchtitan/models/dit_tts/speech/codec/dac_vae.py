@@ -138,10 +138,6 @@ def _full_float32(device: torch.device) -> Iterator[None]:
 
 
 def load_dac_vae(name: str, device: str = "cpu", chunk_seconds: float | None = None) -> DacVaeCodec:
-    """The codec of a path or hub name.
-
-    Raises:
-        InputError: neither, or weights that do not exist or are not a DAC-VAE's.
-    """
+    """The codec of a path or hub name."""
     file, full_name = find_weights(name)
     return DacVaeCodec(read_weights(file), full_name, device, chunk_seconds)

@@ -68,11 +68,7 @@ class DacVaeWeights:
 
 
 def find_weights(name: str) -> tuple[Path, str]:
-    """(file, name of the codec that works in any folder) of a path or hub name.
-
-    Raises:
-        InputError: neither, a path without weights, or a hub name that cannot be downloaded.
-    """
+    """(file, name of the codec that works in any folder) of a path or hub name."""
     path = Path(os.path.abspath(Path(name).expanduser()))
     if path.is_dir():
         found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
@@ -113,11 +109,7 @@ def _download(name: str) -> Path:
 
 
 def read_weights(path: Path) -> DacVaeWeights:
-    """Read, check and fold a file of weights.
-
-    Raises:
-        InputError: not such a file, or with keys missing, unexpected or of the wrong shape.
-    """
+    """Read, check and fold a file of weights."""
     stored, kwargs = _read_safetensors(path) if path.suffix == SUFFIXES[1] else _read_pth(path)
     sizes = read_sizes(path, stored, kwargs)
     tensors = {}
@@ -135,11 +127,7 @@ def read_weights(path: Path) -> DacVaeWeights:
 def match_names(
     path: Path, stored: Mapping[str, Tensor], sizes: DacVaeSizes
 ) -> dict[str, tuple[str, ...]]:
-    """Parameter of `DacVae` -> its name in the file, or the names of its magnitude and direction.
-
-    Raises:
-        InputError: keys missing, unexpected or of the wrong shape.
-    """
+    """Parameter of `DacVae` -> its name in the file, or the names of its magnitude and direction."""
     names = released_names(len(sizes.strides))
     found: dict[str, tuple[str, ...]] = {}
     faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": []}

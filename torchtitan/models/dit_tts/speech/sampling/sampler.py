@@ -38,14 +38,14 @@ class SpeechRequest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """values of the conditioning tokens, under the names that a sample's JSON has"""
 
-    take: int = 0
+    candidate: int = 0
     """another number is another noise"""
 
     def noise_row(self) -> int:
-        """Number that keys the request's noise beside the seed: of what is said, not of its place in a
-        batch, nor of its length or reference, which may differ by a rounding."""
-        parts = [self.text, str(self.metadata.get("speaker", "")), self.take]
-        content = json.dumps(parts if self.take else parts[:2])
+        """Number that keys the request's noise, in addition to the seed. It depends on what is said, not
+        on the position in a batch, the length or the reference, which may differ by a rounding."""
+        parts = [self.text, str(self.metadata.get("speaker", "")), self.candidate]
+        content = json.dumps(parts if self.candidate else parts[:2])
         return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "little")
 
 
@@ -67,7 +67,7 @@ def encode_requests(
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
     )
-    places = torch.from_numpy(tokenizer.places(text.numpy(), text_mask.numpy()))
+    positions = torch.from_numpy(tokenizer.text_positions(text.numpy(), text_mask.numpy()))
     speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
     if not speaker.shape[1]:  # no request has a reference
         speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
@@ -79,7 +79,7 @@ def encode_requests(
     if text_encoder is not None:
         features = text_encoder(text, text_mask & (text < model.args.first_condition_id))
     return model.encode_conditions(
-        text, text_mask, speaker, speaker_mask, features, text_positions=places.to(device)
+        text, text_mask, speaker, speaker_mask, features, text_positions=positions.to(device)
     )
 
 

@@ -28,11 +28,7 @@ OPINION_PREDICTORS = "dnsmos"
 
 
 def check_pretrained(samples: Samples) -> None:
-    """Before a run reads data and loads its model: whether the models of its scorers can be found.
-
-    Raises:
-        InputError: one is neither on this machine nor on a hub that answers.
-    """
+    """Before a run reads data and loads its model: whether the models of its scorers can be found."""
     for spec in (samples.recognizer, samples.speaker_scorer):
         kind, _, model = spec.partition(":")
         if kind == "whisper":
@@ -51,11 +47,7 @@ def check_pretrained(samples: Samples) -> None:
 
 
 def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
-    """A recognizer by its spec: one of RECOGNIZERS or package.module:factory.
-
-    Raises:
-        InputError: an unknown spec, a library that is missing, a model that cannot be loaded.
-    """
+    """A recognizer by its spec: one of RECOGNIZERS or package.module:factory."""
     kind, _, argument = spec.partition(":")
     if kind == "words" and argument:
         require_modules("pocketsphinx")
@@ -78,9 +70,6 @@ def open_speaker_scorer(
 
     Args:
         own: own(latents (T, C)) -> embedding (E,) of the trained model's speaker encoder, for "own".
-
-    Raises:
-        InputError: an unknown spec, a library that is missing, a model that cannot be loaded.
     """
     from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
 
@@ -97,11 +86,7 @@ def open_speaker_scorer(
 
 
 def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
-    """A predictor of opinion by its spec: one of OPINION_PREDICTORS or package.module:factory.
-
-    Raises:
-        InputError: an unknown spec, or a library that is missing.
-    """
+    """A predictor of opinion by its spec: one of OPINION_PREDICTORS or package.module:factory."""
     if spec == "dnsmos":
         from torchtitan.models.dit_tts.speech.scoring.opinion import DNSMOS
 

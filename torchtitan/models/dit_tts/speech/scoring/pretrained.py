@@ -18,9 +18,6 @@ def load_model(model_class: Any, name: str, spec: str, **options: Any) -> Any:
     Args:
         name: folder or hub name.
         spec: what the user wrote, for messages.
-
-    Raises:
-        InputError: it cannot be found or is no such model, or lacks weights.
     """
 
     def load(**where: Any) -> Any:
@@ -41,11 +38,7 @@ def load_model(model_class: Any, name: str, spec: str, **options: Any) -> Any:
 
 
 def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
-    """load(local_files_only=...) of what this machine has, else of the hub.
-
-    Raises:
-        InputError: neither has it.
-    """
+    """load(local_files_only=...) of what this machine has, else of the hub."""
     is_folder, is_path = os.path.isdir(name), name.startswith((".", "/", "~"))
     reason: Exception | None = None
     for offline in (True,) if is_folder or is_path else (True, False):

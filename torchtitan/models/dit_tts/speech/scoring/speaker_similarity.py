@@ -70,9 +70,6 @@ def xvector_scorer(model: str, device: str = "cpu") -> EmbeddingScorer:
 
     Args:
         model: folder or hub name, such as microsoft/wavlm-base-plus-sv.
-
-    Raises:
-        InputError: transformers is missing, or the model (see `pretrained`).
     """
     require_modules("transformers")
     from transformers import AutoFeatureExtractor, AutoModelForAudioXVector

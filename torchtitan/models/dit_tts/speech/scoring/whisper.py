@@ -45,9 +45,6 @@ class WhisperRecognizer(_Whisper):
         """
         Args:
             model: folder, hub name or size ("large-v3" is openai/whisper-large-v3).
-
-        Raises:
-            InputError: transformers is missing, or the model (see `pretrained`).
         """
         require_modules("transformers")
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
@@ -81,9 +78,6 @@ class WhisperRecognizer(_Whisper):
 
         Args:
             language: code or English name; detected where it is empty or Whisper does not know it.
-
-        Raises:
-            InputError: another language than English, of a model that was trained on English alone.
         """
         samples = sound.samples(_RATE)
         long = len(samples) > _SECONDS * _RATE
@@ -116,9 +110,6 @@ class FasterWhisperRecognizer(_Whisper):
         """
         Args:
             model: folder of a converted model, size or hub name.
-
-        Raises:
-            InputError: faster-whisper is missing, or the model.
         """
         require_modules("faster_whisper")
         from faster_whisper import WhisperModel
