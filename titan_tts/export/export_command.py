@@ -1,4 +1,4 @@
-"""`titan-tts export`: writes what a run has learned to a folder, which needs neither the run nor its data."""
+"""`titan-tts export`: writes a trained model to a folder that needs neither the run nor its data."""
 
 from pathlib import Path
 
@@ -9,21 +9,15 @@ from torchtitan.models.dit_tts.files import check_writable
 
 def run(options: Options) -> int:
     out = Path(options.out).resolve()
-    _check_out(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"OUT = {out}, but there is something already; give a new folder")
+    check_writable(out / "config.json", "OUT")
     from titan_tts.export.exporter import export
     from titan_tts.speak.hub import is_hub_name, push_folder
 
     if options.push and not is_hub_name(options.push):
         raise InputError(f"--push = {options.push}, but a repository's name is OWNER/NAME")
-    report = export(options, out)
-    show(report)
+    show(export(options, out))
     if options.push:
         show(push_folder(out, options.push, options.private))
     return 0
-
-
-def _check_out(out: Path) -> None:
-    """Raises InputError where the folder cannot be written, or holds something already."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"OUT = {out}, but there is something already; give a new folder")
-    check_writable(out / "config.json", "OUT")

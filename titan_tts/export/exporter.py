@@ -15,20 +15,13 @@ from titan_tts.export.model_card import model_card
 from titan_tts.export.options import Options
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
-from titan_tts.speak.speech_data import (
-    TrainingShards,
-    open_speech_data,
-    save_voices,
-)
+from titan_tts.speak.speech_data import TrainingShards, open_speech_data, save_voices
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.run.checkpoint_storage import (
-    read_manifest,
-    write_manifest,
-)
+from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs
 from torchtitan.models.dit_tts.text.build_tokenizer import FILE_NAME, TEXT_FILE_NAME
@@ -39,14 +32,7 @@ from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 
 def export(options: Options, out: Path) -> str:
-    """Writes the folder, a new or an empty one: complete under its name, or not at all.
-
-    Returns:
-        A line about it.
-
-    Raises:
-        InputError: the run, its data, its codec or its text encoder cannot be loaded.
-    """
+    """Writes the folder, a new or an empty one: complete under its name, or not at all. Returns a report."""
     folder = Path(options.run)
     if exported.is_exported(folder):
         raise InputError(f"{folder} is an exported folder already; give the run's")
@@ -75,8 +61,7 @@ def _write(
 ) -> None:
     config = loaded.config
     write_atomic(out / DURATIONS_FILE, shards.durations.to_json())
-    built_by = options.codec or config.sampling.codec
-    _write_codec(out, codec, built_by)
+    _write_codec(out, codec, options.codec or config.sampling.codec)
     if options.voices:
         limit = config.data.max_speaker_frames
         references = {name: shards.reference(name)[:limit] for name in options.voices}
@@ -111,14 +96,11 @@ def _write_model(
     about: dict[str, Any],
     dtype: str = "float32",
 ) -> dict[str, dict[str, Any]]:
-    """Weights, tokenizer, text encoder, config.json and, of all that is there by then, the manifest of one
-    model, which speaks or predicts lengths.
+    """Writes weights, tokenizer, text encoder, config.json and the manifest of a model that speaks or predicts
+    lengths. Returns the part of the run's config that config.json has.
 
     Args:
-        about: entries of config.json beside those of the model.
-
-    Returns:
-        What config.json has of the run's config.
+        about: further entries of config.json.
     """
     config = loaded.config
     precision = torch.float32 if dtype == "float32" else torch.bfloat16
@@ -151,7 +133,7 @@ def _write_model(
 
 
 def _write_codec(out: Path, codec: Codec, built_by: str) -> None:
-    """What the codec needs beside its name: mel_dct's constants, or weights that are a file here."""
+    """Writes mel_dct's constants, or the weights of a codec that is a local file."""
     if codec_kind(codec.name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
 
@@ -167,12 +149,8 @@ def _write_codec(out: Path, codec: Codec, built_by: str) -> None:
 
 
 def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> None:
-    """The tokenizer and the record of a pretrained encoder, and its weights where a frozen one is a folder;
-    a path in `kept`, its section of the config, and in the record is replaced by the folder's name.
-
-    Raises:
-        InputError: the weights are pickles, or the run's record of it is gone.
-    """
+    """Writes tokenizer and record of a pretrained encoder, and the weights of a frozen one from a local folder,
+    whose name replaces the path in the record and in `kept`, the config's section."""
     folder, frozen = loaded.folder, loaded.text_encoder
     shutil.copyfile(folder / TEXT_FILE_NAME, out / TEXT_FILE_NAME)
     record = read_record(folder)
@@ -189,11 +167,7 @@ def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> N
 
 
 def safe_files(model: Path) -> list[Path]:
-    """Config and weights of a frozen encoder's folder.
-
-    Raises:
-        InputError: the weights are pickles.
-    """
+    """Config and weights of a frozen encoder's folder. Raises InputError if the weights are pickles."""
     weights = weight_files(str(model))
     if any(path.suffix != ".safetensors" for path in weights):
         raise InputError(

@@ -16,7 +16,7 @@ _FILL_IN = "**to fill in**"
 
 
 def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: TrainingShards) -> str:
-    """Markdown with the metadata that the hub reads. Of paths it has the last two names only."""
+    """Markdown with the metadata that the hub reads, without paths but their last two names."""
     data = loaded.config.data
     name = options.push or Path(options.out).resolve().name
     parameters = sum(p.numel() for p in loaded.model.parameters())
@@ -32,6 +32,7 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
         **_heldout_loss(loaded),
         **_word_errors(loaded),
     }
+    table = "\n".join(f"| {name} | {value} |" for name, value in figures.items())
     paths = [shards.data.path] if isinstance(shards.data.path, str) else shards.data.path
     encoder = loaded.config.encoder.model
     letters = f"the characters {loaded.tokenizer.vocabulary.characters!r}"
@@ -63,7 +64,7 @@ speech.waveform, speech.sample_rate
 
 | | |
 |---|---|
-{_rows(figures)}
+{table}
 
 ## What it can say
 
@@ -86,17 +87,13 @@ Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """
 
 
-def _rows(figures: dict[str, str]) -> str:
-    return "\n".join(f"| {name} | {value} |" for name, value in figures.items())
-
-
 def _short(path: str) -> str:
     """The last two names of a path or URL."""
     return "/".join(Path(path.partition("?")[0]).parts[-2:]).lstrip("/")
 
 
 def _heldout_loss(loaded: LoadedRun) -> dict[str, str]:
-    """Of the last validation up to the step that measured these weights."""
+    """The last loss of these weights up to the step."""
     found = {}
     for row in read_rows(loaded.folder):
         own = row.get("heldout_loss") if row.get("weights") == loaded.weights else None
@@ -107,7 +104,7 @@ def _heldout_loss(loaded: LoadedRun) -> dict[str, str]:
 
 
 def _word_errors(loaded: LoadedRun) -> dict[str, str]:
-    """Of the evaluations of this step with these weights, by the texts that they were on."""
+    """Word errors of this step with these weights, by test set."""
     found = {}
     for path in sorted(loaded.folder.glob("evaluation/*/evaluation.json")):
         try:
