@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -155,17 +155,14 @@ def pooled_noise(found: Mapping[tuple, np.ndarray]) -> Noise:
     return Noise(squares / df if df else 0.0, df)
 
 
-def _estimate(differences: Sequence[float], inverse_counts: float, noise: Noise) -> dict[str, Any]:
-    """Mean of differences of logs as a ratio.
-
-    Args:
-        inverse_counts: Σ 1/n over all cells of all differences.
-    """
-    count = len(differences)
+def _estimate(blocks: Sequence[Sequence[np.ndarray]], noise: Noise) -> dict[str, Any]:
+    """Mean over blocks of the difference, or difference of differences, of their cells' means as a ratio."""
+    count = len(blocks)
     if not count:
         return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}
+    differences = [_contrast(block) for block in blocks]
     mean = float(np.mean(differences))
-    half = noise.half_width(inverse_counts / count**2)
+    half = noise.half_width(sum(1 / len(cell) for block in blocks for cell in block) / count**2)
     return {
         "ratio": math.exp(mean),
         "low": None if half is None else math.exp(mean - half),
@@ -176,27 +173,45 @@ def _estimate(differences: Sequence[float], inverse_counts: float, noise: Noise)
     }
 
 
-def _pairs(
-    found: Mapping[tuple, np.ndarray], place: int, base: Any, level: Any
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Cells at `base` and at `level` that are equal in everything else."""
-    pairs = []
-    for key, values in found.items():
-        other = (*key[:place], level, *key[place + 1 :])
-        if key[place] == base and other in found:
-            pairs.append((values, found[other]))
-    return pairs
+def _contrast(block: Sequence[np.ndarray]) -> float:
+    """Of [a, b]: b - a. Of [a, b, c, d]: (d - b) - (c - a)."""
+    means = np.array([cell.mean() for cell in block])
+    while len(means) > 1:
+        first, second = np.split(means, 2)
+        means = second - first
+    return float(means[0])
 
 
-def _best_cells(found: Mapping[tuple, np.ndarray], batch: int | None) -> dict[tuple, np.ndarray]:
-    """For each combination of the other factors the cell of the highest mean over batches, without the
-    batch in its key. The maximum of noisy means is a little too high; alike on both sides of a pair if
-    as many batches were tried."""
-    if batch is None:
+def _blocks(
+    found: Mapping[tuple, np.ndarray], changes: Mapping[int, tuple[Any, Any]]
+) -> list[list[np.ndarray]]:
+    """Complete blocks of cells that are equal but for the factors that change.
+
+    Args:
+        changes: index of a factor -> (base, level). Each block has all bases first, all levels last.
+    """
+    blocks = []
+    for key in found:
+        if all(key[index] == base for index, (base, _) in changes.items()):
+            corners = [_with(key, dict(zip(changes, each))) for each in product(*changes.values())]
+            if all(corner in found for corner in corners):
+                blocks.append([found[corner] for corner in corners])
+    return blocks
+
+
+def _with(key: tuple, changes: Mapping[int, Any]) -> tuple:
+    return tuple(changes.get(index, value) for index, value in enumerate(key))
+
+
+def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict[tuple, np.ndarray]:
+    """For each combination of the other factors the cell of the highest mean over batches, with None for
+    the batch in its key. The maximum of noisy means is a little too high; alike on both sides of a pair
+    if as many batches were tried."""
+    if "batch" not in names:
         return dict(found)
     best: dict[tuple, np.ndarray] = {}
     for key, values in found.items():
-        rest = key[:batch] + key[batch + 1 :]
+        rest = _with(key, {names.index("batch"): None})
         if rest not in best or values.mean() > best[rest].mean():
             best[rest] = values
     return best
@@ -225,38 +240,16 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     table = []
     for size, of_size in by_size(rows).items():
         found = cells(of_size, names, figure)
-        table += [{"size": size, **row} for row in _effects(of_size, names, found, noise, plain)]
-    return table
-
-
-def _effects(
-    rows: Sequence[Row],
-    names: Sequence[str],
-    found: Mapping[tuple, np.ndarray],
-    noise: Noise,
-    plain: bool,
-) -> list[dict[str, Any]]:
-    batch = names.index("batch") if "batch" in names else None
-    best = {} if plain else _best_cells(found, batch)
-    table = []
-    for place, factor in enumerate(names):
-        if factor in NOT_COMPARED:
-            continue
-        base = base_level(rows, factor)
-        for level in levels(rows, factor):
-            if level == base:
-                continue
-            place_best = place - (batch is not None and batch < place)
-            sides = {
-                "equal_batch": _pairs(found, place, base, level),
-                "best_batch": _pairs(best, place_best, base, level),
-            }
-            row: dict[str, Any] = {"factor": factor, "level": level, "base": base}
-            for side, pairs in sides.items():
-                differences = [float(b.mean() - a.mean()) for a, b in pairs]
-                inverse = sum(1 / len(a) + 1 / len(b) for a, b in pairs)
-                row[side] = _estimate(differences, inverse, noise)
-            table.append(row)
+        best = {} if plain else _best_cells(found, names)
+        for index, factor in enumerate(names):
+            base = base_level(of_size, factor)
+            for level in () if factor in NOT_COMPARED else levels(of_size, factor):
+                if level != base:
+                    changes = {index: (base, level)}
+                    row = {"size": size, "factor": factor, "level": level, "base": base}
+                    row["equal_batch"] = _estimate(_blocks(found, changes), noise)
+                    row["best_batch"] = _estimate(_blocks(best, changes), noise)
+                    table.append(row)
     return table
 
 
@@ -269,43 +262,24 @@ def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list
     that hold nothing but noise one in twenty leaves 1 out.
     """
     noise = pooled_noise(cells(rows, names, figure))
-    table = [
-        {"size": size, **row}
-        for size, of_size in by_size(rows).items()
-        for row in _interactions(of_size, names, cells(of_size, names, figure), noise)
-    ]
-    return sorted(table, key=lambda row: -abs(math.log(row["ratio"])))
-
-
-def _interactions(
-    rows: Sequence[Row], names: Sequence[str], found: Mapping[tuple, np.ndarray], noise: Noise
-) -> list[dict[str, Any]]:
     table = []
-    for (i, first), (j, second) in combinations(enumerate(names), 2):
-        base = base_level(rows, first), base_level(rows, second)
-        blocks = defaultdict(list)
-        for key in found:
-            level = key[i], key[j]
-            if level[0] == base[0] or level[1] == base[1]:
-                continue
-            corners = [
-                _with(key, {i: a, j: b}) for a in (base[0], key[i]) for b in (base[1], key[j])
-            ]
-            if all(corner in found for corner in corners):
-                blocks[level].append([found[corner] for corner in corners])
-        for level, block in blocks.items():
-            differences = [
-                float((both.mean() - second_only.mean()) - (first_only.mean() - neither.mean()))
-                for neither, second_only, first_only, both in block
-            ]
-            inverse = sum(1 / len(corner) for each in block for corner in each)
-            estimate = _estimate(differences, inverse, noise)
-            row = {"factors": [first, second], "levels": list(level), "bases": list(base)}
-            low, high = estimate["low"], estimate["high"]
-            clear = None if low is None else not low <= 1 <= high
-            table.append({**row, **estimate, "excludes_1": clear})
-    return table
-
-
-def _with(key: tuple, changes: Mapping[int, Any]) -> tuple:
-    return tuple(changes.get(place, value) for place, value in enumerate(key))
+    for size, of_size in by_size(rows).items():
+        found = cells(of_size, names, figure)
+        bases = [base_level(of_size, name) for name in names]
+        for i, j in combinations(range(len(names)), 2):
+            for first, second in dict.fromkeys((key[i], key[j]) for key in found):
+                if first == bases[i] or second == bases[j]:
+                    continue
+                blocks = _blocks(found, {i: (bases[i], first), j: (bases[j], second)})
+                if blocks:
+                    row = {
+                        "size": size,
+                        "factors": [names[i], names[j]],
+                        "levels": [first, second],
+                        "bases": [bases[i], bases[j]],
+                        **_estimate(blocks, noise),
+                    }
+                    known = row["low"] is not None
+                    row["excludes_1"] = not row["low"] <= 1 <= row["high"] if known else None
+                    table.append(row)
+    return sorted(table, key=lambda row: -abs(math.log(row["ratio"])))

@@ -1,6 +1,6 @@
 """Finds runs below folders and reads each as one row: state, factors, measured and predicted figures.
 
-Runs are only read. What cannot be read becomes a run of the state "unreadable" with a reason.
+Runs are only read. A run whose files cannot be read has the state "unreadable" and a reason.
 """
 
 import json
@@ -37,26 +37,25 @@ FIGURES = (
     *(f"{part}_seconds" for part in SPLIT),
     "loss",
 )
-"""What is measured. Tokens per second are those of upstream's trainer, which counts no samples."""
+"""Measured figures. Tokens per second are from upstream's trainer, which counts no samples."""
 
 PREDICTED = ("fits", "gib", "seconds_per_step", "samples_per_second", "mfu")
 """Of run.json's forecast, each a column `predicted_NAME`."""
 
 COMPARED = (*FACTORS, "device")
-"""What tells apart the runs of a comparison, beside the axes of their grids."""
+"""Factors that distinguish the runs of a comparison; the axes of their grids are further ones."""
 
 _COLUMNS = ("name", "folder", "grid", "source", "mfu_convention", "state", "reason", "repeat")
 _MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
 DATA = marked(INPUT)
-"""Runs that differ in these keys do other work for a sample"""
+"""Keys that decide how much work a sample is."""
 
 WORK = marked(INPUT, WORKLOAD)
-"""Those keys that differ between the runs are factors, too: runs of other work are no repeats"""
+"""Keys that become factors where runs differ in them: runs of other work are no repeats."""
 
 _EVENTS = "events.out.tfevents."
-_COUNTS = ("tensor_parallel", "gpus", "nodes", "batch", "accumulation")
 _MAX_TEXT = 400
 
 # Tag of upstream's MetricsProcessor -> (figure, factor). Ours are grouped names of metrics.jsonl.
@@ -91,7 +90,7 @@ class Run:
     workload: dict[str, Any] = field(default_factory=dict)
     """value of each key of WORK, lists as text"""
     notes: dict[str, Any] = field(default_factory=dict)
-    """what benchmark.json says of its conventions, peak and device"""
+    """conventions, peak and compilations that benchmark.json states"""
 
     @property
     def measured(self) -> bool:
@@ -102,7 +101,7 @@ class Run:
         return ended and timed and "samples_per_second" in self.figures
 
     def row(self, axes: Sequence[str]) -> dict[str, Any]:
-        """All columns; `axes` are those of `extra_axes`."""
+        """All columns, with the axes of `extra_axes`."""
         return {
             **{name: getattr(self, name) for name in _COLUMNS},
             **{name: self.factors.get(name) for name in (*COMPARED, *axes)},
@@ -116,15 +115,8 @@ def extra_axes(runs: Sequence[Run]) -> list[str]:
     return sorted({name for run in runs for name in run.factors} - set(COMPARED))
 
 
-# Finding
-
-
 def find_runs(paths: Sequence[str]) -> list[Run]:
-    """Every run in or below the folders, each once, in the order of their names.
-
-    Raises:
-        InputError: a path is no folder, or there is no run at all.
-    """
+    """Every run in or below the folders, each once, in the order of their names."""
     found: dict[str, Run] = {}
     for path in paths:
         top = os.path.abspath(os.path.expanduser(path))
@@ -152,87 +144,66 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
 def _add_workload(runs: Sequence[Run]) -> None:
     """Makes factors of the keys of WORK that differ between runs, where no axis of a grid is one."""
     for key in WORK:
-        values = {run.workload[key] for run in runs if key in run.workload}
-        for run in runs if len(values) > 1 else ():
-            if key in run.workload:
+        having = [run for run in runs if key in run.workload]
+        if len({run.workload[key] for run in having}) > 1:
+            for run in having:
                 run.factors.setdefault(key, run.workload[key])
 
 
-def _workload(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for key in WORK:
-        value: Any = config
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            found[key] = value if isinstance(value, bool | int | float) else _text(value)
-    return found
-
-
 def read_run(folder: str, top: str) -> Run:
-    """One run, whose name is its folder's relative to `top` where no file names it."""
+    """One run; where no file names it, its name is the folder's relative to `top`."""
     name = os.path.relpath(folder, top)
     run = Run(_text(folder), _text(os.path.basename(top) if name == "." else name))
     try:
         _read(run, Path(folder))
-    except Exception as error:  # whatever stands in the files, the other runs are analysed
-        what = error.strerror if isinstance(error, OSError) else str(error)
-        if isinstance(error, RecursionError):
-            what = "it is nested too deep"
-        run.state, run.reason = "unreadable", _text(what or type(error).__name__)
-        run.factors, run.figures, run.predicted, run.source = {}, {}, {}, ""
+    except Exception as error:  # whatever the files hold, the other runs are analysed
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.filename:
-            run.reason = f"{_text(os.path.basename(error.filename))}: {run.reason}"
+            reason = f"{os.path.basename(error.filename)}: {error.strerror}"
+        run.state, run.reason = "unreadable", _text(reason)
+        run.factors, run.figures, run.predicted, run.source = {}, {}, {}, ""
     return run
 
 
 def _read(run: Run, folder: Path) -> None:
-    grid_run, report, state = (
-        _object(folder / name) for name in ("run.json", "benchmark.json", "state.json")
+    record, report, state, environment = (
+        _object(folder / f"{name}.json") for name in ("run", "benchmark", "state", "env")
     )
-    _set_state(run, grid_run, report, state)
-    if grid_run:
-        run.name = _text(grid_run.get("name") or run.name)
-        run.grid = _text(grid_run.get("grid") or "")
-        run.repeat = grid_run.get("repeat")
-        if run.repeat is not None and type(run.repeat) is not int:
-            raise ValueError(f"run.json: repeat = {run.repeat!r}, but it must be an integer")
-        run.factors = _factors("run.json", grid_run.get("factors") or {})
+    _set_state(run, record, report, state)
+    run.name = _text(record.get("name") or report.get("run_name") or run.name)
+    run.grid, run.repeat = _text(record.get("grid") or ""), record.get("repeat")
+    run.factors = _plain(record.get("factors") or {})
     if report:
         run.source, run.mfu_convention = "benchmark", "exact"
-        run.name = _text(grid_run.get("name") or report.get("run_name") or run.name)
         _read_report(run, report)
-    elif rows := _metrics(folder / "metrics.jsonl"):
+    elif rows := JsonLines(folder / "metrics.jsonl").read():
         run.source, run.mfu_convention = "metrics", "exact"
         run.figures = _of_series({name: [row.get(name) for row in rows] for name in rows[-1]})
     elif series := _tensorboard(folder):
         run.source = "tensorboard"
         run.mfu_convention = "upstream" if series.keys() & _UPSTREAM_TAGS.keys() else "exact"
         run.figures = _of_series(series)
-    elif not grid_run and run.state == "unknown":
+    elif not record and run.state == "unknown":
         raise ValueError("it has no figures: neither metrics.jsonl nor event files hold any")
     if run.state == "completed" and not run.figures:
         run.reason = run.reason or "it has no figures"
     if run.figures and "size" not in run.factors:
-        _factors_of_config(run, folder)
-    environment = _object(folder / "env.json")
+        _read_config(run, folder, environment)
     if run.factors and environment:
         run.factors.setdefault("device", _device(environment))
-    _predict(run, grid_run.get("forecast"))
+    forecast = record.get("forecast") or {}
+    run.predicted = {n: forecast[n] for n in PREDICTED if forecast.get(n) is not None}
 
 
-def _set_state(run: Run, grid_run: dict, report: dict, state: dict) -> None:
+def _set_state(run: Run, record: dict, report: dict, state: dict) -> None:
     """run.json's state, else state.json's. benchmark.json is written once every step is timed: with it
     a run that still says it runs (the process died later, or its supervisor) is complete."""
-    said = grid_run or state
+    said = record or state
     run.state = _text(said.get("state", "completed" if report else "unknown"))
     run.reason = _text(said.get("reason") or said.get("error") or state.get("error") or "")
     if report and run.state in ("running", "init"):
         run.reason = f"its state says {run.state}, but all steps were timed"
         run.state = "completed"
-
-
-# Reading one file
 
 
 def _text(value: Any) -> str:
@@ -241,17 +212,20 @@ def _text(value: Any) -> str:
     return printable(text.replace("\n", " "))[:_MAX_TEXT]
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """A file's JSON object, {} if the file is not there.
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as texts, numbers and truth values; lists as texts."""
+    return {
+        _text(name): value
+        if value is None or isinstance(value, bool | int | float)
+        else _text(value)
+        for name, value in values.items()
+    }
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it holds something else.
-    """
+
+def _object(path: Path) -> dict[str, Any]:
+    """A file's JSON object, {} if the file is not there."""
     if not os.path.lexists(path):
         return {}
-    if not path.is_file():
-        raise ValueError(f"{path.name} is no file")
     content = path.read_bytes()
     if not content:
         raise ValueError(f"{path.name} is empty")
@@ -259,90 +233,61 @@ def _object(path: Path) -> dict[str, Any]:
         value = json.loads(content)
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"{path.name} is nested too deep") from error
     if not isinstance(value, dict) or not value:
         raise ValueError(f"{path.name} holds no JSON object")
     return value
 
 
-def _number(where: str, value: Any, least: float = 0.0, above: bool = False) -> float:
-    """A finite number of at least `least` (or above it).
-
-    Raises:
-        ValueError: it is anything else.
-    """
-    number = type(value) in (int, float) and abs(value) < 1e300
-    if not number or value < least or (above and value == least):
-        limit = "" if math.isinf(least) else f" {'above' if above else 'of at least'} {least:g}"
-        raise ValueError(f"{where} = {value!r:.60}, but it must be a finite number{limit}")
-    return float(value)
-
-
 def _figure(where: str, name: str, value: Any) -> float:
-    if name == "loss":
-        return _number(where, value, -math.inf)
-    return _number(where, value, above=name in ("seconds_per_step", "samples_per_second"))
-
-
-def _factors(where: str, values: Any) -> dict[str, Any]:
-    """Factors and axes as texts, numbers and truth values; lists as texts."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{where}: factors is no object")
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in _COLUMNS or name in FIGURES or name.startswith("predicted_"):
-            raise ValueError(f"{where}: a factor is named {name!r:.60}, as a column is")
-        if name in _COUNTS and (type(value) is not int or value < 1):
-            raise ValueError(f"{where}: {name} = {value!r:.60}, but it must be a positive integer")
-        if isinstance(value, float):
-            _number(f"{where}: {name}", value, -math.inf)
-        plain = isinstance(value, bool | int | float)
-        found[_text(name)] = value if plain or value is None else _text(value)
-    return found
+    """A finite number; steps take time. Raises ValueError for anything else."""
+    positive = name in ("seconds_per_step", "samples_per_second")
+    number = type(value) in (int, float) and math.isfinite(value)
+    if not number or (positive and value <= 0):
+        limit = " above 0" if positive else ""
+        raise ValueError(f"{where}: {name} = {value!r:.60}, but it must be a finite number{limit}")
+    return float(value)
 
 
 def _read_report(run: Run, report: dict[str, Any]) -> None:
     """Figures, factors and notes of benchmark.json."""
-    for name in ("seconds_per_step", "samples_per_second", "mfu", "gpus"):
-        if name not in report:
-            raise ValueError(f"benchmark.json has no {name}")
-    weighted = report.get("weighted") or {}
     split = report.get("step_split") or {}
+    weighted = {k: v for k, v in (report.get("weighted") or {}).items() if v is not None}
     values = report | {
         "seconds_per_step": report["seconds_per_step"]["median"],
         "tokens_per_second_per_device": None,
         **{f"{part}_seconds": split.get(part) for part in SPLIT},
-        **{name: value for name, value in weighted.items() if value is not None},
+        **weighted,
     }
     for name in FIGURES:
         if values.get(name) is not None:
-            run.figures[name] = _figure(f"benchmark.json: {name}", name, values[name])
-    if measured := report.get("factors"):
-        measured = _factors("benchmark.json", measured)
-    else:
-        measured = factors(report["config"], report["gpus"], report["gpus_per_node"])
-    for name, value in measured.items():
-        if run.factors.get(name, value) != value:
-            run.reason = f"{name} is {run.factors[name]} in run.json, {value} in benchmark.json"
-    run.factors |= measured | {"device": _device(report.get("environment", {}))}
-    run.workload = _workload(report.get("config", {}))
-    missing = [name for name in FACTORS if run.factors.get(name) is None]
-    if missing:
-        raise ValueError(f"benchmark.json: factors has no {missing[0]}")
-    peak = report.get("peak_tflops")
+            run.figures[name] = _figure("benchmark.json", name, values[name])
+    config = report.get("config", {})
+    # Reports of the first grids have no factors.
+    known = report.get("factors") or factors(config, report["gpus"], report["gpus_per_node"])
+    run.factors |= _plain(known) | {"device": _device(report.get("environment", {}))}
+    run.workload = _workload(config)
+    notes = ("conventions_note", "hfu_note", "attention_note", "step_split_note")
     run.notes = {
         "conventions": {
             _text(each["convention"]): _text(each["counts"])
             for each in report.get("conventions", [])
         },
-        "peak": None if peak is None else _number("benchmark.json: peak_tflops", peak, above=True),
-        "compiles": _number("benchmark.json: compiles", report.get("compiles_while_timed", 0)),
-        **{
-            name: _text(report.get(name) or "")
-            for name in ("conventions_note", "hfu_note", "attention_note", "step_split_note")
-        },
+        "peak": report.get("peak_tflops"),
+        "compiles": report.get("compiles_while_timed", 0),
+        **{name: _text(report.get(name) or "") for name in notes},
     }
+
+
+def _workload(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Value of each key of WORK that the config has."""
+    values = {}
+    for key in WORK:
+        value: Any = config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            values[key] = value
+    return _plain(values)
 
 
 def _device(environment: Mapping[str, Any]) -> str:
@@ -350,16 +295,8 @@ def _device(environment: Mapping[str, Any]) -> str:
     return _text(environment.get("device", "unknown"))
 
 
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    if not os.path.lexists(path):
-        return []
-    if not path.is_file():
-        raise ValueError(f"{path.name} is no file")
-    return JsonLines(path).read()
-
-
 def _tensorboard(folder: Path) -> dict[str, list[Any]]:
-    """Tag -> values of the event files in the folder or below it; none if there are no files."""
+    """Tag -> values, by step, of the event files in the folder or below it; none without files."""
     holders = []
     for holder, below, files in os.walk(folder):
         below[:] = [name for name in below if name not in _NOT_SEARCHED]
@@ -373,7 +310,6 @@ def _tensorboard(folder: Path) -> dict[str, list[Any]]:
     events = EventAccumulator(max(holders), size_guidance={"scalars": 0})  # named by date: the last
     events.Reload()
     return {
-        # in the order of the steps
         tag.removeprefix("speed/"): [each.value for each in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
     }
@@ -391,36 +327,23 @@ def _of_series(series: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     figures = {}
     for name, (values, factor) in renamed.items():
         values = [value for value in values if value is not None]
-        if name == "loss":  # that of a bad step
+        if name == "loss":  # a bad step's is not finite
             values = [value for value in values if math.isfinite(value)]
-        known = [factor * _figure(f"logged {name}", name, value) for value in values]
-        if not known:
-            continue
-        if name == "loss":
+        known = [factor * _figure("logged", name, value) for value in values]
+        if known and name == "loss":
             figures[name] = known[-1]
-        else:
+        elif known:
             figures[name] = max(known) if name.startswith("peak_") else median(known[1:] or known)
     return figures
 
 
-def _factors_of_config(run: Run, folder: Path) -> None:
+def _read_config(run: Run, folder: Path, environment: Mapping[str, Any]) -> None:
     """Factors of a training run from config.toml and env.json; without them it is only listed."""
     try:
         config = tomllib.loads((folder / "config.toml").read_text())
-        environment = _object(folder / "env.json")
-        gpus = (environment["world_size"], environment["gpus_per_node"])
-        run.factors |= _factors("config.toml", factors(config, *gpus))
+        gpus = environment["world_size"], environment["gpus_per_node"]
+        run.factors |= _plain(factors(config, *gpus))
         run.workload = _workload(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        run.reason = run.reason or _text(
-            f"its factors are not known: {type(error).__name__}: {error}"
-        )
-
-
-def _predict(run: Run, forecast: Any) -> None:
-    """run.json's forecast."""
-    for name in PREDICTED:
-        value = (forecast or {}).get(name)
-        if value is not None:
-            fits = name == "fits" and isinstance(value, bool)
-            run.predicted[name] = value if fits else _number(f"predicted {name}", value)
+        why = f"its factors are not known: {type(error).__name__}: {error}"
+        run.reason = run.reason or _text(why)

@@ -7,7 +7,6 @@ import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
 from titan_tts.grids.effects import (
-    Noise,
     base_level,
     cells,
     effects,
@@ -20,12 +19,13 @@ from titan_tts.grids.effects import (
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
+GRID = combinations(batch=[2, 4, 8], compile=["off", "default"], checkpointing=["none", "full"])
 
 
 def rows_of(factors, repeats=1, noise=0.0, seed=0, speed=true_speed):
     random = np.random.default_rng(seed)
     return [
-        each | {SPEED: speed(each) * math.exp(random.normal(0, noise)) if noise else speed(each)}
+        each | {SPEED: speed(each) * math.exp(random.normal(0, noise))}
         for each in factors
         for _ in range(repeats)
     ]
@@ -42,32 +42,22 @@ def interaction(rows, *factors):
     return [row for row in table if set(row["factors"]) == set(factors)]
 
 
-GRID = combinations(batch=[2, 4, 8], compile=["off", "default"], checkpointing=["none", "full"])
-
-
 def test_without_noise_effects_and_interaction_are_exact():
     rows = rows_of(GRID)
-    compiled = effect(rows, "compile", "default")["equal_batch"]
-    assert compiled["ratio"] == pytest.approx(math.sqrt(1.3 * 1.15))
-    assert (compiled["smallest"], compiled["largest"]) == pytest.approx((1.15, 1.3))
-    assert compiled["pairs"] == 6
+    compiled = effect(rows, "compile", "default")
+    assert compiled["equal_batch"]["ratio"] == pytest.approx(math.sqrt(1.3 * 1.15))
+    extremes = compiled["equal_batch"]["smallest"], compiled["equal_batch"]["largest"]
+    assert extremes == pytest.approx((1.15, 1.3)) and compiled["equal_batch"]["pairs"] == 6
+    for side in ("equal_batch", "best_batch"):  # no repeats, no interval
+        assert compiled[side]["ratio"] and compiled[side]["low"] is compiled[side]["high"] is None
     full = effect(rows, "checkpointing", "full")["equal_batch"]
     assert full["ratio"] == pytest.approx(0.8 * math.sqrt(1.15 / 1.3))
     (both,) = interaction(rows, "compile", "checkpointing")
     assert both["ratio"] == pytest.approx(1.15 / 1.3) and both["pairs"] == 3
     assert both["levels"] == ["full", "default"] and both["bases"] == ["none", "off"]
+    assert both["excludes_1"] is None
     (_, *others) = (row for row in interaction(rows, "compile", "batch"))
     assert all(row["ratio"] == pytest.approx(1) for row in others)
-
-
-def test_planted_effects_and_interaction_are_found_in_noise():
-    rows = rows_of(GRID, repeats=3, noise=0.02)
-    found = effect(rows, "checkpointing", "full")["equal_batch"]
-    truth = 0.8 * math.sqrt(1.15 / 1.3)
-    assert found["low"] < truth < found["high"] < 1
-    assert found["ratio"] == pytest.approx(truth, rel=0.03)
-    (both,) = interaction(rows, "compile", "checkpointing")
-    assert both["excludes_1"] and both["low"] < 1.15 / 1.3 < both["high"]
 
 
 @pytest.mark.long
@@ -100,46 +90,32 @@ def test_the_interval_of_one_pair_is_students():
     rows += [BASE | {"compile": "default", SPEED: math.exp(y)} for y in (1.5, 1.5)]
     found = effect(rows, "compile", "default")["equal_batch"]
     # s² = 0.02 / 2, se² = s² (1/2 + 1/2), t(0.975, 2) = 4.30265
-    half = 4.30265 * 0.1
-    assert found["ratio"] == pytest.approx(math.exp(0.4))
-    assert (found["low"], found["high"]) == pytest.approx(
-        (math.exp(0.4 - half), math.exp(0.4 + half))
-    )
+    expected = [math.exp(0.4 + sign * 4.30265 * 0.1) for sign in (-1, 0, 1)]
+    assert [found["low"], found["ratio"], found["high"]] == pytest.approx(expected)
 
 
-def test_without_repeats_there_is_no_interval():
-    rows = rows_of(GRID)
-    assert Noise(0.0, 0).half_width(1.0) is None
-    for side in ("equal_batch", "best_batch"):
-        found = effect(rows, "compile", "default")[side]
-        assert found["ratio"] and found["low"] is found["high"] is None
-    assert all(row["excludes_1"] is None for row in interaction(rows, "compile", "checkpointing"))
+def test_the_interval_of_an_interaction_is_students():
+    """Two blocks of four cells with two runs each: se = s sqrt(8 / 2) / 2 over 8 degrees of freedom."""
+    grid = combinations(batch=[8, 16], compile=["off", "default"], precision=["bf16", "fp8"])
+    spread = 0.02
+    rows = [each | {SPEED: 10 * math.exp(sign * spread)} for each in grid for sign in (1, -1)]
+    (found,) = interaction(rows, "compile", "precision")
+    # s^2 = 2 spread^2 with 8 degrees of freedom; t(0.975, 8) = 2.306004
+    expected = 2.306004 * math.sqrt(2 * spread**2 * (2 * 4 / 2)) / 2
+    assert math.log(found["high"]) == pytest.approx(expected, rel=1e-5)
+    assert found["pairs"] == 2 and found["excludes_1"] is False
 
 
 def test_a_confounder_is_not_taken_for_an_effect():
     """fp8 without any effect, run at large batches only: its mean is far higher."""
-    small = combinations(batch=[2, 4, 8], precision=["bf16"])
-    large = combinations(batch=[8, 16, 32], precision=["fp8"])
-    rows = rows_of(
-        small + large, 2, 0.01, seed=1, speed=lambda f: true_speed(f | {"precision": "bf16"})
-    )
-    mean = {
-        name: np.mean([row[SPEED] for row in rows if row["precision"] == name])
-        for name in ("bf16", "fp8")
-    }
-    assert mean["fp8"] > 1.3 * mean["bf16"]
+    grid = combinations(batch=[2, 4, 8], precision=["bf16"])
+    grid += combinations(batch=[8, 16, 32], precision=["fp8"])
+    rows = rows_of(grid, 2, 0.01, seed=1, speed=lambda f: true_speed(f | {"precision": "bf16"}))
+    speeds = {each: [r[SPEED] for r in rows if r["precision"] == each] for each in ("bf16", "fp8")}
+    assert np.mean(speeds["fp8"]) > 1.3 * np.mean(speeds["bf16"])
     found = effect(rows, "precision", "fp8")["equal_batch"]
     assert found["pairs"] == 1 and found["low"] < 1 < found["high"]
     assert found["ratio"] == pytest.approx(1, abs=0.03)
-
-
-def test_sides_that_share_no_batch_cannot_be_compared_at_equal_batch():
-    rows = rows_of(
-        combinations(batch=[2], compile=["off"]) + combinations(batch=[8], compile=["default"])
-    )
-    found = effect(rows, "compile", "default")
-    assert found["equal_batch"]["pairs"] == 0 and found["equal_batch"]["ratio"] is None
-    assert found["best_batch"]["ratio"] == pytest.approx(1.3 * (8 / 11) / (2 / 5))
 
 
 def test_at_best_batch_what_memory_allows_counts():
@@ -149,6 +125,11 @@ def test_at_best_batch_what_memory_allows_counts():
     found = effect(rows, "checkpointing", "full")
     assert found["equal_batch"]["ratio"] == pytest.approx(0.8)
     assert found["best_batch"]["ratio"] == pytest.approx(0.8 * (64 / 67) / (2 / 5))
+    rows = [row for row in rows if row["batch"] in (2, 64)]
+    apart = [row for row in rows if (row["batch"] == 2) == (row["checkpointing"] == "none")]
+    found = effect(apart, "checkpointing", "full")
+    assert found["equal_batch"]["pairs"] == 0 and found["equal_batch"]["ratio"] is None
+    assert found["best_batch"]["pairs"] == 1
 
 
 def test_memory_has_plain_ratios():
@@ -162,21 +143,13 @@ def test_memory_has_plain_ratios():
     assert row["best_batch"]["pairs"] == 0
 
 
-def fixed_global_batch(factors):
-    return factors | {"accumulation": 64 // factors["batch"]}
-
-
-def test_accumulation_that_follows_from_a_fixed_global_batch_prevents_no_pair():
-    grid = [
-        fixed_global_batch(each) for each in combinations(batch=[2, 8], compile=["off", "default"])
-    ]
-    rows, names = matched_factors(rows_of(grid), NAMES)
+def test_accumulation_must_be_equal_unless_it_follows_from_a_fixed_global_batch():
+    fixed = combinations(batch=[2, 8], compile=["off", "default"])
+    fixed = [each | {"accumulation": 64 // each["batch"]} for each in fixed]
+    rows, names = matched_factors(rows_of(fixed), NAMES)
     assert names == ["batch", "compile"]
     (row,) = effects(rows, names, SPEED)
     assert (row["equal_batch"]["pairs"], row["best_batch"]["pairs"]) == (2, 1)
-
-
-def test_accumulation_that_was_varied_must_be_equal():
     grid = combinations(batch=[2, 8], compile=["off", "default"], accumulation=[1, 4])
     rows, names = matched_factors(rows_of(grid), NAMES)
     assert names == ["batch", "accumulation", "compile"]
@@ -217,41 +190,16 @@ def test_base_levels_and_the_order_of_mixed_ones():
 def test_effects_and_interactions_are_of_each_size():
     """Compiling gains 10 % of one size and 50 % of the other; the mean of both is true of neither."""
     gains = {"800M": 1.1, "3B": 1.5}
+    grid = combinations(size=gains, compile=["off", "default"], precision=["bf16", "fp8"])
     rows = [
-        BASE | {"size": size, "compile": mode, "precision": precision, "samples_per_second": value}
-        for size, gain in gains.items()
-        for precision, factor in (("bf16", 1.0), ("fp8", 1.3))
-        for mode, value in (("off", 10 * factor), ("default", 10 * factor * gain))
+        each | {SPEED: 10 * (1.3 if each["precision"] == "fp8" else 1) * gain}
+        for each in grid
+        for gain in [gains[each["size"]] if each["compile"] == "default" else 1]
     ]
-    names = ["size", "compile", "precision"]
-    found = {
-        row["size"]: row["equal_batch"]
-        for row in effects(rows, names, "samples_per_second")
-        if row["factor"] == "compile"
-    }
-    assert {size: each["ratio"] for size, each in found.items()} == pytest.approx(gains)
-    assert [each["pairs"] for each in found.values()] == [2, 2]
-    crossed = interactions(rows, names, "samples_per_second")
+    rows, names = matched_factors(rows, NAMES)
+    compiled = [row for row in effects(rows, names, SPEED) if row["factor"] == "compile"]
+    assert {r["size"]: r["equal_batch"]["ratio"] for r in compiled} == pytest.approx(gains)
+    assert [row["equal_batch"]["pairs"] for row in compiled] == [2, 2]
+    crossed = interactions(rows, names, SPEED)
     assert {(row["size"], round(row["ratio"], 9)) for row in crossed} == {("800M", 1), ("3B", 1)}
     assert all(row["factors"] == ["compile", "precision"] for row in crossed)
-
-
-def test_the_interval_of_an_interaction_is_students():
-    """Two blocks of four cells with two runs each: se = s sqrt(8 / 2) / 2 over 8 degrees of freedom."""
-    rows, spread = [], 0.02
-    for batch in (8, 16):
-        for mode in ("off", "default"):
-            for precision in ("bf16", "fp8"):
-                for sign in (1, -1):
-                    value = 10 * math.exp(sign * spread)
-                    levels = {"batch": batch, "compile": mode, "precision": precision}
-                    rows.append(BASE | levels | {"samples_per_second": value})
-    crossed = [
-        row
-        for row in interactions(rows, ["batch", "compile", "precision"], "samples_per_second")
-        if row["factors"] == ["compile", "precision"]
-    ]
-    # s^2 = 2 spread^2 with 8 degrees of freedom; t(0.975, 8) = 2.306004
-    expected = 2.306004 * math.sqrt(2 * spread**2 * (2 * 4 / 2)) / 2
-    assert math.log(crossed[0]["high"]) == pytest.approx(expected, rel=1e-5)
-    assert crossed[0]["pairs"] == 2
