@@ -1,8 +1,6 @@
 """Runs with alignment heads: what changes, what is the same on any split, resume, and starts from weights
 without heads and with them."""
 
-import json
-
 import pytest
 import torch
 
@@ -63,19 +61,13 @@ def test_a_killed_run_with_heads_ends_as_the_unbroken_one(tmp_path, train, after
     assert len(heads) == 3 and not any("alignment" in name for name in expected["ema"])
     for name, value in expected.items():
         assert not isinstance(value, torch.Tensor) or torch.equal(found[name], value), name
+    for weights in ("raw", "ema:0.999"):
+        model = load_run(killed.path, weights=weights).model
+        assert model.alignment is None and not any(map(is_of_head, model.state_dict()))
     for name in heads:
         moment = f"state.{name}.exp_avg"
         assert torch.equal(found["optimizer"][moment], expected["optimizer"][moment])
         assert expected["optimizer"][moment].any()
-
-
-@pytest.mark.long
-def test_heads_are_in_no_model_that_is_used(tmp_path, train):
-    assert train("run", "--training.steps=2", *CTC) == 0
-    for weights in ("raw", "ema:0.999"):
-        model = load_run(tmp_path / "run", weights=weights).model
-        assert model.alignment is None
-        assert not any(map(is_of_head, model.state_dict()))
 
 
 @pytest.mark.long
@@ -96,21 +88,6 @@ def test_what_trains_is_refused_to_change_on_resume(tmp_path, train, capsys):
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_an_earlier_version_had_no_heads(tmp_path, train, capsys):
-    """Its manifest has no key of them."""
-    assert train("run", "--training.steps=2") == 0
-    path = tmp_path / "run/checkpoint/step-2/manifest.json"
-    manifest = json.loads(path.read_text())
-    names = [name for name in manifest["trained_with"] if name.startswith("alignment.")]
-    for name in names:
-        del manifest["trained_with"][name]
-    path.write_text(json.dumps(manifest))
-    assert names and train("run", "--training.steps=4", *CTC) == 2
-    assert "alignment.ctc_weight = 0.1, but" in capsys.readouterr().err
-    assert train("run", "--training.steps=4") == 0
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_run_starts_from_weights_without_heads_and_with_them(tmp_path, train, everything):
     names = {"plain": [], "ctc": CTC}
@@ -123,13 +100,3 @@ def test_a_run_starts_from_weights_without_heads_and_with_them(tmp_path, train, 
         assert train(new, "--training.steps=4", initial, *state, *names[name]) == 0
         rows = Folder(tmp_path / new).metrics()
         assert len(rows) == (2 if everything else 4) and ("ctc" in rows[0]) == (name == "ctc")
-
-
-def test_a_block_that_the_model_does_not_have(train, capsys):
-    assert train("run", "--training.steps=1", *CTC, "--alignment.ctc_layer=2") == 2
-    assert (
-        "[alignment] ctc_layer = 2, but [model] flavor = 'debug' has 1 blocks"
-        in capsys.readouterr().err
-    )
-    assert train("run", "--training.steps=1", "--alignment.ctc_weight=-1") == 2
-    assert "[alignment] ctc_weight = -1.0, but it must not be negative" in capsys.readouterr().err

@@ -12,17 +12,10 @@ def files_below(folder) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-def test_write_atomic_makes_folders_and_leaves_nothing_else(tmp_path):
-    path = tmp_path / "a" / "b" / "state.json"
-    write_atomic(path, "old ü")
-    write_atomic(path, b"new \xff")
-    assert path.read_bytes() == b"new \xff"
-    assert files_below(tmp_path) == ["a/b/state.json"]
-
-
 @pytest.mark.parametrize("at", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, at):
-    path = tmp_path / "state.json"
+    path = tmp_path / "a" / "state.json"
+    write_atomic(path, b"older \xff")
     write_atomic(path, "old")
 
     def full(*args):
@@ -33,7 +26,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, at):
         write_atomic(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"
-    assert files_below(tmp_path) == ["state.json"]
+    assert files_below(tmp_path) == ["a/state.json"]
 
 
 def rows(*steps: int) -> list[dict]:
@@ -49,7 +42,7 @@ def lines(tmp_path) -> JsonLines:
     return file
 
 
-@pytest.mark.parametrize("cut", [0, 1, 10, "all of the line"])
+@pytest.mark.parametrize("cut", [0, 1, "all of the line"])
 def test_a_torn_last_line_is_left_out(lines, cut):
     content = lines.path.read_bytes()
     last = len(content) - content.rindex(b"\n", 0, -1) - 1
@@ -57,12 +50,10 @@ def test_a_torn_last_line_is_left_out(lines, cut):
     assert lines.read() == (rows(1, 2, 3) if cut else rows(1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("step", [0, 2, 9])
-def test_keep_until(lines, step, torn):
-    if torn:
-        with open(lines.path, "ab") as file:
-            file.write(b'{"step": 5, "lo')
+def test_keep_until(lines, step):
+    with open(lines.path, "ab") as file:
+        file.write(b'{"step": 5, "lo')
     lines.keep_until(step)
     kept = rows(*range(1, min(step, 4) + 1))
     assert lines.read() == kept

@@ -47,54 +47,41 @@ def test_ours_come_first_and_upstreams_are_found():
     assert [Path(folder) for folder in torchtitan.__path__[:2]] == [OURS, UPSTREAM]
 
 
-def test_upstreams_families_are_still_listed():
+def test_upstreams_families_are_listed_and_build():
     from torchtitan.models import _supported_models
 
     tree = (UPSTREAM / "models/__init__.py").read_text()
     assert {"dit_tts", *re.findall(r'"(\w+)"', tree)} == _supported_models
-
-
-@pytest.mark.parametrize("family, flavor", [("llama3", "debugmodel"), ("flux", "flux-debug")])
-def test_upstreams_families_still_build(family, flavor):
-    spec = get_train_spec(family)
+    spec = get_train_spec("llama3")
     with torch.device("meta"):
-        model = spec.model_cls(spec.model_args[flavor])
+        model = spec.model_cls(spec.model_args["debugmodel"])
     assert sum(p.numel() for p in model.parameters()) > 1e6
 
 
-# HF datasets would take seconds.
-FAMILY_FIRST = """
+# HF datasets would take seconds. The operator is as in upstream's own test, which fails without it.
+FIRST_IMPORT = """
 import json, sys
 from unittest import mock
+import torch
 
 sys.modules["torchtitan.hf_datasets.text_datasets"] = mock.Mock()
-from torchtitan.models.llama3 import parallelize_llama
-
-print(json.dumps(parallelize_llama.__module__))
-"""
-
-
-# As upstream's own test of it, which fails without the operator.
-CHECKPOINTING_FIRST = """
-import json
-import torch
-from torchtitan.distributed.activation_checkpoint import apply_ac
-
-print(json.dumps(str(torch.ops.torch_attn._varlen_attn)))
+{code}
+print(json.dumps(str(found)))
 """
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "code, found",
+    "code",
     [
-        (FAMILY_FIRST, "torchtitan.models.llama3.infra.parallelize"),
-        (CHECKPOINTING_FIRST, "torch_attn._varlen_attn"),
+        "from torchtitan.models.llama3 import parallelize_llama as found",
+        "from torchtitan.distributed.activation_checkpoint import apply_ac\n"
+        "found = torch.ops.torch_attn._varlen_attn",
     ],
-    ids=["family", "checkpointing"],
 )
-def test_a_module_of_upstreams_can_be_the_first_import(code, found):
-    assert run_python(code, ROOT) == found
+def test_a_module_of_upstreams_can_be_the_first_import(code):
+    found = run_python(FIRST_IMPORT.format(code=code), ROOT)
+    assert "parallelize_llama" in found or found == "torch_attn._varlen_attn"
 
 
 def test_the_cpu_stands_in_where_there_is_no_accelerator():
@@ -233,34 +220,3 @@ def test_command_of_a_wheel_in_upstreams_folder(wheel, tmp_path):
     wheel.extractall(site)
     found = run_python(COMMAND.format(before=WITHOUT_TRITON), tmp_path, site)
     check_command(found, site, upstream=site / "torchtitan")
-
-
-WITHOUT_PRETRAINED = """
-import json, sys
-
-sys.modules.update(transformers=None, safetensors=None)
-from torchtitan.models.dit_tts import get_train_spec, trainer
-from torchtitan.models.dit_tts.speech.codec import build_codec
-from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.errors import InputError
-from titan_tts.evaluate import evaluate_command
-from titan_tts.speak import generate_command
-from torchtitan.models.dit_tts.config.job_config import JobConfig
-from titan_tts.prepare import prepare_command
-
-config = JobConfig()
-args = get_train_spec().model_args["debug"]
-args.update_from_config(config)
-try:
-    find_source("google-t5/t5-base")
-except InputError as error:
-    said = str(error)
-print(json.dumps({"ids": args.text_vocab_size, "rate": build_codec("mel_dct").sample_rate, "said": said}))
-"""
-
-
-@pytest.mark.long
-def test_the_learned_encoder_and_the_embedded_codec_do_without_the_pretrained_extra():
-    found = run_python(WITHOUT_PRETRAINED, ROOT, ROOT)
-    assert (found["ids"], found["rate"]) == (259, 16000)
-    assert "pip install 'titan-tts[pretrained]'" in found["said"]

@@ -149,13 +149,6 @@ def test_readme_names_every_room(folder):
     assert named <= rooms, "the README names what is not there"
 
 
-def test_files_of_the_commands_have_names_of_their_own():
-    """But for what each room has: options and a page."""
-    names = [path.name for path in FOLDERS[COMMANDS].rglob("*.py")]
-    shared = {name for name in names if names.count(name) > 1}
-    assert shared <= {"__init__.py", "options.py", "page.py", "report.py"}
-
-
 def test_unit_tests_mirror_the_rooms():
     rooms = {path.name for folder in FOLDERS.values() for path in folder.iterdir()} | {"tools"}
     for path in (ROOT / "tests/unit_tests").iterdir():

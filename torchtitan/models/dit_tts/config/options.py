@@ -42,6 +42,7 @@ def describe(kind: Any) -> str:
         return " or ".join(
             {"FLOAT": "a number"}.get(each, each) for each in spec.metavar.split("|")
         )
+    kind = plain(kind)
     inner = [each for each in get_args(kind) if each is not type(None)]
     if get_origin(kind) is Literal:
         return ("one of " if len(inner) > 1 else "") + ", ".join(map(repr, inner))
