@@ -8,21 +8,19 @@ from unittest import mock
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 
 from tests.helpers.small_models import full_inputs, initialized_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compat import dynamo_config
 from torchtitan.models.dit_tts.infra.compile import (
     CompileWatch,
     apply_compile,
     compile_for_any_lengths,
-    compile_function,
 )
 from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -60,31 +58,6 @@ def test_one_graph_per_shape_and_kind_of_block(model, mode, kinds):
             step(model, shape)
     assert watch.graphs == watch.kinds * len(SHAPES)
     assert watch.kinds == kinds + 2  # two encoders
-
-
-@pytest.mark.slow
-def test_the_objectives_functions_are_compiled_once_per_shape():
-    """Their random numbers stay, up to the rounding of the last bit."""
-    torch._dynamo.reset()
-    add_noise = FlowMatching(logit_mean_end=1.0).add_noise
-    counters = CompileCounterWithBackend("aot_eager"), CompileCounterWithBackend("aot_eager")
-    compiled = [
-        compile_function(function, counter, 3)
-        for function, counter in zip((add_noise, squared_error_sums), counters)
-    ]
-    for number, (rows, frames, _, _) in enumerate(SHAPES * 2):
-        position = torch.tensor(number), torch.arange(rows), torch.tensor(rows)
-        position += (torch.tensor(number / 9),)  # the progress of the run
-        drawn, expected = (
-            draw(torch.zeros(rows, frames, 4), *position) for draw in (compiled[0], add_noise)
-        )
-        for name, value in vars(expected).items():
-            torch.testing.assert_close(getattr(drawn, name), value, rtol=0, atol=1e-5)
-        mask = torch.rand(rows, frames) > 0.3
-        torch.testing.assert_close(
-            *(sum_(drawn.latents, drawn.target, mask) for sum_ in (compiled[1], squared_error_sums))
-        )
-    assert [counter.frame_count for counter in counters] == [len(SHAPES)] * 2
 
 
 @pytest.mark.long
