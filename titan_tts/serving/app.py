@@ -1,4 +1,4 @@
-"""The web server's answers: OpenAI's speech API, the list of models, and whether all is well."""
+"""The web server's answers: OpenAI's speech API, the list of models, and its health."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -35,31 +35,31 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 
 @dataclass
 class Settings:
-    """Of the server."""
+    """Settings of the server."""
 
     model: str
-    """its name in requests"""
+    """name in requests"""
 
     voices: dict[str, Voice] = field(default_factory=dict)
-    """by their names, beside the speakers"""
+    """by name, in addition to the speakers"""
 
     max_characters: int = 4096
     """of a request's text"""
 
     api_key: str = ""
-    """that requests must have; empty: any may come"""
+    """key that requests must have; empty: none"""
 
     patience: float = 60.0
     """seconds for a request's body to come"""
 
     @property
     def max_bytes(self) -> int:
-        r"""Of a request's body: JSON may write a character as two \uXXXX."""
+        r"""Limit of a request's body: JSON may write a character as two \uXXXX."""
         return 2**16 + 12 * self.max_characters
 
 
 class SpeechBody(BaseModel):
-    """What OpenAI's clients send; other fields are not heeded."""
+    """Fields that OpenAI's clients send. Other fields are ignored."""
 
     model: str
     input: str
@@ -71,7 +71,7 @@ class SpeechBody(BaseModel):
 
 
 class SpeechService:
-    """Requests to utterances, and their speech to bytes."""
+    """Turns requests into utterances, and their speech into bytes."""
 
     def __init__(self, synthesizer: Synthesizer, batcher: Batcher, settings: Settings):
         self.synthesizer, self.batcher, self.settings = synthesizer, batcher, settings
@@ -79,11 +79,7 @@ class SpeechService:
         self.names = sorted({*synthesizer.speakers, *self.voices})
 
     def utterances(self, body: SpeechBody) -> list[Utterance]:
-        """The pieces of a request's text.
-
-        Raises:
-            Refusal: it cannot be said.
-        """
+        """The pieces of a request's text. Raises Refusal if the model cannot say it."""
         limit = self.settings.max_characters
         if body.model not in (self.settings.model, *OPENAI_MODELS):
             message = f"there is no model {body.model!r}; this server has {self.settings.model!r}"
@@ -121,7 +117,7 @@ class SpeechService:
         return self.voices[name]
 
     async def spoken(self, pieces: list[Utterance], client: str) -> AsyncIterator[torch.Tensor]:
-        """Waveforms in order, each as soon as it is there: the first alone, the rest together."""
+        """Waveforms in order: the first piece is synthesized alone, the rest in batches."""
         rate, pending = self.synthesizer.sample_rate, list[Future[Speech]]()
         with self.batcher.admitted(client, len(pieces)):
             try:
@@ -133,7 +129,7 @@ class SpeechService:
                     sound = (await asyncio.wrap_future(future)).waveform
                     yield torch.cat([pause(rate), faded(sound, rate)])
             finally:
-                for future in pending:  # of one who went away
+                for future in pending:  # the client may have gone
                     future.cancel()
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:
@@ -143,7 +139,7 @@ class SpeechService:
         rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces, client)
 
         async def begun() -> torch.Tensor:
-            """The first piece, or all where it is sent at once: what goes wrong has a status."""
+            """The sound up to which an error still has a status: the first piece of a stream, else all."""
             if kind in STREAMED:
                 return await anext(sounds)
             return torch.cat([each async for each in sounds])
@@ -172,7 +168,7 @@ class SpeechService:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
-    """What the work returns; it is given up where the client goes meanwhile."""
+    """Awaits the work, and cancels it if the client disconnects."""
 
     async def goes() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -192,11 +188,11 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]
 
 
 def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) -> FastAPI:
-    """The application; the batcher is the caller's to close."""
+    """The application. The caller closes the batcher."""
     service = SpeechService(synthesizer, batcher, settings)
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
     app.add_middleware(BodyCheck, limit=settings.max_bytes, seconds=settings.patience)
-    if settings.api_key:  # asked for before a body is read
+    if settings.api_key:  # checked before a body is read
         app.add_middleware(KeyCheck, key=settings.api_key)
 
     @app.exception_handler(Refusal)
@@ -206,9 +202,9 @@ def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) ->
     @app.exception_handler(RequestValidationError)
     async def refuse_form(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
-        place = ".".join(str(part) for part in found["loc"][1:])
-        message = f"{place or 'the body'}: {found['msg']}"
-        return Refusal(400, message, "invalid_request", place or None).response()
+        name = ".".join(str(part) for part in found["loc"][1:])
+        message = f"{name or 'the body'}: {found['msg']}"
+        return Refusal(400, message, "invalid_request", name or None).response()
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:

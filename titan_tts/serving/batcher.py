@@ -1,4 +1,4 @@
-"""Utterances of several requests, said together: one thread has the model, and takes what waits as one batch."""
+"""Synthesizes the utterances of several requests together: one thread owns the model and batches the queue."""
 
 import threading
 import time
@@ -15,23 +15,23 @@ from torchtitan.models.dit_tts.errors import InputError
 
 
 class QueueFull(InputError):
-    """As many utterances are asked for as may be."""
+    """A client has too many utterances in the queue, or too many clients have any."""
 
 
 class Closed(InputError):
-    """Nothing is said any more."""
+    """The batcher has ended."""
 
 
 _Pair = tuple[Utterance, Future[Speech]]
 
 
 class Batcher:
-    """Says utterances: the clients take turns, and those of one are said in the order in which they came.
+    """Synthesizes utterances: clients take turns, and those of one client keep their order.
 
     Args:
-        max_batch: utterances that are said together.
-        window_seconds: how long the first of a batch waits for others.
-        max_waiting: utterances that a client may have asked for, and clients at a time.
+        max_batch: utterances per batch.
+        window_seconds: time that the first of a batch waits for others.
+        max_waiting: limit of a client's unfinished utterances, and of clients.
         seed: of the noise.
     """
 
@@ -55,23 +55,19 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Utterances that wait."""
+        """Number of utterances in the queue."""
         with self._changed:
             return sum(map(len, self._waiting.values()))
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is there, and nothing has failed for another reason than what was asked for since
-        something was last said."""
+        """Whether the thread runs, and since the last speech nothing failed but mistakes of requests."""
         return self._thread.is_alive() and not self._failing
 
     @contextmanager
     def admitted(self, client: str, utterances: int) -> Iterator[None]:
-        """While a client's request of so many utterances is answered. One alone may have any number.
-
-        Raises:
-            QueueFull: with those of its other requests they would be too many.
-        """
+        """Counts a client's request while it is answered. A client's only request may have any number of
+        utterances; QueueFull if several have too many."""
         with self._changed:
             others = self._asked[client]
             if others and others + utterances > self.max_waiting:
@@ -91,11 +87,7 @@ class Batcher:
                 self._asked = +self._asked
 
     def submit(self, utterances: Sequence[Utterance], client: str = "") -> list[Future[Speech]]:
-        """Futures of their speech; one that is cancelled before its turn is not said.
-
-        Raises:
-            Closed: there is nobody to say them.
-        """
+        """Queues utterances. Returns futures of their speech, which may be cancelled before their turn."""
         with self._changed:
             if self._closed or not self._thread.is_alive():
                 raise Closed("the server is ending")
@@ -106,7 +98,7 @@ class Batcher:
         return [future for _, future in pairs]
 
     def close(self) -> None:
-        """Ends after the batch that is being said; what still waits is cancelled."""
+        """Ends after the present batch, and cancels the rest of the queue."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -117,10 +109,10 @@ class Batcher:
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            self._say(batch)
+            self._synthesize(batch)
 
     def _next_batch(self) -> list[_Pair]:
-        """What is to be said together; empty once the batcher is closed."""
+        """Waits for a batch; empty once the batcher is closed."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
@@ -134,7 +126,7 @@ class Batcher:
                     return batch
 
     def _turns(self) -> Iterator[_Pair]:
-        """Takes what waits: one of each client in turn, without those that were cancelled."""
+        """Empties the queue, one utterance of each client in turn, without cancelled ones."""
         while self._waiting:
             client = next(iter(self._waiting))
             queue = self._waiting.pop(client)
@@ -146,16 +138,16 @@ class Batcher:
             if wanted:
                 yield pair
 
-    def _say(self, batch: list[_Pair]) -> None:
+    def _synthesize(self, batch: list[_Pair]) -> None:
         try:
             spoken = self.synthesizer.synthesize([each for each, _ in batch], seed=self.seed)
-        except Exception as error:  # whatever it is, the one who asked must hear of it
+        except Exception as error:  # whatever it is, the client must be told
             if len(batch) == 1:
                 self._failing = self._failing or not isinstance(error, InputError)
                 batch[0][1].set_exception(error)
-            else:  # another's text must not spoil it
+            else:  # one client's text must not fail the others
                 for pair in batch:
-                    self._say([pair])
+                    self._synthesize([pair])
             return
         self._failing = False
         for (_, future), speech in zip(batch, spoken, strict=True):

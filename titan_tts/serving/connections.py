@@ -1,4 +1,4 @@
-"""Connections of the web server that end when nothing comes or goes on them."""
+"""Connections of the web server, which end when idle or unread."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class PatientConnection(H11Protocol):
-    """Ends where a request's head does not come, or an answer is not read, for `patience` seconds."""
+    """Ends if no request's head comes, or an answer is not read, for `patience` seconds."""
 
     patience = 60.0
     _idle: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class PatientConnection(H11Protocol):
             self.transport.abort()
 
     def _await_reader(self) -> None:
-        """Nothing is written meanwhile, so that what waits to be read only becomes less."""
+        """Ends the connection if its buffer does not shrink; nothing is written to it meanwhile."""
         before = self.transport.get_write_buffer_size()
 
         def look() -> None:
@@ -63,10 +63,6 @@ class PatientConnection(H11Protocol):
 
 
 def server(app: Any, patience: float) -> uvicorn.Server:
-    """A server of an application.
-
-    Args:
-        patience: seconds after which a connection ends on which nothing comes or goes.
-    """
+    """A server of an application, whose idle connections end after `patience` seconds."""
     http = type("Connection", (PatientConnection,), {"patience": patience})
     return uvicorn.Server(uvicorn.Config(app, http=http, ws="none", log_level="warning"))

@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_tts.serving.options import ServerOptions, check_server_options, known_voices
+from titan_tts.serving.options import ServerOptions, check_server_options, load_served
 from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 
 
@@ -32,11 +32,8 @@ def run(options: Options) -> int:
 
 def _serve(options: Options) -> int:
     from titan_tts.serving.page import build_page
-    from titan_tts.speak.sampling_options import load_synthesizer
 
-    synthesizer = load_synthesizer(options)
-    _ = synthesizer.lengths  # what is missing is told now
-    voices = known_voices(options, synthesizer)
+    synthesizer, voices = load_served(options)
     name = Path(options.run).resolve().name
     page = build_page(synthesizer, voices, options.max_characters, name, options.seed)
     try:

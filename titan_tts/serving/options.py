@@ -1,4 +1,4 @@
-"""Options of both `titan-tts serve` and `titan-tts demo`."""
+"""Options that `titan-tts serve` and `titan-tts demo` share."""
 
 import os
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class ServerOptions(SamplingOptions):
 
 
 def check_server_options(options: ServerOptions) -> None:
-    """Raises InputError for what can be seen without the model."""
+    """Raises InputError for mistakes that show without the model."""
     check_range("--port", options.port, 0, 2**16 - 1)
     for given in options.voice:
         name, equals, path = given.partition("=")
@@ -37,7 +37,11 @@ def check_server_options(options: ServerOptions) -> None:
             raise InputError(f"--voice = {given}, but there is no such file")
 
 
-def known_voices(options: ServerOptions, synthesizer: "Synthesizer") -> "dict[str, Voice]":
-    """Those of --voice by their names."""
+def load_served(options: ServerOptions) -> "tuple[Synthesizer, dict[str, Voice]]":
+    """The model, and the voices of --voice by name."""
+    from titan_tts.speak.sampling_options import load_synthesizer
+
+    synthesizer = load_synthesizer(options)
+    _ = synthesizer.lengths  # a missing predictor or fit is told now, not at the first request
     pairs = (given.partition("=") for given in options.voice)
-    return {name: synthesizer.recording(path) for name, _, path in pairs}
+    return synthesizer, {name: synthesizer.recording(path) for name, _, path in pairs}

@@ -1,10 +1,10 @@
-"""The demo's page: a text, a voice, knobs; playback and spectrogram."""
+"""The demo's page: a text, a voice and settings; playback and spectrogram."""
 
 import os
 from dataclasses import replace
 from typing import Any
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it would tell its makers
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it would report to its makers
 
 import gradio as gr
 import numpy as np
@@ -22,16 +22,16 @@ from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms
 ANY = "(any)"
 
 _BATCH = 16
-"""pieces of a text that are said together"""
+"""pieces of a text per batch"""
 
 
 def build_page(
     synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str, seed: int
 ) -> gr.Blocks:
-    """The page; its one function is also to be called as the API `/say`.
+    """The page, whose one function is also the API `/say`.
 
     Args:
-        seed: of the noise, unless the user gives another.
+        seed: default seed of the noise.
     """
     names = [ANY, *sorted({*synthesizer.speakers, *voices})]
     sampling = synthesizer.sampling
@@ -58,21 +58,16 @@ def build_page(
                 chosen = voices.get(voice) or synthesizer.speaker(voice)
             conditions = synthesizer.conditions(chosen)
             pieces = synthesizer.pieces(Utterance(text, chosen, conditions, speed=speed))
-            chosen_sampling = replace(
-                sampling,
-                steps=int(steps),
-                text_scale=text_scale,
-                speaker_scale=speaker_scale,
-            )
+            scales = {"text_scale": text_scale, "speaker_scale": speaker_scale}
+            chosen_sampling = replace(sampling, steps=int(steps), **scales)
             check_sampling(chosen_sampling)
-            said = synthesizer.speak_sorted(
-                synthesizer.requests(pieces), int(seed), _BATCH, chosen_sampling
-            )
-            sounds = {place: speech.waveform for place, speech in said}
+            requests = synthesizer.requests(pieces)
+            spoken = synthesizer.speak_sorted(requests, int(seed), _BATCH, chosen_sampling)
+            sounds = {index: speech.waveform for index, speech in spoken}
         except InputError as error:
             raise gr.Error(str(error), print_exception=False) from None
         rate = synthesizer.sample_rate
-        waveform = join([sounds[place] for place in range(len(pieces))], rate)
+        waveform = join([sounds[index] for index in range(len(pieces))], rate)
         samples = (waveform.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
         parts = "1 piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
         about = f"{len(waveform) / rate:.2f} s in {parts}"

@@ -1,4 +1,4 @@
-"""Answers other than speech, in OpenAI's form; and what is refused before a request is looked at."""
+"""Refusals in OpenAI's form, and checks of key and body before a request is parsed."""
 
 import asyncio
 import hmac
@@ -10,14 +10,12 @@ from fastapi.responses import JSONResponse
 
 
 class Refusal(Exception):
-    """An answer other than speech.
+    """An HTTP answer other than speech.
 
     Args:
-        status: of HTTP.
-        message: a sentence for who asked.
+        message: a sentence for people.
         code: the reason, for programs.
-        param: the field that is wrong.
-        headers: more of them.
+        param: the wrong field.
     """
 
     def __init__(
@@ -63,12 +61,7 @@ class KeyCheck:
 
 
 class BodyCheck:
-    """Reads a request's body, refuses one that is too long or does not come, and hands it on whole.
-
-    Args:
-        limit: bytes of a body.
-        seconds: in which it must have come.
-    """
+    """Reads a request's body, refuses one above `limit` bytes or later than `seconds`, and hands it on whole."""
 
     def __init__(self, app: Any, limit: int, seconds: float):
         self.app, self.limit, self.seconds = app, limit, seconds
@@ -100,7 +93,7 @@ class BodyCheck:
             raise Refusal(413, message, "request_too_large")
 
     async def _body(self, receive: Any) -> bytes | None:
-        """None: the client has gone."""
+        """The body; None if the client has gone."""
         body, more = bytearray(), True
         while more:
             message = await receive()
@@ -113,6 +106,6 @@ class BodyCheck:
 
 
 def _last(refusal: Refusal) -> JSONResponse:
-    """Of its connection: what the client still sends is not read."""
+    """The refusal as the last answer of its connection, on which the client may still be sending."""
     refusal.headers["Connection"] = "close"
     return refusal.response()

@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_tts.serving.options import ServerOptions, check_server_options, known_voices
+from titan_tts.serving.options import ServerOptions, check_server_options, load_served
 from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
 
 KEY_VARIABLE = "TITAN_TTS_API_KEY"
@@ -47,20 +47,17 @@ def run(options: Options) -> int:
     from titan_tts.serving.app import Settings, build_app
     from titan_tts.serving.batcher import Batcher
     from titan_tts.serving.connections import server
-    from titan_tts.speak.sampling_options import load_synthesizer
 
-    synthesizer = load_synthesizer(options)
-    _ = synthesizer.lengths  # what is missing is told now, not to the first who asks
+    synthesizer, voices = load_served(options)
     batcher = Batcher(
         synthesizer, options.max_batch, options.window_ms / 1000, options.max_waiting, options.seed
     )
     name = options.model_name or Path(options.run).resolve().name
-    voices = known_voices(options, synthesizer)
     key = os.environ.get(KEY_VARIABLE, "")
     settings = Settings(name, voices, options.max_characters, key)
     app = build_app(synthesizer, batcher, settings)
     port = listening.getsockname()[1]
-    listening.listen()  # whoever reads the line may ask
+    listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
     try:
         server(app, settings.patience).run([listening])
@@ -70,15 +67,15 @@ def run(options: Options) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address. Raises InputError where it is taken."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A socket at an address. Raises InputError if it is taken."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        listening.bind((host, port))
     except OSError as error:
-        found.close()
+        listening.close()
         raise InputError(
             f"--host = {host}, --port = {port}: nothing can listen there ({error.strerror}); give another port, or "
             f"--port 0 for a free one"
         ) from None
-    return found
+    return listening
