@@ -106,8 +106,9 @@ def show(text: str, stream: TextIO | None = None) -> None:
 class InputError(ValueError):
     """A mistake in the user's config, command line or data.
 
-    Its message is one sentence: the key or file, what was found, what is allowed, what to do. The
-    entry points print it without a traceback and exit with status 2.
+    Its message is one sentence: the key or file, the value, what is allowed, what to do. The entry points
+    print it without a traceback and exit with status 2. What reads a user's input raises it; docstrings do
+    not repeat that.
     """
 
 
@@ -124,11 +125,7 @@ def check_range(option: str, value: float | None, low: float, high: float) -> No
 
 
 def require_modules(*names: str) -> None:
-    """Checks that optional packages are installed, before hours of work that end in an import.
-
-    Raises:
-        InputError: one is missing; the message names its extra.
-    """
+    """Checks that optional packages are installed, before hours of work that end in an import."""
     for name in names:
         if find_spec(name) is None:
             raise InputError(_missing_module(name))

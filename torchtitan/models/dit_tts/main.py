@@ -38,11 +38,7 @@ def concerns_this_run(record: logging.LogRecord) -> bool:
 
 
 def set_single_process_defaults() -> None:
-    """Lets `python train.py` run without torchrun, as the only process of its group.
-
-    Raises:
-        InputError: RANK is set, and the other variables of a launcher are not, or to no number.
-    """
+    """Lets `python train.py` run without torchrun, as the only process of its group."""
     if "RANK" not in os.environ:
         # Port 0: the store takes a free one itself. One that is looked for before may be taken meanwhile.
         os.environ.update(zip(RANK_VARIABLES, ("0", "0", "1", "127.0.0.1", "0"), strict=True))
@@ -51,11 +47,7 @@ def set_single_process_defaults() -> None:
 
 @report_input_errors
 def train(args: list[str]) -> int:
-    """Trains as the command line says. Returns the exit status.
-
-    Raises:
-        InputError: a mistake in config, data or a launcher's variables.
-    """
+    """Trains as the command line says. Returns the exit status."""
     if not {"-h", "--help", "--help-all"}.isdisjoint(args):
         from torchtitan.models.dit_tts.config.help import print_help
 

@@ -152,9 +152,6 @@ class TTSMetricsProcessor(MetricsProcessor):
 
         Args:
             folder: of the run, with its config.toml and env.json.
-
-        Raises:
-            InputError: W&B cannot be used.
         """
         self.counts, self._losses, self._ctc = Counts(), None, None
         self.gpu.read()  # its power is a mean since the last reading

@@ -49,9 +49,6 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
             folder: the run folder, which keeps a copy of a pretrained encoder's config; None: the
                 config's dump_folder, as in upstream's view.
             download: whether a pretrained text encoder's config may be downloaded.
-
-        Raises:
-            InputError: a number of ids that is not known yet, or a size that cannot be built.
         """
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size

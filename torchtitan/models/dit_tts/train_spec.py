@@ -80,11 +80,7 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
 def build_agreed_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
 ) -> LatentDataLoader:
-    """`build_dataloader`, with text features if [encoder] cache_features is set.
-
-    Raises:
-        InputError: on every rank, if two ranks have other data, tokens or numbers of steps.
-    """
+    """`build_dataloader`, with text features if [encoder] cache_features is set."""
     find_features = None
     if job_config.encoder.cache_features:
         find_features = partial(stored_text_features, tokenizer=tokenizer, job_config=job_config)

@@ -5,11 +5,7 @@ from torchtitan.models.dit_tts.errors import require
 
 
 def data_parallel_degree(config: JobConfig, world_size: int) -> int:
-    """Ranks that see different data: replicas times shards.
-
-    Raises:
-        InputError: degrees that do not multiply to the number of processes, or that the backend lacks.
-    """
+    """Ranks that see different data: replicas times shards."""
     p = config.parallelism
     for kind in ("context", "pipeline", "expert"):
         degree = getattr(p, f"{kind}_parallel_degree")
@@ -48,9 +44,6 @@ def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
 
     A negative `global_batch_size` means one accumulation step; a `local_batch_size` of 0 is the global
     batch divided by the ranks.
-
-    Raises:
-        InputError: a global batch that cannot be divided by local batch x ranks.
     """
     total, local = training.global_batch_size, training.local_batch_size
     if local == 0:

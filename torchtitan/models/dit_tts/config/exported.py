@@ -138,11 +138,7 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def read_exported(folder: Path) -> dict[str, Any]:
-    """config.json of an exported folder: format, version, step, weights, codec, audio, config.
-
-    Raises:
-        InputError: it cannot be read, is another program's or of another version, or has other keys.
-    """
+    """config.json of an exported folder: format, version, step, weights, codec, audio, config."""
     path = folder / CONFIG
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -174,9 +170,6 @@ def placed_config(folder: Path) -> dict[str, dict[str, Any]]:
     """The config of config.json, which points to what lies in its folder, wherever that is now. The folder
     itself stands for the training data: `recorded_codecs` and `open_speech_data` find there what they
     need.
-
-    Raises:
-        InputError: see `read_exported`.
     """
     content, folder = read_exported(folder), folder.resolve()
     found: dict[str, dict[str, Any]] = {name: {} for name in KEPT} | content["config"]

@@ -43,11 +43,7 @@ def _of_type(value: Any, kind: Any) -> bool:
 
 
 def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str = "") -> Any:
-    """A section (or, without a name, the complete config) from a dictionary; `where` is its file.
-
-    Raises:
-        InputError: an unknown key, a value of the wrong type.
-    """
+    """A section (or, without a name, the complete config) from a dictionary; `where` is its file."""
     fields = {f.name: plain(f.type) for f in dataclasses.fields(cls)}
     made = {}
     for key, value in values.items():
@@ -171,11 +167,7 @@ class TTSConfigManager(ConfigManager):
         return dataclass_from_dict(cls, data, self._file)
 
     def _validate_config(self) -> None:
-        """Upstream looks for a language model's tokenizer here; this family has none.
-
-        Raises:
-            InputError: the config names a module with further sections.
-        """
+        """Upstream looks for a language model's tokenizer here; this family has none."""
         job, experimental = self.config.job, self.config.experimental
         if job.custom_config_module or experimental.custom_args_module:
             raise InputError(
@@ -210,20 +202,12 @@ def without_none(value: Any) -> Any:
 
 
 def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfig:
-    """A config from its sections, as JSON or TOML keeps them; `where` names them in messages.
-
-    Raises:
-        InputError: an unknown key, a value of the wrong type.
-    """
+    """A config from its sections, as JSON or TOML keeps them; `where` names them in messages."""
     return dataclass_from_dict(JobConfig, without_none(content), where)
 
 
 def load_config(args: list[str]) -> JobConfig:
-    """The resolved config from `--job.config_file X.toml` and `--section.key value` arguments.
-
-    Raises:
-        InputError: an unreadable file, an unknown key, a value of the wrong type.
-    """
+    """The resolved config from `--job.config_file X.toml` and `--section.key value` arguments."""
     return resolve(TTSConfigManager().parse_args(args))
 
 

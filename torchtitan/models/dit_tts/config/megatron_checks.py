@@ -49,24 +49,21 @@ def check_megatron(config: JobConfig, accelerator: str) -> None:
         f"{tensor} and [megatron] transformer_impl = {options.transformer_impl!r}: these layers are not "
         f"converted; leave it out, and for fp8 use [megatron] fp8",
     )
-    require(
-        tensor == 1 or config.optimizer.state_dtype != "8bit",
-        f"[optimizer] state_dtype = '8bit' with [parallelism] tensor_parallel_degree = {tensor} is not "
-        f"supported; set it to 'bfloat16' or 'float32'",
-    )
-    require(
-        tensor == 1 or not is_pretrained(config.encoder.model) or config.encoder.frozen,
-        f"[encoder] frozen = false with [parallelism] tensor_parallel_degree = {tensor} is not supported for "
-        f"the pretrained {config.encoder.model!r}; set it to true",
-    )
-    require(
-        tensor == 1 or not config.training.enable_cpu_offload,
-        f"[training] enable_cpu_offload = true with [parallelism] tensor_parallel_degree = {tensor} is not "
-        f"supported; set it to false",
-    )
-    require(
-        tensor == 1 or config.compile.mode not in CUDA_GRAPH_MODES,
-        f"[compile] mode = {config.compile.mode!r} replays CUDA graphs, which [parallelism] "
-        f"tensor_parallel_degree = {tensor} does not allow; set it to 'default' or "
-        f"'max-autotune-no-cudagraphs'",
-    )
+    if tensor == 1:
+        return
+    encoder = config.encoder
+    trained = is_pretrained(encoder.model) and not encoder.frozen
+    for given, what, remedy in (
+        (config.optimizer.state_dtype == "8bit", "[optimizer] state_dtype = '8bit'", "'bfloat16'"),
+        (trained, f"[encoder] frozen = false of the pretrained {encoder.model!r}", "true"),
+        (config.training.enable_cpu_offload, "[training] enable_cpu_offload = true", "false"),
+        (
+            config.compile.mode in CUDA_GRAPH_MODES,
+            f"[compile] mode = {config.compile.mode!r}, which replays CUDA graphs,",
+            "'default' or 'max-autotune-no-cudagraphs'",
+        ),
+    ):
+        require(
+            not given,
+            f"{what} with [parallelism] tensor_parallel_degree = {tensor} is not supported; set it to {remedy}",
+        )

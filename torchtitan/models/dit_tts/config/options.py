@@ -62,9 +62,6 @@ def check_command_line(
         kinds: the types of all options.
         instead: what to write for a key that is none, in whatever section it is.
         help_command: what lists the options.
-
-    Raises:
-        InputError: an unknown option, or a value that it does not take.
     """
     names: set[str] = set()
     alone = []

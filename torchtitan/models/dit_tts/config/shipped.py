@@ -20,11 +20,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(config: str) -> Path:
-    """The TOML file that a path, or else the name of a shipped config, stands for.
-
-    Raises:
-        InputError: neither a file nor a name.
-    """
+    """The TOML file that a path, or else the name of a shipped config, stands for."""
     shipped = shipped_configs()
     if Path(config).expanduser().is_file():
         return Path(config).expanduser()

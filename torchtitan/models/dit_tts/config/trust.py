@@ -13,11 +13,8 @@ _SHIPPED = {
 
 
 def chosen_scorer(name: str, given: str, of_run: str) -> str:
-    """What scores: `given` on the command line, else what the run's [samples] has under `name`.
-
-    Raises:
-        InputError: the latter is package.module:factory. A folder that is read may be a stranger's.
-    """
+    """What scores: `given` on the command line, else what the run's [samples] has under `name`, which must
+    not be package.module:factory: a folder that is read may be a stranger's."""
     if given or not of_run or is_shipped(name, of_run):
         return given or of_run
     option = name.replace("_", "-")

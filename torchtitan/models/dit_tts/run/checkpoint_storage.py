@@ -220,11 +220,7 @@ def write_table(folder: Path, table: Metadata) -> None:
 
 
 def read_table(path: Path) -> Metadata:
-    """DCP's table of a checkpoint, or of an exported folder's weights.
-
-    Raises:
-        InputError: it is missing, is no such table, or names a class that is none of DCP's.
-    """
+    """DCP's table of a checkpoint, or of an exported folder's weights."""
     if is_exported(path):
         from safetensors import SafetensorError
 
@@ -251,9 +247,6 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
 
     Args:
         no_dist: only this rank loads; so it is where there is no other.
-
-    Raises:
-        InputError: it holds something else than tensors and plain values.
     """
     reader: dcp.FileSystemReader = (
         dcp.HuggingFaceStorageReader(str(path)) if is_exported(path) else _TableReader(path)

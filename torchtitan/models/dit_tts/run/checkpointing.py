@@ -214,12 +214,7 @@ class RunCheckpointer(CheckpointManager):
     # Loading
 
     def load(self, step: int = -1) -> bool:
-        """Loads the newest valid checkpoint of the run folder, else the initial weights.
-
-        Raises:
-            InputError: training on from there would overwrite steps, or the weights were trained with
-                something else, or no checkpoint is left of a run that had one.
-        """
+        """Loads the newest valid checkpoint of the run folder, else the initial weights."""
         loaded = False
         if self.writes:
             self._remove_left_behind()

@@ -14,11 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def launcher_number(name: str, default: str = "") -> int:
-    """The value of a launcher's variable: a rank, a number of processes or a port.
-
-    Raises:
-        InputError: it is no such number, or not set and without a default.
-    """
+    """The value of a launcher's variable: a rank, a number of processes or a port."""
     value, least = os.environ.get(name, default), int(name.endswith("SIZE"))
     if not value.isdecimal() or int(value) < least:
         raise InputError(_not_of_a_launcher(name, f"a whole number from {least}"))

@@ -34,9 +34,6 @@ def check_trained_with(
         training: `trained_with` of the run.
         allowed: [resume] allow.
         resumes: whether the run goes on; else it begins with the checkpoint's weights.
-
-    Raises:
-        InputError: a key that is not allowed to differ does.
     """
     try:
         # What an earlier version did not record, or this one has no more, has the value that changes nothing.

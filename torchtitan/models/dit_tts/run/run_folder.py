@@ -124,11 +124,7 @@ class RunFolder:
         self.audit = JsonLines(path / "audit" / f"rank{rank}.jsonl")
 
     def start(self, config: JobConfig) -> None:
-        """Locks the folder, and writes the state `init` and, in a new folder, config and environment.
-
-        Raises:
-            InputError: another start trains in it, or a file is where the run has a folder.
-        """
+        """Locks the folder, and writes the state `init` and, in a new folder, config and environment."""
         if self.rank == 0:
             self._take_lock()
             for name in ("samples", "audit", config.checkpoint.folder):

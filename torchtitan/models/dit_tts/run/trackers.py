@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torchtitan.tools.logging import logger
@@ -31,16 +31,6 @@ _IDENTITY = ("entity", "project", "id")
 
 _FINISH_SECONDS = 30.0
 """What W&B may still take for its uploads when a run ends; the rest stays on the disk"""
-
-
-class Tracker(Protocol):
-    """What `Trackers` asks of each of its parts; see there."""
-
-    def continue_after(self, step: int) -> None: ...
-    def log_scalars(self, values: Mapping[str, float | int], step: int) -> None: ...
-    def log_audio(self, name: str, waveform: Tensor, sample_rate: int, step: int) -> None: ...
-    def log_image(self, name: str, png: bytes, step: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class _TensorBoard:
@@ -101,7 +91,10 @@ class _WandB:
             self._run: Any = wandb.init(
                 id=known.get("id"),
                 entity=known.get("entity"),
-                project=known.get("project") or config.metrics.wandb_project or _default_project(),
+                project=known.get("project")
+                or config.metrics.wandb_project
+                or os.environ.get("WANDB_PROJECT")
+                or "titan-tts",
                 resume="allow",
                 name=config.job.experiment,
                 dir=str(folder),
@@ -164,10 +157,6 @@ class _WandB:
         )
 
 
-def _default_project() -> str:
-    return os.environ.get("WANDB_PROJECT") or "titan-tts"
-
-
 def _known_run(file: Path) -> dict[str, str | None]:
     """What an earlier start has written; empty for a new run."""
     if not file.exists():
@@ -196,9 +185,6 @@ def _no_wandb(error: Exception) -> str:
 def check_trackers(config: JobConfig) -> None:
     """Checks before a run starts that what it asks for can be used: packages, key and server of W&B.
     Variables WANDB_* of a file `.env` in the current folder are added to the environment.
-
-    Raises:
-        InputError: something is missing.
     """
     if config.metrics.enable_tensorboard:
         require_modules("tensorboard")
@@ -233,11 +219,8 @@ class Trackers:
 
         Args:
             folder: of the run, with its config.toml and env.json.
-
-        Raises:
-            InputError: W&B cannot be used.
         """
-        self._parts: list[Tracker] = []
+        self._parts: list[_TensorBoard | _WandB] = []
         if config.metrics.enable_wandb:
             self._parts.append(_WandB(config, folder))
         if config.metrics.enable_tensorboard:

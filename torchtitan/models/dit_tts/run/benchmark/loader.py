@@ -68,9 +68,6 @@ def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
 
     Writes a pretrained encoder's config to the run folder, from which the model takes its sizes, so
     nothing is downloaded.
-
-    Raises:
-        InputError: the config of a pretrained encoder is neither on this machine nor built in.
     """
     encoder, data = job_config.encoder, job_config.data
     fields = data.conditioning

@@ -42,11 +42,7 @@ _MIN_FRACTION = 1e-4
 def utterance_frames(
     benchmark: Benchmark, data: Data, generator: np.random.Generator
 ) -> np.ndarray:
-    """(n,) int64 latent frames: [data] max_frames for all, or log-normal between 1 s and max_frames.
-
-    Raises:
-        InputError: hardly any of the distribution lies within the limits.
-    """
+    """(n,) int64 latent frames: [data] max_frames for all, or log-normal between 1 s and max_frames."""
     if benchmark.lengths == "longest":
         return np.full(UTTERANCES, data.max_frames, np.int64)
     longest = data.max_frames / data.frames_per_second
@@ -147,11 +143,7 @@ class SyntheticDataset(Dataset):
 
 
 def synthetic_data(config: JobConfig, ranks: int) -> tuple[SyntheticDataset, BatchPolicy]:
-    """The samples of [benchmark], and the buckets that real data of these lengths would have.
-
-    Raises:
-        InputError: lengths that hardly any utterance can have within the config's limits.
-    """
+    """The samples of [benchmark], and the buckets that real data of these lengths would have."""
     data = config.data
     rate = SUBWORDS_PER_SECOND if is_pretrained(config.encoder.model) else BYTES_PER_SECOND
     extra_tokens = _BEGIN_AND_END + len(data.conditioning)
