@@ -21,8 +21,7 @@ def address(synthesizer, monkeypatch, tmp_path):
     from titan_tts.serving.page import build_page
 
     page = build_page(synthesizer, {}, 100, "tiny", 5)
-    _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
-    yield address
+    yield page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)[1]
     page.close()
 
 
@@ -36,15 +35,17 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     client = Client(address, verbose=False, download_files=str(tmp_path / "files"))
     api = client.view_api(return_format="dict")["named_endpoints"]["/say"]
     assert api["parameters"][-1]["parameter_default"] == 5
-    sound, picture, about = client.predict(
-        "one two", "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say"
-    )
+
+    def answer(text, speed=1.0):
+        return client.predict(text, "ann", None, speed, 2, 0.0, 0.0, 0, api_name="/say")
+
+    sound, picture, about = answer("one two")
     samples, rate = soundfile.read(sound)
     assert len(samples) / rate == pytest.approx(seconds_of(synthesizer, "one two", "ann"))
     assert picture["plot"].startswith("data:image") and about.endswith("1 piece")
-    slow, _, _ = client.predict("one two", "ann", None, 0.5, 2, 0.0, 0.0, 0, api_name="/say")
+    slow, _, _ = answer("one two", 0.5)
     assert len(soundfile.read(slow)[0]) == pytest.approx(2 * len(samples), abs=4)
-    # Pieces of a long text are said together, but not more than a batch.
+    # Pieces of a long text are synthesized in batches.
     from titan_tts.serving import page
 
     synthesizer.run.config.data.max_frames = 4
@@ -53,20 +54,19 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     monkeypatch.setattr(
         synthesizer, "speak", lambda some, *a: batches.append(len(some)) or speak(some, *a)
     )
-    text = "One two one. Two one two. One one. Two two."
-    *_, about = client.predict(text, "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say")
+    *_, about = answer("One two one. Two one two. One one. Two two.")
     assert max(batches) == 2 and about.endswith(f"{sum(batches)} pieces")
     for text, words in ((" ", "empty"), ("one " * 40, "at most 100")):
         with pytest.raises(Exception, match=words):
-            client.predict(text, "ann", None, 1.0, 2, 0.0, 0.0, 0, api_name="/say")
+            answer(text)
 
 
 def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
-    """Gradio's default, /tmp/gradio, belongs to whoever came first. It is told the seed."""
+    """Gradio's default, /tmp/gradio, belongs to whoever came first."""
     from titan_tts.serving import demo_command, page
     from titan_tts.speak import sampling_options
 
-    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")  # so that it is restored
     monkeypatch.delenv("GRADIO_TEMP_DIR")
     monkeypatch.setattr("titan_tts.launch.supervisor.interrupt_on_signals", lambda: None)
     monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
