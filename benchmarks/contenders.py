@@ -37,7 +37,7 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
 
 Batch = tuple[dict[str, Any], torch.Tensor | None]
 # (key, latents (T, C) float16, reference (R, C) float16, text)
@@ -140,7 +140,7 @@ class BucketBatches(IterableDataset):
 class _OpenBatch:
     """One padded batch while it is filled, row by row."""
 
-    def __init__(self, rows: int, shape: tuple[int, int, int], tokenizer: Tokenizer):
+    def __init__(self, rows: int, shape: tuple[int, int, int], tokenizer: UnitTokenizer):
         self.T, self.L, self.R = shape
         self.tokenizer = tokenizer
         self.keys: list[str] = []

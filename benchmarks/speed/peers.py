@@ -80,7 +80,7 @@ def _mask(lengths: torch.Tensor, longest: int) -> torch.Tensor:
     return torch.arange(longest) < lengths[:, None]
 
 
-def _places(mask: torch.Tensor) -> torch.Tensor:
+def _positions(mask: torch.Tensor) -> torch.Tensor:
     """Of texts whose tokens all take the same time, (B, L)."""
     middles = (torch.arange(mask.shape[1]) + 0.5) / mask.sum(1, keepdim=True)
     return middles.masked_fill(~mask, -1.0)
@@ -128,7 +128,7 @@ class Ours(Contender):
                 _mask(batch.reference_frames, batch.reference.shape[1]),
                 noisy.keep_text,
                 noisy.keep_speaker,
-                text_positions=_places(_mask(batch.text_lengths, batch.text_ids.shape[1])),
+                text_positions=_positions(_mask(batch.text_lengths, batch.text_ids.shape[1])),
             )
         return squared_error_sums(prediction, noisy.target, valid).sum() / valid.sum()
 
@@ -160,8 +160,8 @@ class _Ids:
     def encode(self, text: str, metadata: Any) -> list[int]:
         return self.ids[int(text)].tolist()
 
-    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        return _places(torch.from_numpy(mask)).numpy()
+    def text_positions(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        return _positions(torch.from_numpy(mask)).numpy()
 
 
 def _compile_blocks(blocks: list[nn.Module], shapes: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.text.feature_builder import feature_kind, make_text_features
+from torchtitan.models.dit_tts.text.feature_builder import feature_kind, make_shard_features
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import load_subword_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
@@ -31,8 +31,8 @@ class Made:
         self.kind = feature_kind(self.encoder, self.tokenizer, self.module.source)
 
     def make(self, shards=None) -> None:
-        shards = range(len(self.dataset.tar_paths)) if shards is None else shards
-        make_text_features(self.dataset, shards, self.module, self.tokenizer, self.kind)
+        for shard in range(len(self.dataset.tar_paths)) if shards is None else shards:
+            make_shard_features(self.dataset, shard, self.module, self.tokenizer, self.kind)
 
     def ids(self, sample: int) -> list[int]:
         return self.tokenizer.text_ids(self.dataset.metadata(sample)["text"])

@@ -9,7 +9,7 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
 
@@ -50,11 +50,11 @@ def fixed_set(
     folder: Path,
     count: int = 64,
     batch_size: int = 4,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: UnitTokenizer | None = None,
     features: Any = None,
     **changes: Any,
 ) -> FixedSet:
     data = data_section(folder, **changes)
     dataset: Dataset = open_training_data(data)
-    tokenizer = tokenizer or Tokenizer(CONDITIONS)
+    tokenizer = tokenizer or UnitTokenizer(CONDITIONS)
     return FixedSet(dataset, data, tokenizer, count, batch_size, features)

@@ -11,11 +11,11 @@ from titan_tts.speak.load_run import LoadedRun
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 SPEAKERS = ("ann", "bob")
-TOKENIZER = Tokenizer(
+TOKENIZER = UnitTokenizer(
     make_vocabulary("bytes", "", ["speaker", "duration"], {"speaker": SPEAKERS}, max_seconds=3.0)
 )
 LONG_REFERENCE = 9

@@ -16,7 +16,7 @@ from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.speech.sampling.speaker_embedding import speaker_embeddings
+from torchtitan.models.dit_tts.speech.sampling.sampler import speaker_embeddings
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.text.vocabulary import named
 

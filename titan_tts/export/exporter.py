@@ -24,8 +24,8 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs
-from torchtitan.models.dit_tts.text.build_tokenizer import FILE_NAME, TEXT_FILE_NAME
-from torchtitan.models.dit_tts.text.durations import FILE_NAME as DURATIONS_FILE
+from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, TOKENIZER_FILE
+from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE
 from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, read_record
 from torchtitan.models.dit_tts.text.hf_files import weight_files
 from torchtitan.models.dit_tts.text.vocabulary import to_json
@@ -116,7 +116,7 @@ def _write_model(
         assert vocabulary.subwords is not None
         named = replace(vocabulary.subwords, model=kept["encoder"]["model"])
         vocabulary = replace(vocabulary, subwords=named)
-    write_atomic(out / FILE_NAME, to_json(vocabulary))
+    write_atomic(out / TOKENIZER_FILE, to_json(vocabulary))
     kept["sampling"].pop("codec")
     content = {
         "format": exported.FORMAT,
@@ -152,7 +152,7 @@ def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> N
     """Writes tokenizer and record of a pretrained encoder, and the weights of a frozen one from a local folder,
     whose name replaces the path in the record and in `kept`, the config's section."""
     folder, frozen = loaded.folder, loaded.text_encoder
-    shutil.copyfile(folder / TEXT_FILE_NAME, out / TEXT_FILE_NAME)
+    shutil.copyfile(folder / TEXT_TOKENIZER_FILE, out / TEXT_TOKENIZER_FILE)
     record = read_record(folder)
     if record is None:
         raise InputError(f"{folder / CONFIG_FILE} is gone; restore the file that the run wrote")

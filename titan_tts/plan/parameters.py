@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_p
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
+from torchtitan.models.dit_tts.text.hf_files import weight_files
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
 
 # Part of the model by the first word of a parameter's name.
@@ -165,7 +166,7 @@ def downloads(config: JobConfig, source: HFEncoderSpec | None) -> list[Download]
     """The pretrained text encoder, if `source` is one, and the codec of [sampling] codec."""
     found = []
     if source is not None:
-        name, here = source.model, bool(source.files())
+        name, here = source.model, bool(weight_files(source.model))
         folder = os.path.isdir(name)
         if not folder:
             here = here and not source.built_in and _cached(name, "tokenizer.json")

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.feature_builder import (
     feature_kind,
     longest_text,
-    make_text_features,
+    make_shard_features,
 )
 from torchtitan.models.dit_tts.text.feature_store import (
     SETTLE_SECONDS,
@@ -118,7 +118,7 @@ def encode_shard(tar_path: str, settings: dict[str, Any], device: str) -> dict[s
     try:
         encoder, tokenizer, kind = _loaded(tuple(settings.items()), device)
         dataset = open_dataset(tar_path, load_index(tar_path).channels)
-        make_text_features(dataset, [0], encoder, tokenizer, kind)
+        make_shard_features(dataset, 0, encoder, tokenizer, kind)
     except InputError as error:
         return {"error": str(error)}
     return {"texts": len(dataset)}

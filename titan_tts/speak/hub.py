@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.hf_files import first_line
+from torchtitan.models.dit_tts.errors import InputError, first_line
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -18,8 +18,7 @@ from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConf
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.duration import DurationModel
-from torchtitan.models.dit_tts.speech.sampling.predicted_frames import predict_frames
-from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 FIT, RATE = "fit", "rate"

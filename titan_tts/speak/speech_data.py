@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
-    FILE_NAME,
+    DURATIONS_FILE,
     LinearDurationModel,
     fit_durations,
     stored_durations,
@@ -72,7 +72,7 @@ class ExportedSpeechData:
     def durations(self) -> LinearDurationModel:
         found = stored_durations(self.folder)
         if found is None:
-            raise InputError(f"{self.folder} has no {FILE_NAME}; export the run again")
+            raise InputError(f"{self.folder} has no {DURATIONS_FILE}; export the run again")
         return found
 
     @cached_property

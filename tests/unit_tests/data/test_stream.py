@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
@@ -156,7 +156,7 @@ def test_overlong_samples_are_cropped(tmp_path):
     )
     settings = config(folder, total=8, max_frames=48, on_too_long="crop")
     seen = 0
-    for inputs, labels in take(build_dataloader(1, 0, Tokenizer(timed), settings), 20):
+    for inputs, labels in take(build_dataloader(1, 0, UnitTokenizer(timed), settings), 20):
         for row, sample_id in enumerate(inputs["sample_id"]):
             latents = latents_of[sample_id.split(":")[1]]
             frames = int(inputs["frames"][row])

@@ -24,7 +24,7 @@ from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
@@ -132,7 +132,7 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
 
 def test_what_the_run_was_not_trained_with(loaded):
     vocabulary = make_vocabulary("chars", "no", ["speaker"], {"speaker": ["ann"]})
-    run = SimpleNamespace(tokenizer=Tokenizer(vocabulary))
+    run = SimpleNamespace(tokenizer=UnitTokenizer(vocabulary))
 
     def item(text, speaker):
         return Prompt("k", "k", text, speaker, {"text": text, "speaker": speaker})

@@ -19,10 +19,10 @@ from titan_tts.speak.generate import requested_conditions
 from titan_tts.speak.generate_command import Options, find_requests
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
-SPEAKING = Tokenizer(
+SPEAKING = UnitTokenizer(
     make_vocabulary(
         "chars",
         "one two",
@@ -200,7 +200,7 @@ def test_conditions_and_texts_that_the_run_was_trained_with(capsys):
     )
     sampling_options.warn_of_untrained_tokens({"speaker": "s01"}, SPEAKING)
     assert "language not given" in capsys.readouterr().err
-    trained = Tokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
+    trained = UnitTokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
     sampling_options.warn_of_untrained_tokens({}, trained)
     sampling_options.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
     assert capsys.readouterr().err == ""

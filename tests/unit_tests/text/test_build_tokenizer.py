@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
@@ -14,11 +15,10 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text.build_tokenizer import (
-    FILE_NAME,
-    TEXT_FILE_NAME,
+    TEXT_TOKENIZER_FILE,
+    TOKENIZER_FILE,
     build_tokenizer,
     load_tokenizer,
-    resolve_tokenizer,
 )
 from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import CharWidths, to_json
@@ -83,7 +83,7 @@ def test_plain_bytes_open_no_data(tmp_path):
     config = config_of("/nowhere", tmp_path)
     tokenizer = build_tokenizer(config)
     assert config.encoder.vocab_size == tokenizer.vocab_size == 259
-    assert json.loads((tmp_path / FILE_NAME).read_text())["unit"] == "bytes"
+    assert json.loads((tmp_path / TOKENIZER_FILE).read_text())["unit"] == "bytes"
     assert load_tokenizer(tmp_path, config).vocabulary == tokenizer.vocabulary
 
 
@@ -97,7 +97,7 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path):
     assert set("zero nine") < set(vocabulary.characters) < set("abcdefghijklmnopqrstuvwxyz ")
     assert tokenizer.conditioning_dropout == 0.1
     assert config.encoder.vocab_size == vocabulary.size
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE_NAME]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [TOKENIZER_FILE]
     assert load_tokenizer(tmp_path / "run", config).vocabulary == vocabulary
 
 
@@ -122,11 +122,14 @@ def test_char_widths_are_measured_once_and_belongs_to_the_weights(data, tmp_path
         assert again.vocabulary == first.vocabulary and len(found) == 1
 
 
-def test_other_ranks_find_the_same_and_write_nothing(data, tmp_path):
-    config = config_of(data, tmp_path, *CONDITIONED)
-    other = resolve_tokenizer(config, tmp_path / "r", rank=3, ranks=4)
-    assert not (tmp_path / "r").exists()
-    assert other.vocabulary == resolve_tokenizer(config, tmp_path / "r", rank=0, ranks=4).vocabulary
+def test_other_ranks_find_the_same_and_write_nothing(data, tmp_path, monkeypatch):
+    config = config_of(data, tmp_path / "run", *CONDITIONED)
+    for name, value in (("is_initialized", True), ("get_rank", 3), ("get_world_size", 4)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    other = build_tokenizer(config)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    assert other.vocabulary == build_tokenizer(config).vocabulary
 
 
 @pytest.mark.long
@@ -196,7 +199,7 @@ def test_a_run_of_a_version_without_the_file(data, tmp_path):
     assert build_tokenizer(config).vocab_size == 259
     assert load_tokenizer(tmp_path, config).vocab_size == 259
     conditioned = config_of(data, tmp_path, *CONDITIONED)
-    refused(lambda: load_tokenizer(tmp_path, conditioned), FILE_NAME, "missing", "restore")
+    refused(lambda: load_tokenizer(tmp_path, conditioned), TOKENIZER_FILE, "missing", "restore")
 
 
 # Weights of another run
@@ -228,7 +231,7 @@ def test_a_run_and_its_weights_outlive_the_model(data, t5, tmp_path):
     config = config_of(data, run, *arguments)
     first = build_tokenizer(config)
     assert config.encoder.vocab_size == first.vocab_size == 512 + 5
-    assert set(written(run)) == {TEXT_FILE_NAME, FILE_NAME}
+    assert set(written(run)) == {TEXT_TOKENIZER_FILE, TOKENIZER_FILE}
     checkpoint = add_checkpoint(run)
     before = written(run)
     shutil.rmtree(copied)
@@ -274,14 +277,14 @@ def test_a_run_outlives_the_library_that_wrote_its_tokenizer(data, t5, tmp_path)
     config = config_of(data, tmp_path, f"--encoder.model={t5}")
     first = build_tokenizer(config)
     add_checkpoint(tmp_path)
-    contents = json.loads((tmp_path / TEXT_FILE_NAME).read_text())
+    contents = json.loads((tmp_path / TEXT_TOKENIZER_FILE).read_text())
     merges = contents["model"]["merges"]
     contents["model"]["merges"] = [" ".join(pair) for pair in merges]  # as versions before 0.20 did
     old = TextTokenizer(json.dumps(contents))
     assert old.fingerprint != first.text_fingerprint and old.to_json() == first.text.to_json()
-    (tmp_path / TEXT_FILE_NAME).write_text(json.dumps(contents))
+    (tmp_path / TEXT_TOKENIZER_FILE).write_text(json.dumps(contents))
     subwords = replace(first.vocabulary.subwords, text_fingerprint=old.fingerprint)
-    (tmp_path / FILE_NAME).write_text(to_json(replace(first.vocabulary, subwords=subwords)))
+    (tmp_path / TOKENIZER_FILE).write_text(to_json(replace(first.vocabulary, subwords=subwords)))
     again = build_tokenizer(config_of(data, tmp_path, f"--encoder.model={t5}"))
     assert again.text_fingerprint == old.fingerprint
     assert again.text_ids("one two") == first.text_ids("one two")
@@ -293,7 +296,7 @@ def test_corrupt_files_of_a_run(data, t5, tmp_path):
     add_checkpoint(tmp_path)
     config = config_of(data, tmp_path, f"--encoder.model={t5}")
     calls = (lambda: build_tokenizer(config), lambda: load_tokenizer(tmp_path, config))
-    text_file, file = tmp_path / TEXT_FILE_NAME, tmp_path / FILE_NAME
+    text_file, file = tmp_path / TEXT_TOKENIZER_FILE, tmp_path / TOKENIZER_FILE
     stored, vocabulary = text_file.read_text(), file.read_text()
     # The last one is valid, and gives other ids.
     other = json.dumps(json.loads(stored) | {"normalizer": {"type": "Lowercase"}})

@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     write_record,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import find_source, read_record
+from torchtitan.models.dit_tts.text.hf_files import weight_files
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_an_encoders_folder_that_has_gone(runs, tmp_path):
     write_record(folder, known, encoder, known.fingerprint("float32"))
     place.rename(tmp_path / "moved")
     source = find_source(str(place), folder=folder)
-    assert source.width == known.width and source.files() == []
+    assert source.width == known.width and weight_files(source.model) == []
     gone = replace(encoder, model=str(place))
     with pytest.raises(InputError, match="t5' is not there any more.*by --encoder"):
         load_run_encoder(folder, gone, "cpu")

@@ -94,7 +94,7 @@ def test_several_kinds_lie_beside_each_other(shards, gemma, tmp_path):
         made.make()
     assert len(os.listdir(shards / "text_features")) == len(kinds)
     for made in kinds:
-        assert open_text_features(made.dataset, made.kind).kind == made.kind
+        assert find_feature_files(made.dataset, made.kind)[0].kind == made.kind
 
 
 def test_features_of_other_weights_or_another_tokenizer_are_not_found(made):

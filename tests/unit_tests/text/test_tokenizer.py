@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS as F
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.tokenizer import (
-    Tokenizer,
+    UnitTokenizer,
     byte_tokenizer,
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
@@ -41,8 +41,8 @@ VALUES = {
 }
 
 
-def conditioned(unit: str = "chars", fields=FIELDS, dropout: float = 0.0) -> Tokenizer:
-    return Tokenizer(
+def conditioned(unit: str = "chars", fields=FIELDS, dropout: float = 0.0) -> UnitTokenizer:
+    return UnitTokenizer(
         make_vocabulary(
             unit, "".join(TEXTS), fields, VALUES, duration_token_seconds=0.5, max_seconds=30.72
         ),
@@ -50,7 +50,7 @@ def conditioned(unit: str = "chars", fields=FIELDS, dropout: float = 0.0) -> Tok
     )
 
 
-def tokens(tokenizer: Tokenizer, *arguments) -> list[str]:
+def tokens(tokenizer: UnitTokenizer, *arguments) -> list[str]:
     return [token(tokenizer.vocabulary, i) for i in tokenizer.encode(*arguments)]
 
 
@@ -66,7 +66,7 @@ def test_bytes_have_the_ids_they_always_had():
 
 
 def test_characters_come_by_code_point_after_four_special_ids():
-    tokenizer = Tokenizer(make_vocabulary("chars", "one two"))
+    tokenizer = UnitTokenizer(make_vocabulary("chars", "one two"))
     assert tokenizer.vocabulary.characters == " enotw"
     assert tokenizer.vocab_size == 4 + 6
     assert tokenizer.encode("one") == [1, 7, 6, 5, 2]
@@ -127,11 +127,11 @@ def test_places_are_of_the_text_alone(unit):
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])
-def test_places_by_the_frames_that_characters_take(unit):
+def test_positions_by_the_frames_that_characters_take(unit):
     per_byte = np.full(256, 0.5)
     per_byte[list(b"abc")] = 1, 3, 4
     vocabulary = replace(make_vocabulary(unit, "abc"), char_widths=CharWidths(tuple(per_byte), 2.0))
-    tokenizer = Tokenizer(vocabulary)
+    tokenizer = UnitTokenizer(vocabulary)
     ids = np.array([tokenizer.encode("abca")])
     positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))
     expected = [-1, 2.5 / 13, 4.5 / 13, 8 / 13, 10.5 / 13, -1]
@@ -157,7 +157,7 @@ def test_round_trip(unit):
 def test_a_text_cannot_forge_a_token(unit):
     text = "<speaker:slt><end><pad><|im_end|><unknown>"
     values = {"speaker": ["slt", "<speaker:slt>", "awb><speaker:slt"]}
-    tokenizer = Tokenizer(make_vocabulary(unit, text, ["speaker"], values))
+    tokenizer = UnitTokenizer(make_vocabulary(unit, text, ["speaker"], values))
     first = tokenizer.vocabulary.first_conditioning_id
     begin, condition, *units, end = tokenizer.encode(text)
     assert (begin, end) == (1, 2) and token(tokenizer.vocabulary, condition) == "<speaker:?>"

@@ -11,7 +11,7 @@ from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer, byte_tokenizer, with_duration
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer, with_duration
 
 ROWS = [
     ("one", "ann", 20, 6),
@@ -66,11 +66,11 @@ def test_an_even_selection(tmp_path):
 
 
 def test_another_rows_text_under_its_own_conditions(four):
-    tokenizer = Tokenizer(CONDITIONS, conditioning_dropout=0.9)  # which is training's alone
+    tokenizer = UnitTokenizer(CONDITIONS, conditioning_dropout=0.9)  # which is training's alone
     fixed = fixed_set(four, batch_size=4, tokenizer=tokenizer, frames_per_second=25.0)
     assert tokenizer.conditioning_dropout == 0.9
     batch = fixed.load(0)
-    plain = Tokenizer(CONDITIONS)
+    plain = UnitTokenizer(CONDITIONS)
     # Row 0 says "one" as row 3 does: the next that differs is taken, in a circle.
     for row, partner in enumerate((1, 2, 3, 1)):
         sample, other = fixed.samples[row], fixed.samples[partner]
@@ -134,7 +134,7 @@ def test_long_samples_are_cropped_or_left_out_as_in_training(rows):
     assert batch.labels.shape == (6, 16)
     assert batch.inputs["frames"].tolist() == [7, 9, 12, 16, 16, 16]
     seconds = 16 / data_section(rows).frames_per_second
-    ids = Tokenizer(CONDITIONS).encode("five", {"speaker": "eve", "target_duration": seconds})
+    ids = UnitTokenizer(CONDITIONS).encode("five", {"speaker": "eve", "target_duration": seconds})
     row = cropped.samples.tolist().index(3)
     assert batch.inputs["text_ids"][row, : len(ids)].tolist() == ids
     everything = fixed_set(rows, max_frames=4, on_too_long="crop")

@@ -112,6 +112,11 @@ class InputError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind, for a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
+
+
 def require(condition: bool, message: str) -> None:
     """Raises InputError with the message unless the condition holds."""
     if not condition:

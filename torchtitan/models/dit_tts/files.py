@@ -170,6 +170,39 @@ def require_hub() -> None:
         ) from error
 
 
+def load_local_or_hub(load: Callable[..., Any], name: str, *, download: bool = True) -> Any:
+    """load(local_files_only=...) of a pretrained model: of what this machine has, else of the hub.
+
+    Args:
+        name: folder or hub name; a folder is never looked for on the hub.
+        download: whether the hub may be asked.
+    """
+    if not download or os.path.isdir(name) or name.startswith((".", "/", "~")):
+        return load(local_files_only=True)
+    try:
+        return load(local_files_only=True)
+    except Exception:  # the libraries' validators raise kinds of their own
+        require_hub()
+        return load(local_files_only=False)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hides transformers' progress bars, advice to programmers and table of unexpected or missing keys;
+    whoever loads a model checks what matters."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def user_cache_folder(name: str) -> str:
     """`name` in this program's part of the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -35,7 +35,7 @@ from torchtitan.models.dit_tts.run.benchmark.loader import (
 )
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
 from torchtitan.models.dit_tts.text.durations import (
-    FILE_NAME,
+    DURATIONS_FILE,
     LinearDurationModel,
     fit_durations,
     stored_durations,
@@ -65,11 +65,11 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
         if rank != 0:
             return None
         found = fit_durations(dataset)
-        write_atomic(folder / FILE_NAME, found.to_json())
+        write_atomic(folder / DURATIONS_FILE, found.to_json())
         logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
         return found
 
-    durations = run_on_all_ranks(stored, f"read {folder / FILE_NAME}")[0]
+    durations = run_on_all_ranks(stored, f"read {folder / DURATIONS_FILE}")[0]
     if durations is None:
         with long_timeout_group() as group:
             durations = run_on_all_ranks(fit, "read the texts of [data] path", group)[0]

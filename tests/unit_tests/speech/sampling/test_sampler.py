@@ -18,10 +18,10 @@ from torchtitan.models.dit_tts.flow.solvers import schedule_times
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.text.tokenizer import Tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
-TOKENIZER = Tokenizer(make_vocabulary("bytes", "", ["speaker"], {"speaker": ["ann", "bob"]}))
+TOKENIZER = UnitTokenizer(make_vocabulary("bytes", "", ["speaker"], {"speaker": ["ann", "bob"]}))
 BEGIN, END, UNKNOWN_SPEAKER, ANN, BOB = 1, 2, 259, 260, 261
 SAMPLING = Sampling(steps=4, text_scale=2.0, speaker_scale=3.0, min_t=0.5)
 
@@ -237,7 +237,7 @@ class Rows:
     def encode(self, text, metadata):
         return [int(each) for each in text.split()]
 
-    def places(self, ids, mask):
+    def text_positions(self, ids, mask):
         middles = (np.arange(ids.shape[1]) + 0.5) / mask.sum(1, keepdims=True)
         return np.where(mask, middles, -1.0).astype(np.float32)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score, summarize
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
 
 
 class Hears:
@@ -61,14 +61,14 @@ def test_rates_are_over_all_words_and_means_over_what_there_is():
         score(sound(0.5, 4.0), "y", scorers),
         score(sound(0.5, 2.0), "...", scorers, sound(0.0)),
     ]
-    assert summarize(scores) == {
+    assert corpus_scores(scores) == {
         "wer": pytest.approx(2 / 9),
         "cer": pytest.approx(2 / 16),
         "speaker_similarity": 0.375,
         "opinion": 3.0,
     }
     nothing = dict.fromkeys(("wer", "cer", "speaker_similarity", "opinion"))
-    assert summarize([]) == summarize([score(sound(0.0), "a", Scorers())]) == nothing
+    assert corpus_scores([]) == corpus_scores([score(sound(0.0), "a", Scorers())]) == nothing
 
 
 def test_samples_of_a_sound():

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: made from its data once and stored in the run's folder, which wins from then on."""
+"""A run's tokenizer. It is built once, from the data, and stored in the run's folder; later starts read it there."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
     TextTokenizer,
     load_subword_tokenizer,
 )
-from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, Tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
     CharWidths,
@@ -31,44 +31,29 @@ from torchtitan.models.dit_tts.text.vocabulary import (
 )
 from torchtitan.tools.logging import logger
 
-FILE_NAME = "tokenizer.json"
-TEXT_FILE_NAME = "text_tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
+TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 """the tokenizer of a pretrained encoder, as the `tokenizers` library stores it"""
 
 
 def build_tokenizer(
-    job_config: JobConfig, measure_char_widths: Callable[[], CharWidths] | None = None
+    config: JobConfig, measure_char_widths: Callable[[], CharWidths] | None = None
 ) -> ConditionedTokenizer:
-    """The run's tokenizer, as upstream's `build_tokenizer_fn`.
-
-    Upstream sizes the model from the config right after this call and hands nothing else on, so the
-    number of ids is written to `job_config.encoder.vocab_size`.
-    """
-    import torch.distributed as dist
-
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    folder = Path(job_config.job.dump_folder)
-    tokenizer = resolve_tokenizer(job_config, folder, rank, ranks, measure_char_widths)
-    job_config.encoder.vocab_size = tokenizer.vocab_size
-    return tokenizer
-
-
-def resolve_tokenizer(
-    config: JobConfig,
-    folder: Path,
-    rank: int,
-    ranks: int,
-    measure_char_widths: Callable[[], CharWidths] | None = None,
-) -> ConditionedTokenizer:
-    """The tokenizer of the run in `folder`: from its own files, from those of its initial weights, or from
-    its data and its encoder.
+    """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of
+    its initial weights, or from its data and its encoder.
 
     Every rank builds the same one by itself. Rank 0 writes the files where there are no weights yet.
+    Upstream sizes the model from the config right after this call and hands nothing else on, so the
+    number of ids is written to `config.encoder.vocab_size`.
 
     Args:
         measure_char_widths: called on every rank at once where there are no weights yet and [model]
             text_positions = "scaled"; None: every character is equally wide.
     """
+    import torch.distributed as dist
+
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    folder = Path(config.job.dump_folder)
     weights = origin_of_weights(config, folder)
     trained = load_vocabulary(weights) if weights is not None else None
     text, subwords = _text_tokenizer(config.encoder.model, weights, trained)
@@ -88,10 +73,11 @@ def resolve_tokenizer(
     tokenizer = _tokenizer_of(vocabulary, text, config)
     if weights != folder and rank == 0:
         if text is not None:
-            write_atomic(folder / TEXT_FILE_NAME, text.to_json())
-        write_atomic(folder / FILE_NAME, to_json(vocabulary))
+            write_atomic(folder / TEXT_TOKENIZER_FILE, text.to_json())
+        write_atomic(folder / TOKENIZER_FILE, to_json(vocabulary))
     if rank == 0:
         logger.info(f"tokenizer: {vocabulary.describe()}")
+    config.encoder.vocab_size = vocabulary.size
     return tokenizer
 
 
@@ -128,7 +114,7 @@ def _tokenizer_of(
     vocabulary: Vocabulary, text: TextTokenizer | None, config: JobConfig
 ) -> ConditionedTokenizer:
     if text is None:
-        return Tokenizer(vocabulary, config.data.conditioning_dropout)
+        return UnitTokenizer(vocabulary, config.data.conditioning_dropout)
     return SubwordTokenizer(vocabulary, text, config.data.conditioning_dropout)
 
 
@@ -170,15 +156,15 @@ def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a trained run. A run without the file is of a version that had only bytes."""
-    if not (folder / FILE_NAME).exists():
+    if not (folder / TOKENIZER_FILE).exists():
         return Vocabulary()
-    return from_json(_read(folder / FILE_NAME), str(folder / FILE_NAME))
+    return from_json(_read(folder / TOKENIZER_FILE), str(folder / TOKENIZER_FILE))
 
 
 def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
     """The tokenizer of the pretrained encoder, from the folder of a run that has `vocabulary`."""
     assert vocabulary.subwords is not None
-    path = folder / TEXT_FILE_NAME
+    path = folder / TEXT_TOKENIZER_FILE
     contents = _read(path)
     try:
         text = TextTokenizer(contents)
@@ -187,7 +173,7 @@ def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
     if text.fingerprint != vocabulary.subwords.text_fingerprint:
         raise InputError(
             f"{path} is not the tokenizer that the run wrote: its fingerprint is {text.fingerprint}, but "
-            f"{FILE_NAME} has {vocabulary.subwords.text_fingerprint}; restore it, as the weights know "
+            f"{TOKENIZER_FILE} has {vocabulary.subwords.text_fingerprint}; restore it, as the weights know "
             f"only its ids"
         )
     return text
@@ -214,7 +200,7 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
     wanted = [unit_of(config.encoder.model), *config.data.conditioning]
     if [vocabulary.unit, *vocabulary.conditioning] != wanted:
         raise InputError(
-            f"{folder / FILE_NAME} has {vocabulary.describe()}, or is missing, where the run's "
+            f"{folder / TOKENIZER_FILE} has {vocabulary.describe()}, or is missing, where the run's "
             f"config.toml has [encoder] model = {config.encoder.model!r} and [data] conditioning = "
             f"{config.data.conditioning}; restore the file that the run wrote"
         )
@@ -223,8 +209,7 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
 
 
 def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
-    """The folder of the run that the weights to load come from, or the exported one; None for new
-    weights."""
+    """The folder of the run, or the exported folder, whose weights are loaded; None for new weights."""
     # Any name of the checkpoint folder counts, so that a file is never replaced that weights rely on.
     # A save that a kill cut short, step-N.saving, is none of them.
     if any(not path.parent.suffix for path in folder.glob("*/step-*/.metadata")):
@@ -235,6 +220,6 @@ def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
             return given
         origin = given.parent.parent
         # A checkpoint outside its run's folder does not say which tokens it knows.
-        if (origin / FILE_NAME).is_file() or (origin / "config.toml").is_file():
+        if (origin / TOKENIZER_FILE).is_file() or (origin / "config.toml").is_file():
             return origin
     return None

@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.vocabulary import CharWidths
 
-FILE_NAME = "durations.json"
+DURATIONS_FILE = "durations.json"
 
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
@@ -103,7 +103,7 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
 
 def stored_durations(folder: Path) -> LinearDurationModel | None:
     """That of a run's folder; None in the folder of an older run."""
-    path = folder / FILE_NAME
+    path = folder / DURATIONS_FILE
     try:
         return durations_from_json(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:

@@ -1,11 +1,10 @@
-"""Makes the feature files of a dataset's texts, one shard at a time.
+"""Makes the text features of a shard.
 
-Features are written batch by batch; one shard's token ids and one batch are in memory. A file appears when
-its shard is done, so a stopped job continues with the shards that are missing.
+They are written batch by batch; the shard's token ids and one batch are in memory. The file appears when it
+is complete, so a stopped job continues with the shards that are missing.
 """
 
 import errno
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torchtitan.models.dit_tts.text.feature_store import (
     new_feature_file,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+from torchtitan.models.dit_tts.text.hf_files import weight_files
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, read_texts
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
@@ -37,8 +37,8 @@ class _MadeByAnotherJob(Exception):
 def feature_kind(
     encoder: Encoder, tokenizer: SubwordTokenizer, source: HFEncoderSpec
 ) -> FeatureKind:
-    """What [encoder] asks for; without the encoder's fingerprint where its weights are not here."""
-    fingerprint = source.fingerprint(encoder.dtype) if source.files() else None
+    """The features that [encoder] asks for; without a fingerprint where the weights are not here."""
+    fingerprint = source.fingerprint(encoder.dtype) if weight_files(source.model) else None
     return FeatureKind(
         source.model,
         fingerprint,
@@ -53,52 +53,37 @@ def longest_text(source: HFEncoderSpec) -> int:
     return min(LONGEST_TEXT, source.max_tokens or LONGEST_TEXT)
 
 
-def make_text_features(
+def make_shard_features(
     dataset: Dataset,
-    shards: Sequence[int],
+    shard: int,
     encoder: PretrainedTextEncoder,
     tokenizer: SubwordTokenizer,
     kind: FeatureKind,
 ) -> None:
-    """Encodes the texts of some shards, except those that another job has encoded meanwhile.
+    """Encodes the texts of one shard, unless another job has done so meanwhile.
 
     Args:
-        shards: numbers of shards of the dataset.
+        shard: number in the dataset.
         kind: with the encoder's fingerprint.
     """
-    for shard in shards:
-        if find_feature_file(dataset, shard, kind) is None:
-            first, end = np.searchsorted(dataset.shard, [shard, shard + 1]).tolist()
-            texts = _token_ids(dataset, range(first, end), tokenizer)
-            _make_file(dataset, shard, texts, encoder, kind)
-
-
-def _make_file(
-    dataset: Dataset,
-    shard: int,
-    texts: list[list[int]],
-    encoder: PretrainedTextEncoder,
-    kind: FeatureKind,
-) -> None:
-    """texts: token ids of each sample of the shard."""
-    longest = longest_text(encoder.source)
+    if find_feature_file(dataset, shard, kind) is not None:
+        return
+    first, end = np.searchsorted(dataset.shard, [shard, shard + 1]).tolist()
+    texts = _token_ids(dataset, range(first, end), tokenizer)
     tokens = np.array([len(ids) for ids in texts], np.int32)
-    encoded = {n: ids for n, ids in enumerate(texts) if len(ids) <= longest}
-    samples = list(encoded)
-
-    has_features = np.isin(np.arange(len(texts)), samples)
-    digest = dataset.digests[shard].hex()
-    paths = feature_paths(dataset.tar_paths[shard], digest, kind)
+    has_features = tokens <= longest_text(encoder.source)
+    samples = np.flatnonzero(has_features).tolist()
+    tar_path, digest = dataset.tar_paths[shard], dataset.digests[shard].hex()
+    paths = feature_paths(tar_path, digest, kind)
     for path in paths:
         try:
             with new_feature_file(path, kind, digest, tokens, has_features, encoder.width) as write:
-                for number, hidden in encoder.encode_each(list(encoded.values())):
+                for number, hidden in encoder.encode_each([texts[sample] for sample in samples]):
                     stored = hidden.to(kind.torch_dtype)
                     if not torch.isfinite(stored).all():
                         raise InputError(
-                            f"{dataset.tar_paths[shard]}: features of {kind.model!r} in "
-                            f"{kind.encoder_dtype} are not finite in {kind.stored_dtype}; choose "
-                            f"another [encoder] cache_dtype or dtype"
+                            f"{tar_path}: features of {kind.model!r} in {kind.encoder_dtype} are not "
+                            f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
                         )
                     write(samples[number], stored)
                 # Another job reads its file by now, and ours differs in a few bits.

@@ -3,16 +3,16 @@
     train/000000.tar
     train/text_features/t5gemma-2-270m-270m-3f2a0d6c1b5e4789/000000.safetensors
 
-    hashes    (n,) uint64   XXH3 of the bytes of each sample's features; 0 where it has none
+    hashes    (n,) uint64   XXH3 of the bytes of each sample's features; 0 without features
     tokens    (n,) int32    tokens of each sample's text
     features  (rows, h)     the encoder's last hidden states, text after text
 
-The n samples are in the order of the shard's index. The folder's name ends in a key of all that the
-features depend on, so features of several encoders lie side by side, and those of another encoder are
-not found. Shards behind URLs and in read-only folders have their files in the user's cache folder.
+The n samples are in the order of the shard's index. The folder's name ends in a key of everything that the
+features depend on, so several encoders can have features of one shard. Shards behind URLs and in read-only
+folders have their files in the user's cache folder.
 
-The features depend on the text alone. Conditioning tokens do not go through the encoder, so the files
-stay valid when conditions are dropped or changed.
+Features depend on the text alone. Conditioning tokens do not go through the encoder, so the files stay
+valid when conditions are dropped or changed.
 """
 
 import glob
@@ -51,7 +51,7 @@ _METADATA = "titan_tts"
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # A job that is alive writes every few seconds; machines' clocks may differ.
 _STALE_SECONDS = 86400
-# What a read needs of a sample, in one look-up.
+# What `TextFeatures.read` needs, in one look-up.
 _ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
 
@@ -105,11 +105,6 @@ class FeatureFile:
 
     tokens: np.ndarray
     hashes: np.ndarray
-
-    @property
-    def rows(self) -> np.ndarray:
-        """(n,) rows that each sample has."""
-        return np.where(self.hashes != 0, self.tokens, 0)
 
 
 @contextmanager
@@ -318,7 +313,7 @@ def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
 
 
 def _prepare_command(tar_path: str, kind: FeatureKind) -> str:
-    """What makes such features of a shard, with what the preparation's report tells of it."""
+    """The command that makes these features, as far as the preparation's report tells it."""
     output = os.path.dirname(os.path.dirname(tar_path))
     report = os.path.join(output, "report.md")
     source, others = "SOURCE", ""
@@ -340,7 +335,6 @@ class TextFeatures:
     """Features of every sample of a dataset, read from any thread.
 
     Attributes:
-        kind: what they were made with.
         width: h.
         torch_dtype: of the stored features.
         tokens: (n,) int32 tokens of each sample's text.
@@ -350,21 +344,21 @@ class TextFeatures:
     def __init__(self, dataset: Dataset, files: Sequence[FeatureFile]):
         """files: of each shard, in the dataset's order."""
         self._dataset = dataset
-        self.kind = files[0].kind
-        self.width = files[0].width
-        self.torch_dtype = self.kind.torch_dtype
-        assert self.kind.encoder_fingerprint is not None
-        self.encoder_fingerprint = self.kind.encoder_fingerprint
+        kind, self.width = files[0].kind, files[0].width
+        self.torch_dtype = kind.torch_dtype
+        assert kind.encoder_fingerprint is not None
+        self.encoder_fingerprint = kind.encoder_fingerprint
         self._row_bytes = self.width * self.torch_dtype.itemsize
         self.tokens = np.concatenate([file.tokens for file in files])
         self._rows = np.empty(len(self.tokens), _ROW)
         self._rows["shard"] = dataset.shard
         self._rows["hash"] = np.concatenate([file.hashes for file in files])
-        self._rows["rows"] = np.concatenate([file.rows for file in files])
+        rows = [np.where(file.hashes != 0, file.tokens, 0) for file in files]
+        self._rows["rows"] = np.concatenate(rows)
         self._rows["offset"] = np.concatenate(
             [
-                file.features_offset + (np.cumsum(file.rows) - file.rows) * self._row_bytes
-                for file in files
+                file.features_offset + (np.cumsum(of_file) - of_file) * self._row_bytes
+                for file, of_file in zip(files, rows, strict=True)
             ]
         )
         self._paths = [file.path for file in files]
@@ -405,6 +399,6 @@ class TextFeatures:
     def _corrupt(self, sample: int, shard: int, how: str) -> CorruptSampleError:
         return CorruptSampleError(
             f"sample '{self._dataset.sample_id(sample)}': its text features in {self._paths[shard]} "
-            f"{how}; delete the file and make it again with titan-tts prepare --encode-text, or leave such samples out with "
-            f"[data] on_error = 'skip'"
+            f"{how}; delete the file and make it again with titan-tts prepare --encode-text, or leave such "
+            f"samples out with [data] on_error = 'skip'"
         )

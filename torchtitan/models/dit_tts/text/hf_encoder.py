@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.files import quiet_transformers
 from torchtitan.models.dit_tts.text.hf_files import (
     contents_digest,
-    first_line,
     load_hf_config,
     make_hf_config,
-    quiet,
     weight_files,
 )
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -33,7 +32,7 @@ if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encod
     from transformers import PretrainedConfig
 
 CONFIG_FILE = "text_encoder.json"
-"""in a run's folder: what encoder it was trained with"""
+"""in a run's folder: its text encoder"""
 
 # Config keys that do not change features: files, training, labels, decoding, the decoder.
 _IRRELEVANT = re.compile(
@@ -120,7 +119,7 @@ class HFEncoderSpec:
     def load(self, dtype: torch.dtype) -> nn.Module:
         """The encoder on the CPU with its weights."""
         architecture, options, mapping = self._architecture()
-        with quiet():
+        with quiet_transformers():
             try:
                 model, info = architecture.from_pretrained(
                     self.model,
@@ -194,16 +193,16 @@ class HFEncoderSpec:
         config = self._own_config
         blocks = blocks_of(core)
         n_layers = getattr(config, "num_hidden_layers", None) or len(blocks)
-        inside = _matmul_weights(blocks)
+        inside, outside = (
+            sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+            for module in (blocks, core)
+        )
+        outside -= inside
         # ALBERT applies one block repeatedly.
-        weights = _matmul_weights(core) - inside + inside * n_layers // len(blocks)
+        weights = outside + inside * n_layers // len(blocks)
         heads = getattr(config, "num_attention_heads", None) or config.num_heads
         head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
         return weights, n_layers, heads * (head_dim or self.width // heads)
-
-    def files(self) -> list[Path]:
-        """The checkpoint's weight files that are on this machine; empty if they are not."""
-        return weight_files(self.model)
 
     def fingerprint(self, dtype: str) -> str:
         """16 hex digits, equal for encoders that give equal features.
@@ -211,7 +210,7 @@ class HFEncoderSpec:
         Args:
             dtype: precision that the encoder computes in, as [encoder] dtype has it.
         """
-        files = self.files()
+        files = weight_files(self.model)
         if not files:
             raise InputError(
                 f"[encoder] model = {self.model!r}: its weights are not on this machine; download "
@@ -225,7 +224,7 @@ class HFEncoderSpec:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What `encoder_record.write_record` wrote into a run folder, without paths; None without it."""
+    """The record that `write_record` wrote into a run folder, without paths; None without one."""
     path = folder / CONFIG_FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_path)
@@ -286,10 +285,6 @@ def blocks_of(core: nn.Module) -> nn.ModuleList:
     """The encoder's blocks: its module list with the most parameters."""
     lists = [module for module in core.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
-
-
-def _matmul_weights(module: nn.Module) -> int:
-    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
 def _sizes_of(config: "PretrainedConfig") -> dict[str, Any]:

@@ -4,14 +4,18 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import require_hub, user_cache_folder, write_atomic
+from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.files import (
+    load_local_or_hub,
+    quiet_transformers,
+    user_cache_folder,
+    write_atomic,
+)
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
@@ -61,23 +65,19 @@ def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]
     """
     from transformers import AutoConfig
 
-    reason: Exception | None = None
-    with quiet():
-        for offline in (True, False) if download else (True,):
-            try:
-                if not offline:
-                    require_hub()
-                return AutoConfig.from_pretrained(model, local_files_only=offline), False
-            except Exception as error:  # the library's validators raise kinds of their own
-                reason = error
-                if os.path.isdir(model):
-                    break
-    if not download and model in KNOWN_SIZES:
-        return make_hf_config(KNOWN_SIZES[model]), True
-    raise InputError(
-        f"[encoder] model = {model!r} cannot be found ({first_line(reason)}); give a folder that has "
-        f"its config.json, or download it where there is a network: hf download {model}"
-    ) from reason
+    def load(**where: Any) -> "PretrainedConfig":
+        return AutoConfig.from_pretrained(model, **where)
+
+    try:
+        with quiet_transformers():
+            return load_local_or_hub(load, model, download=download), False
+    except Exception as error:  # the library's validators raise kinds of their own
+        if not download and model in KNOWN_SIZES:
+            return make_hf_config(KNOWN_SIZES[model]), True
+        raise InputError(
+            f"[encoder] model = {model!r} cannot be found ({first_line(error)}); give a folder that has "
+            f"its config.json, or download it where there is a network: hf download {model}"
+        ) from error
 
 
 def make_hf_config(sizes: dict[str, Any]) -> "PretrainedConfig":
@@ -161,25 +161,3 @@ def contents_digest(path: Path) -> bytes:
     with contextlib.suppress(OSError):  # then it is read again next time
         write_atomic(stored, contents.hexdigest())
     return contents.digest()
-
-
-def first_line(error: BaseException | None) -> str:
-    """The first line of an error's message, or its kind, for a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides transformers' progress bars and its table of unexpected keys, which every text-only load
-    of a larger model has; `HFEncoderSpec.load` checks what matters."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

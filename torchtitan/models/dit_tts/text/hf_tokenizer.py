@@ -6,7 +6,6 @@ Face tokenizer would (T5Gemma's pads on the left).
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,10 +17,9 @@ from tqdm import tqdm
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_column, save_column
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import require_hub
+from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.files import load_local_or_hub
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.hf_files import first_line
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, CharWidths, Subwords, Vocabulary
 
@@ -250,32 +248,30 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
     source = find_source(model, download=download)
     from transformers import AutoTokenizer
 
-    model, reason = source.model, ""
-    for offline in (True, False) if download and not os.path.isdir(model) else (True,):
-        try:
-            if not offline:
-                require_hub()
-            found = AutoTokenizer.from_pretrained(model, local_files_only=offline)
-        except Exception as error:  # the kind depends on the file
-            reason = first_line(error)
-            continue
+    model = source.model
+
+    def load(**where: Any) -> tuple[Any, TextTokenizer | None]:
+        found = AutoTokenizer.from_pretrained(model, **where)
         backend = getattr(found, "backend_tokenizer", None)
-        if backend is None:
-            raise InputError(
-                f"[encoder] model = {model!r} has a tokenizer in Python only "
-                f"({type(found).__name__}); use an encoder that has a tokenizer.json"
-            )
-        text = TextTokenizer(backend.to_str())
-        if text.num_pieces >= _MIN_PIECES:
-            subwords = Subwords(
-                source.vocab_size, text.fingerprint, found.pad_token_id or 0, source.model
-            )
-            return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
-        reason = "its vocabulary's files are missing"
-    raise InputError(
-        f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({reason}); give a folder that "
-        f"has its tokenizer.json, or download it where there is a network: hf download {model}"
-    )
+        text = None if backend is None else TextTokenizer(backend.to_str())
+        if text is not None and text.num_pieces < _MIN_PIECES:
+            raise ValueError("its vocabulary's files are missing")
+        return found, text
+
+    try:
+        found, text = load_local_or_hub(load, model, download=download)
+    except Exception as error:  # the kind depends on the file
+        raise InputError(
+            f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({first_line(error)}); give a "
+            f"folder that has its tokenizer.json, or download it where there is a network: hf download {model}"
+        ) from error
+    if text is None:
+        raise InputError(
+            f"[encoder] model = {model!r} has a tokenizer in Python only "
+            f"({type(found).__name__}); use an encoder that has a tokenizer.json"
+        )
+    subwords = Subwords(source.vocab_size, text.fingerprint, found.pad_token_id or 0, model)
+    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
 
 
 def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:

@@ -199,7 +199,7 @@ class ConditionedTokenizer(BaseTokenizer):
         return ids
 
 
-class Tokenizer(ConditionedTokenizer):
+class UnitTokenizer(ConditionedTokenizer):
     """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end."""
 
     def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
@@ -269,6 +269,6 @@ class Tokenizer(ConditionedTokenizer):
         return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> UnitTokenizer:
     """UTF-8 bytes without conditioning. Any text in any language is valid."""
-    return Tokenizer(Vocabulary())
+    return UnitTokenizer(Vocabulary())

@@ -27,9 +27,12 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
-from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import (
+    SpeechRequest,
+    generate_latents,
+    speaker_embeddings,
+)
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
-from torchtitan.models.dit_tts.speech.sampling.speaker_embedding import speaker_embeddings
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import (
     open_opinion_predictor,
@@ -39,8 +42,8 @@ from torchtitan.models.dit_tts.speech.scoring.plugins import (
 from torchtitan.models.dit_tts.speech.scoring.scores import (
     Scorers,
     UtteranceScore,
+    corpus_scores,
     score,
-    summarize,
 )
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -307,7 +310,7 @@ class SpeechSamples:
         rows = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["name"])
         scores: list[UtteranceScore] = [row["score"] for row in rows]
         found = {
-            **summarize(scores),
+            **corpus_scores(scores),
             "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
             "real_time_factor": sum(spent) / sum(made),
         }

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec.dac_vae_network import (
     DacVae,
@@ -101,10 +101,9 @@ def _download(name: str) -> Path:
 
         return Path(hf_hub_download(name, RELEASED_FILE))
     except (ImportError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
         raise InputError(
             f"codec = {name}, but that is no local path, and the hub's {RELEASED_FILE} cannot be loaded "
-            f"({type(error).__name__}: {reason}); download it elsewhere and give the file's path"
+            f"({type(error).__name__}: {first_line(error)}); download it elsewhere and give the file's path"
         ) from None
 
 
@@ -180,8 +179,9 @@ def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} cannot be read as weights ({reason}); copy it again") from None
+        raise InputError(
+            f"{path} cannot be read as weights ({first_line(error)}); copy it again"
+        ) from None
     stored = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
         raise InputError(f"{path} has no 'state_dict' of tensors; give a released {RELEASED_FILE}")

@@ -1,4 +1,4 @@
-"""Text and a speaker's reference to latents: the model, the guidance and the solver in one call."""
+"""From text and a speaker's reference to latents, a predicted length, or an embedding of the speaker."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import Step, integrate, plan_steps
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
 from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
+from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -98,15 +99,13 @@ def generate_latents(
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
     The noise of a request is keyed by the seed and the request, so that its result does not depend on
-    the others of its batch. Conditions are encoded once; their K and V serve all steps and branches of
-    guidance, and what depends on the time alone is computed for all steps at once. The network runs in
-    the dtype of the model's weights, the solver in float32.
+    the rest of its batch. Conditions are encoded once: their K and V serve all steps and branches of
+    guidance. The network runs in the dtype of the model's weights, the solver in float32.
 
     Args:
-        sampling: of the config, checked by `check_sampling`.
         text_encoder: the frozen one of a model that has none inside.
-        cache_blocks: False computes these at every step: the blocks of a sharded model are gathered
-            only while they run.
+        cache_blocks: computes once, for all steps, what depends on conditions and time alone. False for
+            a sharded model, whose blocks are gathered only while they run.
     """
     lengths = torch.tensor([r.frames for r in requests], device=device)
     frames = int(lengths.max())
@@ -146,3 +145,54 @@ def generate_latents(
 
     latents = integrate(velocity, noise, steps)
     return [row[: request.frames].cpu() for row, request in zip(latents, requests)]
+
+
+@torch.no_grad()
+def predict_frames(
+    model: DurationModel,
+    tokenizer: ConditionedTokenizer,
+    requests: Sequence[SpeechRequest],
+    device: torch.device,
+    text_encoder: PretrainedTextEncoder | None = None,
+) -> list[float]:
+    """Latent frames of each request by the duration predictor, not rounded, as one batch whose rows do not
+    depend on each other.
+
+    Args:
+        requests: their own `frames` are not read.
+        text_encoder: the frozen one of a model that has none inside.
+    """
+    conditions = encode_requests(model, tokenizer, requests, device, text_encoder)
+    return model.log_frames(conditions).exp().tolist()
+
+
+@torch.no_grad()
+def speaker_embeddings(
+    model: DiTTTSModel,
+    tokenizer: ConditionedTokenizer,
+    latents: list[torch.Tensor],
+    max_frames: int,
+    device: torch.device,
+) -> torch.Tensor:
+    """(N, E) float32 on the CPU: the speaker encoder's output for each latents, averaged over their patches.
+
+    It goes through the model's `encode_conditions`, so that sharded weights are gathered.
+
+    Args:
+        latents: N times (T, C), at least one frame each; their first `max_frames` count.
+    """
+    speaker, speaker_mask = pad_stack([each[:max_frames].float() for each in latents])
+    # Any text will do: it does not reach the speaker encoder.
+    ids = torch.tensor(tokenizer.encode("a")).repeat(len(latents), 1)
+    features = None
+    if model.text_encoder is None:
+        features = torch.zeros(*ids.shape, model.args.text_dim, device=device)
+    encoded = model.encode_conditions(
+        ids.to(device),
+        torch.ones_like(ids, dtype=torch.bool).to(device),
+        speaker.to(device),
+        speaker_mask.to(device),
+        features,
+    )
+    valid = encoded.speaker_mask[..., None]
+    return ((encoded.speaker.float() * valid).sum(1) / valid.sum(1)).cpu()

@@ -1,4 +1,4 @@
-"""What the referees say of an utterance, and of many."""
+"""Scores of one utterance, and of many together."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_e
 
 @dataclass(frozen=True)
 class Scorers:
-    """The plug-ins to ask; see `plugins`."""
+    """The opened scorers; see `plugins`."""
 
     recognizer: Recognizer | None = None
     speaker: SpeakerScorer | None = None
@@ -24,14 +24,14 @@ class Scorers:
 
 @dataclass(frozen=True)
 class UtteranceScore:
-    """None where there was no plug-in, it gave no finite number or, for the speaker, no reference."""
+    """None where there was no scorer, it gave no finite number or, for the speaker, no reference."""
 
     heard: str | None
     errors: Errors | None
     speaker_similarity: float | None
     opinion: float | None
     seconds: float
-    """of the sound"""
+    """length of the sound"""
 
 
 def score(
@@ -59,13 +59,13 @@ def score(
 
 
 def _finite(value: float) -> float | None:
-    """A plug-in's score; None for the NaN of a sound that it cannot score."""
+    """A score; None for the NaN of a sound that a scorer cannot judge."""
     return value if math.isfinite(value) else None
 
 
-def summarize(scores: Sequence[UtteranceScore]) -> dict[str, float | None]:
-    """Over all utterances: "wer" and "cer" (errors per word and per character of all the texts
-    together), means of "speaker_similarity" and "opinion"; None where no utterance has any."""
+def corpus_scores(scores: Sequence[UtteranceScore]) -> dict[str, float | None]:
+    """ "wer" and "cer" (errors per word and per character of all texts together), means of
+    "speaker_similarity" and "opinion"; None where no utterance has a value."""
     errors = [score.errors for score in scores if score.errors is not None]
     similarities = [s.speaker_similarity for s in scores if s.speaker_similarity is not None]
     opinions = [score.opinion for score in scores if score.opinion is not None]

@@ -11,12 +11,9 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.files import quiet_transformers
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.pretrained import (
-    from_folder_or_hub,
-    load_model,
-    quiet,
-)
+from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub, load_model
 from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
 
 _RATE = 16_000  # Hz
@@ -96,7 +93,7 @@ class WhisperRecognizer(_Whisper):
                 options["language"] = code
         else:
             _check_english(code, self.name)
-        with torch.inference_mode(), quiet():
+        with torch.inference_mode(), quiet_transformers():
             tokens = self.model.generate(**features, do_sample=False, num_beams=1, **options)
         return self.processor.batch_decode(tokens, skip_special_tokens=True)[0].strip()
 
