@@ -249,8 +249,9 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [ARGS, POSITIONED, CONDITIONED],
-    ids=["learned text", "with positions", "text from outside"],
+    [ARGS, POSITIONED, CONDITIONED]
+    + [replace(POSITIONED, attention=backend) for backend in ("matmul", "varlen", "flex")],
+    ids=["learned text", "with positions", "text from outside", "matmul", "varlen", "flex"],
 )
 def test_the_network_and_its_gradients_are_as_defined(args):
     model, batch = random_model(args, seed=7), inputs(args)
