@@ -49,10 +49,8 @@ def install_overlay() -> None:
 
 
 def call_in_overlay(target: str, *args: object) -> object:
-    """Calls "module:function" in a process that may have started without our modules.
-
-    Spawned and Ray's processes import functions by name; this module they can always import.
-    """
+    """Calls "module:function" in a process that may have started without our modules: spawned and Ray's processes
+    import functions by name, and can always import this one."""
     install_overlay()
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)(*args)

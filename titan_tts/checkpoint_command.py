@@ -21,7 +21,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints a line per checkpoint. Returns the exit status: 1 where one is corrupt or cannot be read."""
+    """Prints a line per checkpoint. Returns 1 if one is corrupt or cannot be read."""
     given = Path(options.run)
     if not given.is_dir():
         raise InputError(f"{given} is no folder; give a run's folder or a checkpoint's")

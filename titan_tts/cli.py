@@ -109,7 +109,7 @@ def main(args: list[str]) -> int:
                 config=_STYLE,
             )
     except SystemExit as stop:
-        # tyro decides what is allowed; of most mistakes we say in a sentence what it says in a box.
+        # tyro decides what is allowed; for most mistakes we have one sentence instead of its box.
         if stop.code and command is not None:
             _check_options(args, command.Options)
         sys.stderr.write(refusal.getvalue())
@@ -120,8 +120,8 @@ def main(args: list[str]) -> int:
 
 
 def _split_config_args(args: list[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and --section.key with the values up to the next option; so, too, old
-    keys without a section, which are refused there with what replaces them."""
+    """Splits off --section.key with the values up to the next option, and old keys without a section, whose
+    refusal names what replaces them."""
     own: list[str] = []
     config: list[str] = []
     target = own
@@ -135,8 +135,7 @@ def _split_config_args(args: list[str], options: Collection[str]) -> tuple[list[
 
 
 def _check_options(args: list[str], cls: Any) -> None:
-    """Raises InputError: an option that the command lacks, a value that one does not take, too many or too
-    few arguments."""
+    """Raises InputError for an unknown option, a wrong value, or too many or too few arguments."""
     commands = 1 if isinstance(_COMMANDS[args[0]][0], str) else 2
     command = " ".join(["titan-tts", *args[:commands]])
     fields = dataclasses.fields(cls)
@@ -169,11 +168,7 @@ def _load(target: str) -> Any:
 
 
 def _chosen(args: list[str]) -> Any:
-    """The module of the command that the first arguments name; None if they name none or a group.
-
-    Raises:
-        InputError: there is no such command.
-    """
+    """The module of the command that the first arguments name; None if they name none or a group."""
     target: Any = _COMMANDS
     for arg in args:
         if arg.startswith("-"):
@@ -189,11 +184,11 @@ def _chosen(args: list[str]) -> Any:
 
 
 def _not_loaded() -> None:
-    """Stands for the commands that were not chosen: their modules need not be imported."""
+    """Stands for the commands that were not chosen, whose modules are not imported."""
 
 
 def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
-    """The sub-commands as tyro reads them; only those that `args` name are loaded, None: all."""
+    """The sub-commands as tyro reads them; those that `args` name are imported, None: all."""
     alternatives = []
     for name, (target, summary) in commands.items():
         options: Any = _not_loaded

@@ -16,7 +16,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Lists the shipped configs, or copies one. Returns the exit status."""
     if not options.copy:
         for name, path in shipped_configs().items():
             print(f"{name:<12} {tomllib.loads(path.read_text())['job']['description']}")

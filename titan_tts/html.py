@@ -1,4 +1,4 @@
-"""What the HTML pages share: templates that escape, counts with their nouns, plots as SVG."""
+"""Parts of all HTML pages: templates that escape, counts with their nouns, plots as SVG."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -95,7 +95,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints, writes or submits the script. Returns the exit status."""
     smallest, largest = _node_range(options.nodes)
     _check_numbers(options)
     path = find_config(options.config).resolve()
@@ -131,7 +130,7 @@ def run(options: Options) -> int:
 
 
 def _node_range(text: str) -> tuple[int, int]:
-    """(smallest, largest) of `N` or `MIN-MAX`."""
+    """(min, max) of `N` or `MIN-MAX`."""
     found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
     if found:
         smallest, largest = int(found[1]), int(found[2] or found[1])
@@ -157,7 +156,7 @@ def _check_numbers(options: Options) -> None:
 
 
 def _check_sizes(config: "JobConfig", options: Options, sizes: range) -> None:
-    """Raises InputError where the config does not work on one of these numbers of nodes."""
+    """Raises InputError if the config does not work on one of these numbers of nodes."""
     from torchtitan.models.dit_tts.config.checks import validate_config
     from torchtitan.models.dit_tts.model_config import model_flavors
 
@@ -219,7 +218,7 @@ def _variables(assignments: list[str]) -> dict[str, str]:
 
 
 def _check_script(script: str) -> None:
-    """Raises InputError where bash or a file would not take it."""
+    """Raises InputError for a script that is no UTF-8 or that bash refuses."""
     try:
         text = script.encode()
     except UnicodeEncodeError:
@@ -231,7 +230,7 @@ def _check_script(script: str) -> None:
 
 
 def _submit(script: str) -> str:
-    """The job's id."""
+    """Submits the script. Returns the job's id."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=script, capture_output=True, text=True

@@ -11,7 +11,7 @@ _FIRST_PORT, _PORTS = 15000, 15000
 
 @dataclass
 class Job:
-    """What differs between the scripts of two jobs; every text is already checked or is quoted here."""
+    """The values in which two jobs' scripts differ; every text is checked before or quoted here."""
 
     directives: list[str]
     """of sbatch, without the dashes: `partition=gpu`"""

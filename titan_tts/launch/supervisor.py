@@ -1,7 +1,7 @@
-"""Starts a training run in processes of its own, waits for it, ends it, and reads what became of it.
+"""Starts a training run in processes of its own, waits for it, ends it, and reads its outcome.
 
-The outcome comes from what the run has written, `state.json` and the file of its error, never from its
-log. torch is not imported: a supervisor starts at once and leaves the memory to the runs.
+The outcome comes from the run's `state.json` and the file of its error, never from its log. torch is not
+imported: a supervisor starts at once and leaves the memory to the runs.
 """
 
 import json
@@ -19,9 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torchtitan.models.dit_tts.errors import (
-    ERROR_FILE_VARIABLE,
-)
+from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE
 from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_parent
 
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
@@ -29,7 +27,7 @@ ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PORT = 15_000
-"""where nodes meet: between it and twice as much, by the job's number"""
+"""first port at which nodes meet; the job's id selects one of as many"""
 _POLL_SECONDS = 0.05
 
 
@@ -45,7 +43,7 @@ def children(parent: int) -> list[int]:
 
 
 def interrupt_on_signals() -> None:
-    """Has SIGTERM and SIGHUP interrupt this process as Ctrl-C does, so that it ends what it has started."""
+    """Makes SIGTERM and SIGHUP interrupt this process as Ctrl-C does, so that it ends its runs."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
@@ -63,25 +61,25 @@ def descendants(process: int) -> list[int]:
 
 
 def kill_tree(process: subprocess.Popen) -> None:
-    """Kills a process and all that it has started, also in sessions of their own, and waits for it."""
+    """Kills a process and its descendants, also those in sessions of their own, and waits for it."""
     for pid in descendants(process.pid) if process.poll() is None else ():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):  # what a leader that has ended left in its group
+    with suppress(ProcessLookupError):  # processes that an ended leader left in its group
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def last_line(log: Path) -> str:
     """The last line of a log that is not empty, for messages."""
+    lines = []
     with suppress(OSError):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-        return next((line[:300] for line in reversed(lines) if line), "it printed nothing")
-    return "it printed nothing"
+    return next((line[:300] for line in reversed(lines) if line), "it printed nothing")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is missing, incomplete or something else."""
+    """A JSON object; empty if the file is missing, incomplete or of another kind."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -95,8 +93,7 @@ def train_command(
     """The command of a run on this machine, or on several nodes of this SLURM job.
 
     Args:
-        config: TOML file or the name of a shipped config.
-        processes: ranks, of all nodes.
+        processes: ranks on all nodes together.
         arguments: keys of the config, --section.key=value.
     """
     train = [sys.executable, "-m", "titan_tts", "train", str(config)]
@@ -118,7 +115,7 @@ def slurm_nodes() -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """The outcome of a run."""
 
     state: str
     """one of ENDED"""
@@ -134,11 +131,10 @@ class RunProcess:
     """A training run that was just started.
 
     Args:
-        command: of one process, which may start others.
-        folder: the run folder.
+        command: command of one process, which may start others.
         log: file to which its output is appended.
-        environment: variables beside those of this process.
-        memory_gib: limit of the address space of each of its processes; 0: none.
+        environment: variables in addition to this process's.
+        memory_gib: limit of each process's address space; 0: none.
     """
 
     def __init__(
@@ -182,7 +178,7 @@ class RunProcess:
             )
 
     def state(self) -> dict[str, Any]:
-        """The run's state.json, empty before this start has written it."""
+        """The run's state.json; empty before this start has written it."""
         state = read_json(self.folder / "state.json")
         written = state.get("time", 0.0)
         return state if isinstance(written, float) and written >= self.began else {}
@@ -191,7 +187,7 @@ class RunProcess:
         return self.state().get("state") == "completed"
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until the run has ended or `until` holds. Returns False if neither came in time."""
+        """Waits until the run has ended or `until` holds. Returns False if neither happens in time."""
         deadline = time.time() + seconds
         while self.process.poll() is None and not until():
             if time.time() > deadline:
@@ -200,16 +196,16 @@ class RunProcess:
         return True
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """Ends the run: by SIGTERM with time to save, if there is any, and then by SIGKILL."""
+        """Ends the run by SIGKILL, with a grace time by SIGTERM first, so that it can save."""
         try:
             if grace_seconds and self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
                 self.wait(grace_seconds)
-        finally:  # also where a second Ctrl-C ends the waiting
+        finally:  # also after a second Ctrl-C
             kill_tree(self.process)
 
     def outcome(self) -> Outcome:
-        """What became of the run, which has ended; a run that was killed counts as failed."""
+        """The outcome of the run, which must have ended; a killed run has failed."""
         seconds = time.time() - self.began
         state, error = self.state(), read_json(self._error_file)
         if state.get("state") in ENDED:

@@ -1,9 +1,9 @@
-"""torchrun, but every signal goes to the ranks, which end the run by themselves, and a failed rank's own
-words are the last thing printed, without torchrun's traceback.
+"""torchrun, but signals go to the ranks, which end the run themselves, and a failed rank's own error is printed
+last, without torchrun's traceback.
 
-torchrun by itself ends the ranks 30 seconds after a signal, saved or not, and leaves them behind at one
-that it does not know. So it runs in a process and session of its own, where a terminal's signals do not
-reach it, and it leaves those that do, such as SLURM's to all processes of a step, to the ranks.
+torchrun itself ends the ranks 30 seconds after a signal, saved or not, and leaves them behind at a signal that it
+does not know. So it runs in a process and session of its own, which a terminal's signals do not reach, and leaves
+others, such as SLURM's to all processes of a step, to the ranks.
 """
 
 import os

@@ -46,7 +46,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Trains. Returns the exit status."""
     # Batches of several shapes fragment the allocator's fixed segments.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     args = list(options.config_args)
@@ -67,7 +66,7 @@ def run(options: Options) -> int:
 
 
 def _meeting(options: Options) -> list[str]:
-    """torchrun's arguments for how the machines meet."""
+    """torchrun's arguments for the rendezvous of the machines."""
     if options.nodes == 1:
         return ["--standalone"]
     if not re.fullmatch(r"[^\s:]+:\d+", options.rendezvous):
@@ -81,11 +80,7 @@ def _meeting(options: Options) -> list[str]:
 
 @report_input_errors
 def train(args: list[str]) -> int:
-    """Trains as the command line of one process says, or prints a plan with --dry-run. Returns the exit status.
-
-    Raises:
-        InputError: a mistake in config, data or a launcher's variables.
-    """
+    """Trains by the command line of one process, or prints a plan with --dry-run. Returns the exit status."""
     dry_run = take_options(args)
     if dry_run is not None and {"-h", "--help", "--help-all"}.isdisjoint(args):
         return run_dry(dry_run)

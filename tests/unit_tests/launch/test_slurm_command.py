@@ -33,40 +33,24 @@ def directives(script: str) -> list[str]:
     return re.findall(r"^#SBATCH --(.*)$", script, re.M)
 
 
-def test_what_the_options_become(launch):
+def test_options_become_directives_and_settings(launch):
     options = (
-        "--nodes 1-2 --time 2-00:00:00 --signal-seconds 300 --partition gpu --account a --qos high"
+        "--nodes 1-2 --time 2-00:00:00 --signal-seconds 300 --partition gpu --account a --qos high "
+        "--job-name night --max-requeues 7 --sbatch constraint=h200 --sbatch=--mail-type=END "
+        "--nccl NCCL_SOCKET_IFNAME=ib0 --nccl NCCL_DEBUG=INFO --port 29500"
     )
-    options += (
-        " --job-name night --max-requeues 7 --sbatch constraint=h200 --sbatch=--mail-type=END"
-    )
-    options += " --nccl NCCL_SOCKET_IFNAME=ib0 --nccl NCCL_DEBUG=INFO --port 29500"
-    script = launch(
-        *options.split(), "--setup", "source venv/bin/activate", "--optimizer.lr", "1e-3"
-    )
+    setup = "source venv/bin/activate"
+    script = launch(*options.split(), "--setup", setup, "--optimizer.lr", "1e-3")
     assert directives(script) == [
-        "job-name=night",
-        "partition=gpu",
-        "account=a",
-        "qos=high",
-        "nodes=1-2",
-        "ntasks-per-node=1",
-        "time=2-00:00:00",
-        "gpus-per-node=2",
-        "exclusive",
-        "mem=0",
-        "signal=B:USR1@300",
-        "requeue",
-        "open-mode=append",
-        "constraint=h200",
+        *("job-name=night", "partition=gpu", "account=a", "qos=high", "nodes=1-2"),
+        *("ntasks-per-node=1", "time=2-00:00:00", "gpus-per-node=2", "exclusive", "mem=0"),
+        *("signal=B:USR1@300", "requeue", "open-mode=append", "constraint=h200"),
         "mail-type=END",
     ]
     lines = script.splitlines()
     for line in (
-        "source venv/bin/activate || exit 1",
         "export NCCL_SOCKET_IFNAME=ib0",
         "export NCCL_DEBUG=INFO",
-        "python=(python)",
         f"config={find_config('debug')}",
         "config_arguments=(--optimizer.lr 1e-3)",
         f"folder={Path('outputs/debug').absolute()}",
@@ -74,10 +58,7 @@ def test_what_the_options_become(launch):
         "port=29500",
     ):
         assert line in lines, line
-    assert lines.index("source venv/bin/activate || exit 1") < lines.index("python=(python)")
-
-
-def test_defaults(launch):
+    assert lines.index(f"{setup} || exit 1") < lines.index("python=(python)")
     script = launch("--cpus-per-node", "16", "--no-gpu-request", "--max-requeues", "0")
     found = directives(script)
     assert "cpus-per-task=16" in found and "no-requeue" in found
@@ -87,7 +68,7 @@ def test_defaults(launch):
 
 
 def test_the_script_for_sbatch_has_the_directives_of_launch(launch):
-    """The rest it gets from `titan-tts launch` when it starts."""
+    """It gets the rest from `titan-tts launch` when it starts."""
     script = (ROOT / "scripts/train_tts.slurm").read_text()
     launched = [re.sub("gpus-per-node=2", "gpus-per-node=8", each) for each in directives(launch())]
     assert directives(script) == ["job-name=titan-tts", *launched[1:]]
@@ -126,20 +107,13 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--nodes", "0"], "--nodes '0' must be a number from 1"),
-        (["--nodes", "3-2"], "--nodes '3-2' must be"),
+        (["--nodes", "3-2"], "--nodes '3-2' must be a number from 1"),
         (["--nodes", "2;x"], "--nodes '2;x' must be"),
-        (["--time", "abc"], "--time 'abc' is no time limit"),
         (["--time", "1:00\n#SBATCH -x"], "is no time limit"),
-        (["--time", "1-00", "--signal-seconds", "70000"], "must be from 1 to 65535"),
-        (["--gpus-per-node", "0"], "--gpus-per-node 0 must be"),
-        (["--max-requeues", "-1"], "--max-requeues -1 must be"),
-        (["--port", "99999"], "--port 99999 must be"),
+        (["--signal-seconds", "70000"], "must be from 1 to 65535"),
         (["--job-name", "a\n#SBATCH --x"], "--job-name 'a\\n#SBATCH --x' may have letters"),
-        (["--partition", "$(x)"], "--partition '$(x)' may have letters"),
         (["--sbatch", "a\nb"], "--sbatch 'a\\nb' must be one option"),
         (["--nccl", "LD_PRELOAD=x"], "--nccl 'LD_PRELOAD=x' must be NAME=VALUE"),
-        (["--nccl", "NCCL_DEBUG"], "--nccl 'NCCL_DEBUG' must be"),
         (["--python", "a 'b"], '--python "a \'b" is no command'),
         (["--setup", "if true"], "--setup must be complete lines of bash"),
         (["--job.description", "\udcff"], "not valid UTF-8"),
