@@ -90,7 +90,7 @@ def _hidden(url: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: a file's name or a sample's key may hold what it would obey."""
+    """Escapes control characters, which a file's name or a sample's key may hold."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -238,8 +238,8 @@ def failure_state(error: BaseException) -> str:
 
 
 def report_thread_error(args: threading.ExceptHookArgs) -> None:
-    """In the place of threading.excepthook: a thread that writes (TensorBoard's) hands a full disk on to the
-    main thread, which ends with the sentence; a traceback beside it would say no more."""
+    """Replaces threading.excepthook. A thread that writes (TensorBoard's) hands a full disk on to the main
+    thread, which ends with the sentence; a traceback would add nothing."""
     if not isinstance(args.exc_value, OSError) or args.exc_value.errno not in _FULL:
         threading.__excepthook__(args)
 

@@ -108,7 +108,7 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """The absolute path of what is not remote, with `~` and `file://` resolved."""
+    """The absolute path of a local file or folder, with `~` and `file://` resolved."""
     if path.startswith("file://"):
         path = unquote(urlsplit(path).path)
     return os.path.abspath(os.path.expanduser(path))

@@ -58,7 +58,7 @@ _TRAIN = (
 
 
 TIME_BINS = 10
-"""of equal width, for the training loss by diffusion time"""
+"""Bins of equal width, for the training loss by diffusion time"""
 
 
 def grouped(name: str) -> str:
@@ -132,7 +132,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.step_seconds: float | None = None
         """of the steps to come; None: as the mean so far"""
         self.seconds_after = 0.0
-        """that the run takes after `total_steps`, which are then those of its warm-up"""
+        """seconds that the run takes after `total_steps`, which then count its warm-up"""
         self.counts = Counts()
         self._losses: torch.Tensor | None = None
         self._ctc: torch.Tensor | None = None
@@ -151,7 +151,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Called once a checkpoint is loaded, on every rank.
 
         Args:
-            folder: of the run, with its config.toml and env.json.
+            folder: the run's, with config.toml and env.json.
         """
         self.counts, self._losses, self._ctc = Counts(), None, None
         self.gpu.read()  # its power is a mean since the last reading
@@ -210,8 +210,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.counts.replaced_samples += replaced
 
     def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor) -> None:
-        """Adds the losses (B,), summed over valid frames, of samples at diffusion times t (B,) to those of
-        their time; what is not finite is left out. The host does not wait for the device.
+        """Adds the losses (B,), summed over valid frames, of samples at diffusion times t (B,) to the sums of
+        their time; values that are not finite are skipped. The host does not wait for the device.
 
         Args:
             frame_mask: (B, T), true at valid frames.
@@ -247,7 +247,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         return [loss / frames if frames else None for loss, frames in sums.T.tolist()]
 
     def exclude_time(self, seconds: float) -> None:
-        """These seconds, of validation, are not training's: throughput does not count them."""
+        """Excludes seconds, such as validation's, from the throughput."""
         self.time_last_log += seconds
 
     def max_memory_gib(self) -> tuple[float, float]:
@@ -277,7 +277,7 @@ class TTSMetricsProcessor(MetricsProcessor):
     def log_step(
         self, step: int, loss: float, grad_norm: float, lr: float | torch.Tensor | None = None
     ) -> None:
-        """Logs a step, in the place of upstream's `log`.
+        """Logs a step; replaces upstream's `log`.
 
         Args:
             loss: mean over the valid frames of the global batch.

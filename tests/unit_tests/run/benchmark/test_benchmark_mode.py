@@ -27,7 +27,7 @@ from torchtitan.models.dit_tts.model.flops import (
     training_flops,
 )
 from torchtitan.models.dit_tts.run.benchmark import recorder as recorder_module
-from torchtitan.models.dit_tts.run.benchmark.exchange import exchange_seconds
+from torchtitan.models.dit_tts.run.benchmark.communication import communication_seconds
 from torchtitan.models.dit_tts.run.benchmark.figures import (
     convention_table,
     flops_by_convention,
@@ -394,12 +394,12 @@ def test_time_in_collectives_counts_once():
         event("nccl:all_reduce", 0.0, 20e6),  # the host's part of it
         event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 6e6, 8e6, DeviceType.CUDA),
     ]
-    assert exchange_seconds(events) == pytest.approx(2 + 3)
+    assert communication_seconds(events) == pytest.approx(2 + 3)
 
 
 def test_steps_for_the_exchange_follow_the_timed_ones(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(recorder_module, "profiled_steps", lambda config: 2)
-    monkeypatch.setattr(recorder_module, "exchange_seconds", lambda events: 0.5)
+    monkeypatch.setattr(recorder_module, "communication_seconds", lambda events: 0.5)
     for arguments, steps in (
         (["--benchmark.steps=5"], 5),
         (["--benchmark.steps=0", "--benchmark.duration_seconds=4"], 4),

@@ -1,4 +1,4 @@
-"""What `[model] flavor = "duration"` cannot be combined with."""
+"""Checks of `[model] flavor = "duration"`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _NEEDED: dict[str, tuple[Any, str]] = {
 
 
 def check_duration(config: JobConfig) -> None:
-    """Raises InputError for what a predictor of lengths would ignore or learn something else from."""
+    """Raises InputError for settings that a predictor of lengths would ignore or misunderstand."""
     if config.model.flavor != DURATION_FLAVOR:
         return
     for name, (needed, why) in _NEEDED.items():

@@ -1,6 +1,6 @@
 """An exported folder: a trained model with all that it speaks with, and nothing of its training.
 
-    config.json          step, weights, codec, treatment of references, and what is kept of the run's config
+    config.json          step, weights, codec, treatment of references, and the keys of the run's config in KEPT
     model.safetensors    weights under the model's names, without the alignment head
     manifest.json        size and XXH3 of every file that is read, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
@@ -43,7 +43,7 @@ READ = (
     *_ALWAYS_READ,
     *("text_tokenizer.json", "text_encoder.json", "durations.json", MEL_DCT, DAC_VAE, VOICES),
 )
-"""what is read but for TEXT_ENCODER, and DURATIONS with a manifest of its own"""
+"""Files that are read, in addition to TEXT_ENCODER, and to DURATIONS, which has its own manifest"""
 
 _DATA = (
     "latent_channels",
@@ -88,7 +88,7 @@ _PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".distcp")
 def kept(
     config: JobConfig, sections: dict[str, tuple[str, ...] | None] = KEPT
 ) -> dict[str, dict[str, Any]]:
-    """The part of a run's config that its model needs, or that has other keys of sections."""
+    """The keys of a run's config that its model needs, or those that `sections` names."""
     values = asdict(config)
     return {
         section: {name: values[section][name] for name in names or values[section]}
@@ -120,7 +120,7 @@ def is_exported(folder: str | os.PathLike) -> bool:
 
 
 def files_read(folder: Path) -> list[str]:
-    """What a manifest must list: the files that are read where they are there, and those of every export."""
+    """Files that a manifest must list: those of every export, and others that exist and are read."""
     found = {name for name in READ if (folder / name).exists()}
     encoder = {f"{TEXT_ENCODER}/{path.name}" for path in folder.glob(f"{TEXT_ENCODER}/[!.]*")}
     return sorted({*_ALWAYS_READ, *found, *encoder})

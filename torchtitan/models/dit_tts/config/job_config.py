@@ -80,8 +80,8 @@ class Model(titan.Model):
     utterances instead of speaking them"""
 
     text_positions: Annotated[Literal["none", "scaled"], WEIGHTS, WORKLOAD] = "none"
-    """Where the text's keys lie beside the frames in the attention's rotated heads: nowhere (none), or each
-    token where it is to be expected in the speech, by the time that its letters take (scaled)"""
+    """Positions of the text's keys in the attention's rotated heads: none, or each token at the frame where it
+    is expected in the speech, by the time that its letters take (scaled)"""
 
     hf_assets_path: str = "."
     """Not used by this family"""
@@ -157,7 +157,7 @@ class Megatron:
     TransformerEngine's, which need a GPU and the extra transformer-engine and do not compile"""
 
     use_te_attn: Annotated[bool, WORKLOAD] = False
-    """TransformerEngine's attention over packed keys, in the place of flash attention's ([attention]
+    """TransformerEngine's attention over packed keys, instead of flash attention ([attention]
     backend = "varlen")"""
 
     fp8: Annotated[bool, TRAINING] = False
@@ -264,7 +264,7 @@ class Data:
     bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
 
     references: Literal["stored", "drawn"] = "stored"
-    """References in training: those of the samples, or drawn anew for each row of a batch from other samples
+    """References in training: as stored, or drawn anew for each row of a batch from other samples
     with the same speaker in their JSON: one to three joined, a part of a drawn length of them"""
 
     speaker_patch_size: PositiveInt = 4
@@ -326,7 +326,7 @@ class Encoder:
     [optimizer] encoder_lr"""
 
     dtype: Annotated[Literal["bfloat16", "float32"], WORKLOAD] = "bfloat16"
-    """Precision of a frozen encoder; a trained one has that of the model"""
+    """Precision of a frozen encoder; a trained one has the model's"""
 
     fsdp_min_gib: NonNegativeFloat = 4.0
     """A frozen encoder with more weights than this, in GiB, is sharded over the ranks (FSDP2)"""
@@ -392,7 +392,7 @@ class Objective:
 class Alignment:
     ctc_weight: Annotated[NonNegativeFloat, WORKLOAD] = 0.0
     """Weight of the CTC loss of the text's utf-8 bytes, which a head on one of the decoder's blocks reads
-    from its frames; beside the flow loss, while training only. 0: no such head"""
+    from its frames; added to the flow loss, while training only. 0: no such head"""
 
     ctc_layer: NonNegativeInt = 0
     """Block, counted from 1, whose output the CTC head reads; 0: the block at half the depth"""
@@ -479,7 +479,7 @@ class Validation:
     """Steps from one validation to the next; the last step is one too"""
 
     samples: PositiveInt = 64
-    """Held-out samples, spread evenly over the shards, and as many training samples beside them"""
+    """Held-out samples, spread evenly over the shards, and as many training samples for comparison"""
 
     times: list[float] = field(default_factory=lambda: [0.99, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2])
     """Diffusion times at which the loss is measured"""
@@ -531,8 +531,8 @@ class Resume:
 @dataclass
 class Divergence:
     spike_sigmas: NonNegativeFloat = 10.0
-    """A step whose loss or gradient norm, in logarithms, is so many standard deviations above those of
-    the last steps is left out, as is one that is not finite; 0: only what is not finite"""
+    """Skips a step whose loss or gradient norm, in logarithms, is so many standard deviations above the last
+    steps', or is not finite; 0: only if it is not finite"""
 
     max_bad_steps: Annotated[int, Bounds(0, BAD_STEPS_WINDOW, open_high=True)] = 3
     """More such steps than this within 32 steps, and the run goes back to its last checkpoint, from where

@@ -18,28 +18,28 @@ def declared(cls: Any = JobConfig, section: str = "") -> Iterator[tuple[str, set
         if is_dataclass(each.type):
             yield from declared(each.type, name)
             continue
-        beside = getattr(each.type, "__metadata__", ())
+        given = getattr(each.type, "__metadata__", ())
         of_section = {SECTION_MARKS[section]} if section in SECTION_MARKS else set()
-        yield name, {*beside, *INHERITED.get(name, ()), *of_section}
+        yield name, {*given, *INHERITED.get(name, ()), *of_section}
 
 
 def marked(*marks: Mark) -> tuple[str, ...]:
     """Names of the keys that have one of these marks."""
-    return tuple(name for name, beside in declared() if beside & {*marks})
+    return tuple(name for name, given in declared() if given & {*marks})
 
 
 def check_numbers(config: Any, section: str = "") -> None:
     """Raises InputError at the first number, of a config or of one section, that its key does not allow."""
-    for name, beside in declared(type(config), section):
+    for name, given in declared(type(config), section):
         value = attrgetter(name.removeprefix(f"{section}."))(config)
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        place, _, key = name.rpartition(".")
-        shown = f"[{place}] {key} = {value}, but it must"
+        in_section, _, key = name.rpartition(".")
+        shown = f"[{in_section}] {key} = {value}, but it must"
         unlimited = value == math.inf and name == "training.max_norm"
         require(math.isfinite(value) or unlimited, f"{shown} be finite")
         require(abs(value) < 2**63 or unlimited, f"{shown} be below 2^63")
-        for bounds in beside:
+        for bounds in given:
             if isinstance(bounds, Bounds):
                 require(_within(value, bounds), f"{shown} {_in_words(bounds)}")
 

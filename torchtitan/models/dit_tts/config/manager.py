@@ -82,7 +82,7 @@ def _split_paths(text: str) -> str | list[str]:
 
 class TTSConfigManager(ConfigManager):
     """Upstream's config manager with strict types in the TOML, lists of paths and of numbers, and
-    `--section.key true` beside the flag `--section.key`."""
+    `--section.key true` in addition to the flag `--section.key`."""
 
     def __init__(self, content: dict[str, Any] | None = None, where: str = "") -> None:
         """content: of a config, instead of the file that is named; where: what messages call it."""
@@ -234,7 +234,7 @@ def resolve(
 
     Args:
         vocab_size: ids of the run's tokenizer, once it is known.
-        steps: of the run, once `[data] epochs` or a benchmark has decided it.
+        steps: number of steps, once `[data] epochs` or a benchmark has decided it.
     """
     config = copy.deepcopy(config)
     if not config.job.experiment:
@@ -265,7 +265,7 @@ def resolve(
 
 
 def _heldout_path(config: JobConfig) -> str | list[str]:
-    """`[validation] path` from any folder, or that of the held-out shards beside a folder of shards."""
+    """`[validation] path` as absolute paths; else the folder `heldout` next to a folder of shards."""
     path, data = config.validation.path, config.data.path
     if isinstance(path, list):
         return [_absolute(each) for each in path]

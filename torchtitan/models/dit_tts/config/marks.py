@@ -1,4 +1,4 @@
-"""What is declared beside the type of a config key, in `job_config.py`."""
+"""Bounds and marks of config keys, which `job_config.py` declares next to their types."""
 
 import enum
 import math

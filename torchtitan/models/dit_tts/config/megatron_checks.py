@@ -10,7 +10,6 @@ from torchtitan.models.dit_tts.errors import require
 
 
 def check_megatron(config: JobConfig, accelerator: str) -> None:
-    """What does not go together with Megatron's layers."""
     options, backend = config.megatron, config.parallelism.backend
     tensor = config.parallelism.tensor_parallel_degree
     require(

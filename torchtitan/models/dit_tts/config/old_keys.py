@@ -1,4 +1,4 @@
-"""Keys of other trainers of this kind and of earlier configs, and what to write in their place.
+"""Keys of other trainers of this kind and of earlier configs, and what to write instead.
 
 They are refused like any unknown key; docs/old_keys.md has the same table.
 """

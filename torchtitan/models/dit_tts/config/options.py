@@ -37,7 +37,7 @@ def option_kinds(cls: Any, sections: bool = False) -> dict[str, Any]:
 
 
 def describe(kind: Any) -> str:
-    """What values of a type are, in words."""
+    """Describes the values of a type in words."""
     if spec := _own_reading(kind):
         return " or ".join(
             {"FLOAT": "a number"}.get(each, each) for each in spec.metavar.split("|")
@@ -100,13 +100,13 @@ def check_command_line(
 
 
 def _own_reading(kind: Any) -> PrimitiveConstructorSpec | None:
-    """How a type that brings its own reading of a text does it."""
+    """The parser that a type brings with it."""
     metadata = getattr(kind, "__metadata__", ())
     return next((each for each in metadata if isinstance(each, PrimitiveConstructorSpec)), None)
 
 
 def plain(kind: Any) -> Any:
-    """A type without what is declared beside it."""
+    """A type without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 

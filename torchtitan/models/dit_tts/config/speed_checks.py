@@ -15,7 +15,7 @@ them, the second records, and one more is for what was recorded late"""
 
 
 def check_attention(config: JobConfig, accelerator: str) -> None:
-    """What an accelerator's kernels cannot do; the CPU has stand-ins for them."""
+    """Refuses what an accelerator's kernels cannot do; the CPU has stand-ins for them."""
     backend, precision = config.attention.backend, config.training.mixed_precision_param
     if accelerator == "cpu":
         return
@@ -32,7 +32,7 @@ def check_attention(config: JobConfig, accelerator: str) -> None:
 
 
 def check_profiling(config: JobConfig, accelerator: str) -> None:
-    """What upstream's profiler, which always asks for an accelerator's events, ends with."""
+    """Refuses a CPU, since upstream's profiler always asks for an accelerator's events."""
     profiling = config.profiling
     if not profiling.enable_profiling:
         return

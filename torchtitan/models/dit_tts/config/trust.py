@@ -1,4 +1,4 @@
-"""What a config may make a program call, and whose config may."""
+"""Which configs may name functions to call."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _SHIPPED = {
     "speaker_scorer": ("own", "xvector:"),
     "opinion": ("dnsmos",),
 }
-"""Key of [samples] -> what is no function of a user's; a colon is followed by anything"""
+"""Key of [samples] -> our own scorers, which are no function of a user's; anything may follow a colon"""
 
 
 def chosen_scorer(name: str, given: str, of_run: str) -> str:

@@ -10,11 +10,11 @@ HIGHER_IS_BETTER = (
     "opinion",
     "within_10_percent",
 )
-"""Beginnings of their names: also of one time or of certain weights, heldout_loss_at_0.9 or wer_raw"""
+"""Prefixes: a suffix names a time or weights, as in heldout_loss_at_0.9 and wer_raw"""
 
 
 def decay_name(decay: float) -> str:
-    """Of an average's decay, in names of weights and figures."""
+    """A decay as it stands in names of weights and figures."""
     return f"{decay:.10g}"
 
 
@@ -27,7 +27,7 @@ def is_higher_better(figure: str) -> bool | None:
 
 
 def measured_figures(config: JobConfig) -> set[str]:
-    """Those that a run with this config measures."""
+    """Figures that a run with this config measures."""
     samples, ema = config.samples, config.ema
     averages = [f"_ema:{decay_name(decay)}" for decay in ema.decays] if ema.enable else []
     times = [f"_at_{t:g}" for t in config.validation.times]

@@ -6,7 +6,7 @@
       .metadata               DCP's table of tensors
       manifest.json           size and XXH3 of every file, and what the weights were trained with
     step-1000.corrupt/        set aside because it did not match its manifest
-    step-1000.deleting/       on its way out
+    step-1000.deleting/       while it is removed
 
 DCP pickles its table and the entries that are no tensors, and its own reader runs what it finds there.
 `load_checkpoint` takes the classes of DCP's table and plain values only. The table is written the same
@@ -47,7 +47,7 @@ _STEP = re.compile(r"step-(0|[1-9]\d*)")
 _LEFT_BEHIND = re.compile(r"step-(0|[1-9]\d*)\.(saving|deleting)")
 _BLOCK_BYTES = 1 << 20
 
-# What DCP's table is made of, read in torch 2.13 (and the same in 2.11).
+# Classes in DCP's table, in torch 2.11 to 2.13.
 _TABLE_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
@@ -159,14 +159,14 @@ class _TablePickler(pickle.Pickler):
 
 
 def _enum_member(of: Any, name: Any) -> enum.Enum:
-    """What `getattr` stands for in the tables of Python 3.11.0 to 3.11.3."""
+    """Replaces `getattr` in tables that Python 3.11.0 to 3.11.3 wrote."""
     if isinstance(of, enum.EnumMeta) and name in of.__members__:
         return of[name]
     raise InputError(f"it takes {name!r} from {of!r}, which no checkpoint of this program does")
 
 
 class _TableUnpickler(pickle.Unpickler):
-    """Makes the objects of DCP's table and no others."""
+    """Unpickles the classes of DCP's table and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -284,7 +284,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
-    """What is wrong with a checkpoint, as a sentence; None where all is as its manifest says.
+    """Compares a checkpoint with its manifest. Returns a sentence about the first difference, or None.
 
     Args:
         part: (number, count) of processes that verify together, each other files.

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which one is loaded, what is refused, kept and removed."""
+"""Saves, keeps, verifies and loads the checkpoints of a run."""
 
 import os
 import resource
@@ -118,23 +118,15 @@ class RunCheckpointer(CheckpointManager):
         self.has_saved = True
         self.saved_step = int(Path(checkpoint_id).name.removeprefix("step-"))
         # Even alone, a process would exchange the plan with itself, and every later step be slower for it.
-        alone = single_process()
-        if async_mode == AsyncMode.ASYNC:
-            return dcp.async_save(
-                state_dict, storage_writer=writer, process_group=self.pg, no_dist=alone
-            )
-        if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            return dcp.async_save(
-                state_dict,
-                storage_writer=writer,
-                process_group=self.pg,
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-                async_stager=self.stager,
-                no_dist=alone,
-            )
+        options: dict[str, Any] = {"storage_writer": writer, "no_dist": single_process()}
+        if async_mode != AsyncMode.DISABLED:
+            if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
+                options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
+                options["async_stager"] = self.stager
+            return dcp.async_save(state_dict, process_group=self.pg, **options)
         try:
             with one_thread_on_cpu_ranks():
-                dcp.save(state_dict, storage_writer=writer, no_dist=alone)
+                dcp.save(state_dict, **options)
         except (CheckpointException, OSError, RuntimeError) as error:
             raise self._save_error(error) from error
         self.run_folder.saved_step = self.saved_step

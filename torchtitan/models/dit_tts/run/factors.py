@@ -1,4 +1,4 @@
-"""What distinguishes one run's speed from another's: its size, layout, batch, compile mode and so on.
+"""Factors of a run's speed: size, layout, batch, compile mode and so on.
 
 Factors are plain values, named alike in grids, in `benchmark.json` and in the analysis.
 """

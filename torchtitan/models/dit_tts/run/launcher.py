@@ -1,4 +1,4 @@
-"""What a training process knows of the launcher that started it: its rank, and its launcher's end."""
+"""A training process and its launcher: rank variables, the first line, the launcher's end."""
 
 import argparse
 import ctypes
@@ -22,7 +22,7 @@ def launcher_number(name: str, default: str = "") -> int:
 
 
 def check_launcher() -> None:
-    """Raises InputError unless RANK_VARIABLES are those of a process among others."""
+    """Raises InputError unless RANK_VARIABLES hold the values that a launcher sets."""
     for name in RANK_VARIABLES:
         if name != "MASTER_ADDR":
             launcher_number(name)
@@ -47,7 +47,7 @@ def die_with_parent() -> None:
 
 
 def say_start(args: Sequence[str], folder: Path | None = None) -> None:
-    """Prints what is started, where the log goes, before what takes seconds to import.
+    """Prints what is started, before the imports that take seconds.
 
     Args:
         args: of torchrun or of one training process.
@@ -61,6 +61,6 @@ def say_start(args: Sequence[str], folder: Path | None = None) -> None:
     given, _ = parser.parse_known_args(args)
     count = f"{given.nproc_per_node} process{'es' if given.nproc_per_node != '1' else ''}"
     machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
-    place = f"; run folder: {folder}" if folder else ""
-    line = f"titan-tts train: {given.config}, {count}{machines}, starting{place}"
+    where = f"; run folder: {folder}" if folder else ""
+    line = f"titan-tts train: {given.config}, {count}{machines}, starting{where}"
     show(without_secrets(line))

@@ -1,4 +1,4 @@
-"""What a checkpoint must have in common with the run that loads it."""
+"""Compares what a checkpoint was trained with and the config of the run that loads it."""
 
 import re
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.run import checkpoint_storage
 _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
 )
-"""What DCP says of tensors that do not fit"""
+"""DCP's messages about tensors that do not fit"""
 
 
 def trained_with(config: JobConfig) -> dict[str, Any]:

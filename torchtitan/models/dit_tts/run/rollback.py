@@ -1,4 +1,4 @@
-"""What is kept of a bad step, and how often a run may go back because of one."""
+"""Keeps the batch of a bad step, and counts how often a run goes back because of one."""
 
 import json
 import math
@@ -78,7 +78,7 @@ class RollbackCounter:
         self.since = -1
 
     def count(self, bad: StepStats, saved_step: int, kept: Path) -> None:
-        """Once more to the checkpoint of `saved_step`, because of a step whose batch is in `kept`.
+        """Counts a rollback to the checkpoint of `saved_step`, because of a step whose batch is in `kept`.
 
         Raises:
             DivergenceError: it is once too often.

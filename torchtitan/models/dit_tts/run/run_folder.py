@@ -128,10 +128,10 @@ class RunFolder:
         if self.rank == 0:
             self._take_lock()
             for name in ("samples", "audit", config.checkpoint.folder):
-                place = self.path / name
+                folder = self.path / name
                 require(
-                    place.is_dir() or not os.path.lexists(place),
-                    f"{place} is no folder, but the run writes into it; move it away or give another "
+                    folder.is_dir() or not os.path.lexists(folder),
+                    f"{folder} is no folder, but the run writes into it; move it away or give another "
                     f"[job] experiment",
                 )
         self.earlier = self._state()

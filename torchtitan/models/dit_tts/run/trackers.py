@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it imports hundreds of modules
     from torch.utils.tensorboard import SummaryWriter
 
 WANDB_FILE = "wandb.json"
-"""In the run folder: entity, project and id of the run at W&B"""
+"""File in the run folder with entity, project and id at W&B"""
 
 _IDENTITY = ("entity", "project", "id")
 
@@ -138,7 +138,7 @@ class _WandB:
             return
         try:
             self._run.log({**values(), "step": step})
-        except Exception as error:  # its process was ended, say, by a signal to all of a job's
+        except Exception as error:  # such as: a signal to the whole job has ended its process
             self._give_up(error)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class _WandB:
 
 
 def _known_run(file: Path) -> dict[str, str | None]:
-    """What an earlier start has written; empty for a new run."""
+    """The identity that an earlier start has written; empty for a new run."""
     if not file.exists():
         return {}
     try:
@@ -218,7 +218,7 @@ class Trackers:
         """Opens them.
 
         Args:
-            folder: of the run, with its config.toml and env.json.
+            folder: the run's, with config.toml and env.json.
         """
         self._parts: list[_TensorBoard | _WandB] = []
         if config.metrics.enable_wandb:
@@ -227,8 +227,8 @@ class Trackers:
             self._parts.append(_TensorBoard(folder / "tb"))
 
     def continue_after(self, step: int) -> None:
-        """Called before anything is logged, and again when the run goes back to `step`: what was logged
-        of later steps is to be replaced."""
+        """Called before anything is logged, and again when the run goes back to `step`: later steps are
+        replaced."""
         for part in self._parts:
             part.continue_after(step)
 
@@ -255,6 +255,6 @@ class Trackers:
             part.log_image(name, png, step)
 
     def close(self) -> None:
-        """Writes what is left. Where an error is on its way, W&B gets the run as failed."""
+        """Writes what is left. While an error propagates, the run is marked as failed at W&B."""
         for part in self._parts:
             part.close()

@@ -32,10 +32,10 @@ from torchtitan.models.dit_tts.model.flops import (
 from torchtitan.models.dit_tts.run.factors import checkpointing_name
 
 PARTS = ("data", "forward", "backward", "optimizer")
-"""of a step, in their order; what is left is "other"."""
+"""Parts of a step in their order; the rest is "other"."""
 
 PADDING = ("padding_fraction", "text_padding_fraction", "reference_padding_fraction")
-"""of latent frames, text tokens and reference frames"""
+"""Fractions of latent frames, text tokens and reference frames"""
 
 # T, Lt and Ls are a sample's latent frames, text tokens and speaker keys (reference frames after
 # patching), N the trained parameters, L the decoder's blocks, D its width.
@@ -45,8 +45,8 @@ CONVENTIONS = {
     "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
     "6N (T+Lt+Ls)": ("6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes"),
 }
-"""What each convention counts. The first is that of `mfu`, the second of `goodput_mfu`. The 6N rules are
-those of language models: they take every parameter to work on all positions, whereas here the speaker
+"""Convention -> what it counts. `mfu` uses the first, `goodput_mfu` the second. The 6N rules come from
+language models: they take every parameter to work on all positions, whereas here the speaker
 encoder and the projections of text and speaker work on other, fewer positions, and AdaLN once per
 sample. "exact" and "exact goodput" include a pretrained text encoder that runs."""
 
@@ -295,7 +295,7 @@ def text_encoder_note(model: str, cached: bool) -> str:
     if not is_pretrained(model):
         return f"{model}: learned, inside the model, trained"
     if cached:
-        return f"{model}: not run; random features stand in for those of [encoder] cache_features"
+        return f"{model}: not run; random features stand in for [encoder] cache_features"
     return f"{model}: run, frozen, with random weights"
 
 

@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.run.benchmark.exchange import profiled_steps
+from torchtitan.models.dit_tts.run.benchmark.communication import profiled_steps
 from torchtitan.models.dit_tts.run.benchmark.synthetic import (
     RandomFeatures,
     RandomTokens,
@@ -133,7 +133,7 @@ def build_synthetic_dataloader(
 def _features(
     job_config: JobConfig, dataset: SyntheticDataset, n_conditions: int
 ) -> RandomFeatures | None:
-    """Random features for a run that would read those of a frozen encoder from files."""
+    """Random features for a run that would read a frozen encoder's features from files."""
     encoder, data = job_config.encoder, job_config.data
     if not encoder.cache_features:
         return None

@@ -23,8 +23,8 @@ from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run.benchmark import figures
-from torchtitan.models.dit_tts.run.benchmark.exchange import (
-    exchange_seconds,
+from torchtitan.models.dit_tts.run.benchmark.communication import (
+    communication_seconds,
     profiled,
     profiled_steps,
 )
@@ -36,7 +36,7 @@ FILE_NAME = "benchmark.json"
 
 
 class BenchmarkRecorder:
-    """Records seconds and sizes of each step of one rank, except for those of the warm-up.
+    """Records seconds and sizes of one rank's steps after the warm-up.
 
     On several ranks some steps follow the timed ones, which are profiled to see the exchange.
 
@@ -87,7 +87,7 @@ class BenchmarkRecorder:
         self._batches.append(batch)
 
     def mark(self, part: str) -> None:
-        """What the current step has done since the last mark belongs to this part. The host does not
+        """Assigns the time since the last mark to this part of the step. The host does not
         wait for the device."""
         moment: Any = time.perf_counter()
         if utils.device_type != "cpu":
@@ -107,7 +107,7 @@ class BenchmarkRecorder:
             utils.device_module.synchronize()
             seconds = time.perf_counter() - began
         if profile is not None:
-            self.exchange.append(exchange_seconds(profile.events()))
+            self.exchange.append(communication_seconds(profile.events()))
         elif number > self.warm_up_steps:
             self.seconds.append(seconds)
             self.steps.append(self._batches)
@@ -125,8 +125,8 @@ class BenchmarkRecorder:
         return seconds
 
     def remaining_steps(self, step: int) -> int:
-        """Number of steps after `step`: those of [benchmark] steps, or as many as fit into what is left
-        of duration_seconds at the median speed, and the profiled ones. Rank 0 decides for all."""
+        """Number of steps after `step`: [benchmark] steps, or as many as fit into the rest of duration_seconds
+        at the median speed, and the profiled ones. Rank 0 decides for all."""
         benchmark = self.job_config.benchmark
         left = max(0, self.warm_up_steps + (benchmark.steps or OPEN_END) - step)
         if benchmark.duration_seconds and step > self.warm_up_steps:
@@ -147,7 +147,7 @@ class BenchmarkRecorder:
         return step + remaining, float(np.median(self.seconds)) if self.seconds else None, 0.0
 
     def recording(self) -> figures.Recording:
-        """What this rank has recorded."""
+        """The record of this rank."""
         config, args = self.job_config, self.model_args
         allocated, reserved = self._memory or self.max_memory_gib()
 

@@ -26,7 +26,7 @@ UTTERANCES = 20_000
 """Samples of the synthetic dataset"""
 
 LATENT_STD = 0.8
-"""Standard deviation of the latents, about that of DAC-VAE's"""
+"""Standard deviation of the latents, about as DAC-VAE's"""
 
 BYTES_PER_SECOND = 14.0
 SUBWORDS_PER_SECOND = 3.3
@@ -154,10 +154,10 @@ def synthetic_data(config: JobConfig, ranks: int) -> tuple[SyntheticDataset, Bat
 
 
 class RandomTokens(ConditionedTokenizer):
-    """Token ids drawn uniformly from those of text.
+    """Token ids drawn uniformly from the text's ids.
 
     Args:
-        text_ids: number of ids of text, which precede those of conditioning tokens.
+        text_ids: number of text ids, which come before the conditioning tokens' ids.
     """
 
     def __init__(self, text_ids: int, fields: Sequence[str], longest: int, seed: int):
@@ -185,7 +185,7 @@ class RandomTokens(ConditionedTokenizer):
         metadata: Mapping[str, Any] = {},
         drop: Sequence[bool] = (),
     ) -> int:
-        """Writes a synthetic sample's ids to the start of row (L,), which are not those of `text`."""
+        """Writes random ids to the start of row (L,); `text` decides nothing."""
         tokens, conditions = metadata["tokens"], self.n_conditions
         start = metadata["sample"] % self._longest
         row[:tokens] = self._pool[start : start + tokens]

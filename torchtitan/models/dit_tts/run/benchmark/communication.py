@@ -28,7 +28,7 @@ def profiled() -> torch.profiler.profile:
     return torch.profiler.profile(activities=activities)
 
 
-def exchange_seconds(events: Iterable[Any]) -> float:
+def communication_seconds(events: Iterable[Any]) -> float:
     """Seconds in which a collective is under way: NCCL's kernels on a GPU, gloo's operations on a CPU,
     which run in threads of their own. Collectives that overlap count once."""
     total, until = 0.0, 0.0
