@@ -12,7 +12,7 @@ import tyro
 
 from titan_tts.launch.slurm_script import Job, batch_script
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
 if TYPE_CHECKING:
@@ -142,15 +142,11 @@ def _node_range(text: str) -> tuple[int, int]:
 
 
 def _check_numbers(options: Options) -> None:
-    for name, value, smallest, largest in (
-        ("gpus-per-node", options.gpus_per_node, 1, 1024),
-        ("signal-seconds", options.signal_seconds, 1, 65535),  # sbatch's limit
-        ("max-requeues", options.max_requeues, 0, 10**6),
-        ("cpus-per-node", options.cpus_per_node, 0, 10**5),
-        ("port", options.port, 0, 65535),
-    ):
-        if not smallest <= value <= largest:
-            raise InputError(f"--{name} {value} must be from {smallest} to {largest}")
+    check_range("--gpus-per-node", options.gpus_per_node, 1, 1024)
+    check_range("--signal-seconds", options.signal_seconds, 1, 65535)  # sbatch's limit
+    check_range("--max-requeues", options.max_requeues, 0, 10**6)
+    check_range("--cpus-per-node", options.cpus_per_node, 0, 10**5)
+    check_range("--port", options.port, 0, 65535)
     if not _TIME.fullmatch(options.time):
         raise InputError(f"--time {options.time!r} is no time limit; give HH:MM:SS or D-HH:MM:SS")
 
