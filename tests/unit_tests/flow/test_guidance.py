@@ -11,7 +11,6 @@ from torchtitan.models.dit_tts.flow.guidance import (
     projection_scale,
     rescaled_velocity,
 )
-from torchtitan.models.dit_tts.flow.solvers import integrate, plan_steps
 
 
 def branch_values(latents, copies):
@@ -28,17 +27,13 @@ TURNS = {"guidance": "alternating"}
     "text_scale, speaker_scale, t, step, mode, expected, rows",
     [
         (3.0, 5.0, 0.9, 0, {}, 111 + 3 * 10 + 5 * 100, 6),
-        (3.0, 0.0, 0.9, 1, {}, 111 + 3 * 10, 4),
         (0.0, 5.0, 0.51, 0, {}, 111 + 5 * 100, 4),
         (3.0, 5.0, 0.5, 0, {}, 111, 2),
-        (0.0, 0.0, 0.9, 0, {}, 111, 2),
         (3.0, 5.0, 0.9, 0, {"max_t": 0.9}, 111 + 3 * 10 + 5 * 100, 6),
         (3.0, 5.0, 0.9, 0, {"max_t": 0.8}, 111, 2),
         (4.0, 4.0, 0.9, 0, JOINT, 111 + 4 * 110, 4),
-        (4.0, 4.0, 0.5, 0, JOINT, 111, 2),
         (3.0, 5.0, 0.9, 0, TURNS, 111 + 3 * 10, 4),
         (3.0, 5.0, 0.9, 1, TURNS, 111 + 5 * 100, 4),
-        (3.0, 5.0, 0.9, 2, TURNS, 111 + 3 * 10, 4),
         (3.0, 5.0, 0.4, 1, TURNS, 111, 2),
     ],
 )
@@ -107,16 +102,8 @@ def test_rescaling_of_the_score_is_sampling_of_a_smaller_variance(k):
         found = rescaled_velocity(gaussian_velocity(x, t, 0.8), x, t, k, sigma=0.8)
         torch.testing.assert_close(found, gaussian_velocity(x, t, 0.8 / k**0.5))
 
-    def velocity(x, t, step):
-        return rescaled_velocity(gaussian_velocity(x, t, 0.8), x, t, k, sigma=0.8)
-
-    sample = integrate(velocity, x, plan_steps(Sampling(steps=400, solver="midpoint")))
-    torch.testing.assert_close(sample, x * 0.8 / k**0.5, rtol=1e-4, atol=0)
-
-
-def test_rescaling_is_the_ratio_of_scores():
-    """r·score, with the score -(x + (1 - t)·v)/t and the r of the paper."""
-    x, v, t, k, sigma = some(1, 3, 4), some(1, 3, 4, seed=1), 0.3, 1.5, 2.0
+    # For any velocity: r·score, with the score -(x + (1 - t)·v)/t and the r of the paper.
+    v, t, sigma = some(2, 3, 4, seed=1).double(), 0.3, 2.0
     snr = (1 - t) ** 2 / t**2
     ratio = (snr * sigma**2 + 1) / (snr * sigma**2 / k + 1)
     found = rescaled_velocity(v, x, t, k, sigma)

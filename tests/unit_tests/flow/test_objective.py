@@ -36,21 +36,10 @@ def kolmogorov_smirnov(values: torch.Tensor) -> float:
     return max((steps[1:] - values).max().item(), (values - steps[:-1]).max().item())
 
 
-# Randomness
-
-
-def test_splitmix64_known_answers():
-    bits = _bits(torch.tensor([0]), 5)[0]
-    assert [value % 2**64 for value in bits.tolist()] == [
-        0xE220A8397B1DCDAF,
-        0x6E789E6AA1B965F4,
-        0x06C45D188009454F,
-        0xF88BB8A8724C81EC,
-        0x1B39896A51A8749B,
-    ]
-
-
-def test_keys_are_distinct_over_seeds_batches_rows_and_streams():
+def test_splitmix64_known_answers_and_distinct_keys():
+    bits = _bits(torch.tensor([0]), 3)[0]
+    known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [value % 2**64 for value in bits.tolist()] == known
     keys = torch.cat(
         [
             keys_of(seed, batch, 16, stream)
@@ -119,15 +108,10 @@ def test_normal_is_independent_within_a_row():
     assert abs(correlation(flat[0::2].square(), flat[1::2].square())) < bound
 
 
-@pytest.mark.parametrize("channels", [128, 6, 5])
+@pytest.mark.parametrize("channels", [128, 5])
 def test_longer_padding_leaves_earlier_frames(channels):
     keys = keys_of(0, 7, 3)
-    short = normal(keys, (9, channels))
-    for frames in (10, 16, 31):
-        assert torch.equal(normal(keys, (frames, channels))[:, :9], short)
-
-
-# Objective
+    assert torch.equal(normal(keys, (31, channels))[:, :9], normal(keys, (9, channels)))
 
 
 def corrupted(objective: FlowMatching, latents: torch.Tensor, batch: int = 0, rows=None, of=None):
@@ -148,9 +132,8 @@ def test_identities_of_velocity_and_noise():
     assert torch.equal(noise.latents, noisy.latents) and torch.equal(noise.t, noisy.t)
     t = noisy.t[:, None, None]
     torch.testing.assert_close(noisy.latents - t * noisy.target, latents, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        noisy.latents + (1 - t) * noisy.target, noise.target, rtol=0, atol=1e-5
-    )
+    sum_ = noisy.latents + (1 - t) * noisy.target
+    torch.testing.assert_close(sum_, noise.target, rtol=0, atol=1e-5)
     assert noise.target.std() == pytest.approx(1, abs=0.15)
 
 
@@ -160,14 +143,12 @@ def test_velocity_from_either_prediction():
     noisy = corrupted(velocity, latents)
     assert velocity.velocity(noisy.target, noisy.latents, noisy.t) is noisy.target
     target = corrupted(noise, latents).target
-    torch.testing.assert_close(
-        noise.velocity(target, noisy.latents, noisy.t), noisy.target, rtol=0, atol=1e-4
-    )
-    # At t = 1 the identity is 0 / 0; the answer must still be finite.
-    one = torch.ones(len(latents))
+    found = noise.velocity(target, noisy.latents, noisy.t)
+    torch.testing.assert_close(found, noisy.target, rtol=0, atol=1e-4)
+    # At t = 1 the identity is 0 / 0. An error of the prediction moves the sample by no more than itself
+    # in a first step of 1/10.
+    one, error = torch.ones(len(latents)), torch.full_like(target, 0.01)
     assert torch.equal(noise.velocity(target, target, one), torch.zeros_like(target))
-    # An error of the prediction moves the sample by no more than itself in a first step of 1/10.
-    error = torch.full_like(target, 0.01)
     moved = 0.1 * noise.velocity(target + error, target, one, smallest_step=0.1)
     torch.testing.assert_close(moved, error, rtol=0, atol=1e-5)
 
@@ -211,14 +192,14 @@ def test_times_are_stratified_and_follow_the_distribution(objective):
 
 
 def test_rows_are_permuted_for_every_size():
-    for size in (*range(1, 200), 510510):
+    for size in (*range(1, 60), 510510):
         rows, seen = torch.arange(size), set()
         for batch in range(12 if size < 200 else 2):
             keys = stream_keys(5, torch.tensor(batch), torch.zeros_like(rows), 4)
-            places = permuted(rows, keys, torch.tensor(size))
-            assert torch.equal(places.sort().values, rows), size
-            assert torch.equal(permuted(rows[3:5], keys[3:5], size), places[3:5])
-            seen.add(tuple(places[:3].tolist()))
+            positions = permuted(rows, keys, torch.tensor(size))
+            assert torch.equal(positions.sort().values, rows), size
+            assert torch.equal(permuted(rows[3:5], keys[3:5], size), positions[3:5])
+            seen.add(tuple(positions[:3].tolist()))
         assert len(seen) > 6 or size in (1, 2, 3, 4, 510510)
 
 
@@ -287,24 +268,16 @@ def test_objective_from_the_config():
     assert build_objective(load_config(["--objective.logit_mean_end=-1"])).logit_mean_end == -1.0
 
 
-# Loss
-
-
 def test_loss_sums_over_any_split_and_leaves_padding_out():
     prediction, target = some_latents(4), some_latents(4).roll(1, 0)
     mask = torch.arange(10) < torch.tensor([10, 3, 7, 1])[:, None]
-    whole = squared_error_sums(prediction, target, mask).sum()
-    parts = [
-        squared_error_sums(prediction[r], target[r], mask[r]).sum() for r in ([0], [1, 2], [3])
-    ]
-    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
-    by_hand = sum(
-        ((prediction[b, f] - target[b, f]) ** 2).mean().item()
-        for b in range(4)
-        for f in range(10)
-        if mask[b, f]
-    )
-    assert whole.item() == pytest.approx(by_hand, rel=1e-5)
+    whole = squared_error_sums(prediction, target, mask)
+    for rows in ([0], [1, 2], [3]):
+        part = squared_error_sums(prediction[rows], target[rows], mask[rows])
+        torch.testing.assert_close(part, whole[rows])
+    for row, frames in enumerate([10, 3, 7, 1]):
+        error = (prediction[row, :frames] - target[row, :frames]).square().mean(1).sum()
+        assert whole[row].item() == pytest.approx(error.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("garbage", [1e4, math.nan])
@@ -320,11 +293,6 @@ def test_padding_has_neither_loss_nor_gradient(garbage):
     if math.isfinite(garbage):
         loss.backward()
         assert not prediction.grad[~mask].any() and prediction.grad[mask].all()
-
-
-def test_loss_is_float32_whatever_the_network_gives():
-    prediction = torch.full((1, 4096, 1), 1.0, dtype=torch.bfloat16)
-    loss = squared_error_sums(
-        prediction, torch.zeros(1, 4096, 1), torch.ones(1, 4096, dtype=torch.bool)
-    ).sum()
+    frames = torch.ones(1, 4096, 1, dtype=torch.bfloat16)  # summed in float32
+    loss = squared_error_sums(frames, torch.zeros_like(frames), frames[..., 0].bool()).sum()
     assert loss.dtype == torch.float32 and loss == 4096

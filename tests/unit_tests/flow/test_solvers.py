@@ -27,21 +27,6 @@ def solved(velocity, x=1.0, **settings) -> float:
     return float(integrate(lambda x, t, step: velocity(x, t), start, steps))
 
 
-def remaining_deviation(deviation: float, **settings) -> float:
-    """Standard deviation of the samples over that of Gaussian data, whose flow is known.
-
-    The variance at t is (1 - t)²·d² + t², and the velocity is x times half its logarithm's derivative.
-    """
-
-    def velocity(x, t):
-        return x * (t - (1 - t) * deviation**2) / ((1 - t) ** 2 * deviation**2 + t**2)
-
-    return solved(velocity, **settings) / deviation
-
-
-# Schedules
-
-
 def test_sway_at_minus_one_is_a_cosine():
     times = schedule_times(Sampling(steps=9, schedule="sway"))
     assert times == pytest.approx([math.cos(math.pi / 2 * k / 9) for k in range(10)], abs=1e-12)
@@ -71,15 +56,6 @@ def test_epss_leaves_out_steps_of_32(intervals):
     assert widths == sorted(widths) and widths[0] <= 2
 
 
-# Solvers
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_where_the_velocity_is_constant_every_solver_is_exact(solver):
-    for steps in (2, 6, 40):
-        assert solved(lambda x, t: 3.0, solver=solver, steps=steps) == pytest.approx(-2.0)
-
-
 def test_each_solver_is_its_quadrature_rule():
     """Of x' = t², for which the rules differ."""
     edges = linear_times(5)
@@ -96,37 +72,16 @@ def test_each_solver_is_its_quadrature_rule():
     assert found["heun"] == pytest.approx(by(lambda t, end: (t**2 + end**2) / 2))
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_growth_is_the_exponential_series_to_the_solvers_order(solver):
-    """Of x' = 2x in four intervals: 1 + z, and z²/2 more of second order."""
-    z = -2 / 4
-    factor = 1 + z + (z**2 / 2 if solver != "euler" else 0)
-    steps = 4 if solver == "euler" else 8
-    assert solved(lambda x, t: 2 * x, solver=solver, steps=steps) == pytest.approx(factor**4)
-
-
 @pytest.mark.parametrize("solver, order", [("euler", 1), ("midpoint", 2), ("heun", 2)])
-@pytest.mark.parametrize("schedule", ["linear", "sway"])
-def test_order_of_the_error(solver, order, schedule):
+def test_order_of_the_error(solver, order):
     """Twice the steps: half the error of Euler's method, a quarter of the others'. Of x' = x²·t, whose
     1/x grows by 1/2."""
 
     def error(steps):
-        settings = {"solver": solver, "schedule": schedule, "steps": steps}
+        settings = {"solver": solver, "schedule": "sway", "steps": steps}
         return solved(lambda x, t: x**2 * t, **settings) - 2 / 3
 
     assert math.log2(error(320) / error(640)) == pytest.approx(order, abs=0.05)
-
-
-def test_gaussian_data_by_40_evaluations():
-    """Euler's steps lose a fifth of a small deviation, midpoint's a hundredth."""
-    found = {s: remaining_deviation(0.05, solver=s, steps=40) for s in SOLVERS}
-    assert found["euler"] == pytest.approx(0.81, abs=0.005)
-    assert found["midpoint"] == pytest.approx(0.99, abs=0.005)
-    assert found["heun"] == pytest.approx(1.09, abs=0.005)
-
-
-# The plan
 
 
 @pytest.mark.parametrize(
@@ -183,12 +138,8 @@ def test_zero_init_starts_later_from_the_same_noise():
         seen.append((float(x), t))
         return 4 * torch.ones_like(x)
 
-    steps = plan_steps(Sampling(steps=4, zero_init_steps=2))
+    settings = Sampling(steps=4, zero_init_steps=2, speaker_kv_scale=1.5, speaker_kv_min_t=0.4)
+    steps = plan_steps(settings)
     assert float(integrate(velocity, torch.ones(1, 1, 1), steps)) == -1.0
     assert seen == [(1.0, 0.5), (0.0, 0.25)]
-
-
-def test_the_speaker_is_held_on_to_at_early_times():
-    plan = plan_steps(Sampling(steps=4, speaker_kv_scale=1.5, speaker_kv_min_t=0.5))
-    assert [step.speaker_kv_scale for step in plan] == [1.5, 1.5, 1.0, 1.0]
-    assert {step.speaker_kv_scale for step in plan_steps(Sampling(steps=4))} == {1.0}
+    assert [step.speaker_kv_scale for step in steps] == [1.5, 1.0]
