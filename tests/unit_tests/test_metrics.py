@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.nvml import GpuUse
-from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
 
@@ -28,10 +28,6 @@ def test_peaks_of_devices():
     for device in ("", "NVIDIA H20", "NVIDIA RTX A1000", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"):
         assert peak_flops(device, 0.0) is None
         assert peak_flops(device, 500.0) == 500e12
-
-
-def test_eta():
-    assert [eta(seconds) for seconds in (59.9, 3661, 360000)] == ["0:00:59", "1:01:01", "100:00:00"]
 
 
 def batch(shape, frames, text_tokens, speaker_frames, text_rows=()) -> MicroBatch:
@@ -234,20 +230,6 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
     return scalars
 
 
-def test_pages_of_the_trackers_are_grouped_with_the_loss_first(tmp_path, one_process_group):
-    metrics = started(tmp_path)
-    logged = {}
-    metrics.trackers = SimpleNamespace(log_scalars=lambda values, step: logged.update(values))
-    log(metrics, 1)
-    (row,) = rows(tmp_path)
-    flat = {name.rpartition("/")[2]: value for name, value in logged.items()}
-    assert row.pop("loss_by_time") == []
-    assert flat == {name: value for name, value in row.items() if name not in ("step", "time")}
-    assert {name.partition("/")[0] for name in logged} == {"loss", "train", "speed"}
-    assert min(logged, key=str.lower) == "loss" < "speech"  # TensorBoard's order
-    assert {"train/grad_norm", "train/lr", "speed/mfu", "speed/gpu_power_watts"} <= logged.keys()
-
-
 def masked(lengths: list[int]) -> torch.Tensor:
     return torch.arange(10) < torch.tensor(lengths)[:, None]
 
@@ -270,6 +252,9 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     found = [row["loss_by_time"] for row in rows(tmp_path)]
     assert found[0] == [7 / 14, *[None] * 4, pytest.approx(9.5 / 5), *[None] * 3, 0.5]
     assert found[1] == [None, 0.5, *[None] * 8]
+    assert {name.partition("/")[0] for name in logged[0]} == {
+        *("loss", "train", "speed", "train_by_time")
+    }
     by_time = {name: value for name, value in logged[0].items() if "loss_at" in name}
     assert list(by_time) == [
         f"train_by_time/loss_at_{n / 10:.1f}-{(n + 1) / 10:.1f}" for n in range(10)

@@ -199,16 +199,6 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
 
 
 @pytest.mark.long
-def test_command_of_a_wheel_in_a_folder_of_its_own(wheel, tmp_path):
-    """As with `pip install --user` beside a torchtitan that the system has."""
-    wheel.extractall(tmp_path / "unpacked")
-    (tmp_path / "elsewhere").mkdir()
-    code = COMMAND.format(before=WITHOUT_TRITON)
-    found = run_python(code, tmp_path / "elsewhere", tmp_path / "unpacked")
-    check_command(found, tmp_path / "unpacked")
-
-
-@pytest.mark.long
 def test_command_of_a_wheel_in_upstreams_folder(wheel, tmp_path):
     """As pip installs it: our files lie among upstream's, whose own stay as they are."""
     site = tmp_path / "site"

@@ -149,13 +149,6 @@ def test_readme_names_every_room(folder):
     assert named <= rooms, "the README names what is not there"
 
 
-def test_unit_tests_mirror_the_rooms():
-    rooms = {path.name for folder in FOLDERS.values() for path in folder.iterdir()} | {"tools"}
-    for path in (ROOT / "tests/unit_tests").iterdir():
-        if path.is_dir() and path.name != "__pycache__":
-            assert path.name in rooms
-
-
 def test_who_imports_whom_outside_the_product():
     """No test imports a test, no benchmark or tool imports a test, the product imports none of them."""
     for path in ROOT.glob("tests/**/*.py"):

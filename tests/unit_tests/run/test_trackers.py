@@ -1,12 +1,10 @@
 """TensorBoard and Weights & Biases: what comes back from them, resumes, keys, and what is missing."""
 
-import errno
 import io
 import json
 import logging
 import os
 import sys
-import threading
 from itertools import count
 from types import SimpleNamespace
 
@@ -230,18 +228,6 @@ def test_a_missing_package_ends_the_start_before_it_writes(
     assert train("mine", enabled) == 2 and not (tmp_path / "mine").exists()
     sentence = f"the package {package} is not installed; run: pip install {installs}"
     assert sentence in capsys.readouterr().err
-
-
-def test_the_traceback_of_a_writing_thread_on_a_full_disk_is_not_shown(monkeypatch, capsys):
-    def write(code: int) -> None:
-        raise OSError(code, "no")
-
-    monkeypatch.setattr(threading, "excepthook", errors.report_thread_error)
-    for code, shown in ((errno.EFBIG, False), (errno.ENOSPC, False), (errno.EIO, True)):
-        thread = threading.Thread(target=write, args=(code,))
-        thread.start()
-        thread.join()
-        assert ("Traceback" in capsys.readouterr().err) == shown
 
 
 def test_variables_of_dotenv(alone, monkeypatch):
