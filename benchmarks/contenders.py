@@ -2,7 +2,7 @@
 
 Every contender but the plain copy gives ``(input_dict, labels)`` as our loader does (see
 ``LatentDataLoader``): rows of one length bucket, padded to its static shape, texts as ids of the byte
-tokenizer, masks and labels. The other libraries know no buckets, so their samples go through
+tokenizer, lengths and labels. The other libraries know no buckets, so their samples go through
 `BucketBatches`, which keeps one open batch per bucket, widens each array straight into its row, and
 gives a batch out when it is full: the same number of rows, the same padding and no copy more than ours.
 
@@ -168,8 +168,8 @@ class _OpenBatch:
             "latents": self.latents[:n],
             "speaker": self.speaker[:n],
             "text_ids": torch.from_numpy(self.text_ids[:n]),
-            "text_mask": torch.from_numpy(np.arange(self.L) < self.tokens[:n, None]),
-            "speaker_mask": torch.from_numpy(np.arange(self.R) < self.references[:n, None]),
+            "text_tokens": torch.from_numpy(self.tokens[:n]),
+            "speaker_frames": torch.from_numpy(self.references[:n]),
             "frames": torch.from_numpy(self.frames[:n]),
             "sample_id": self.keys,
         }

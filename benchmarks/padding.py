@@ -73,20 +73,15 @@ def buckets(
     ratio: float = Data.max_reference_ratio,
 ) -> BatchPolicy:
     """The buckets of a run with the default settings but for their number and the references' ratio."""
-    return make_batch_policy(
-        frames,
-        references,
-        tokens,
+    data = Data(
         max_frames=768,
         max_speaker_frames=LONGEST_REFERENCE_FRAMES,
         max_reference_ratio=ratio,
-        max_text_tokens=Data.max_text_tokens,
         num_buckets=num_buckets,
-        bucket_frames=(),
-        global_batch_size=BATCH_SIZE,
         batch_multiple=8,
         speaker_patch_size=4,
     )
+    return make_batch_policy(data, BATCH_SIZE, frames, references, tokens)
 
 
 def batch_max(frames: np.ndarray, generator: np.random.Generator) -> tuple[float, int]:

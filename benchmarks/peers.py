@@ -49,6 +49,7 @@ from benchmarks.speed.peers import (  # noqa: E402
 )
 from benchmarks.synthetic_speech import lognormal_frames  # noqa: E402
 from titan_tts.plan.activations import StorageLedger  # noqa: E402
+from torchtitan.models.dit_tts.config.job_config import Data  # noqa: E402
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, make_batch_policy  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
@@ -166,20 +167,17 @@ class Lengths:
         self.text = np.clip(text.astype(int), 1, np.minimum(TEXT_LIMIT, self.frames))
         self.reference = np.minimum(generator.permutation(self.frames), REFERENCE_LIMIT)
         self.budget = 2 * LONGEST
-        self.policy = make_batch_policy(
-            self.frames,
-            self.reference,
-            self.text,
+        data = Data(
             max_frames=LONGEST,
             max_speaker_frames=REFERENCE_LIMIT,
             max_reference_ratio=1.0,
             max_text_tokens=TEXT_LIMIT,
             num_buckets=8,
-            bucket_frames=[],
-            global_batch_size=self.budget // LONGEST,
             batch_multiple=1,
             speaker_patch_size=fifty_million().speaker_patch_size,
         )
+        lengths = self.frames, self.reference, self.text
+        self.policy = make_batch_policy(data, self.budget // LONGEST, *lengths)
 
     def ours(self, compiled: bool) -> list[Batch]:
         """An epoch's batches, a batch of each bucket first. As in training those that are not compiled end

@@ -136,7 +136,7 @@ class ReferenceTexts:
         ids = _one_behind_the_other(
             pad_sequence(before, batch_first=True).to(own.device), lengths, own, (own > 0).sum(1)
         )
-        return Prompted(batch["speaker"], batch["speaker_mask"].sum(1), ids)
+        return Prompted(batch["speaker"], batch["speaker_frames"], ids)
 
     def requested(self, requests: Sequence[SpeechRequest]) -> Prompted:
         """Requests whose metadata has the `reference_key` of their reference."""

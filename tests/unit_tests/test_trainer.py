@@ -96,9 +96,9 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
         batch = {
             "latents": torch.randn(rows, frames, 128),
             "speaker": torch.randn(rows, 8, 128),
-            "speaker_mask": torch.ones(rows, 8, dtype=torch.bool),
+            "speaker_frames": torch.full((rows,), 8),
             "text_ids": torch.zeros(rows, 4, dtype=torch.int64),
-            "text_mask": torch.ones(rows, 4, dtype=torch.bool),
+            "text_tokens": torch.full((rows,), 4),
             "text_positions": torch.rand(rows, 4),
             "frames": lengths,
             "global_batch": torch.tensor(1),
@@ -147,8 +147,8 @@ def step_data(step: int) -> list[tuple[dict, torch.Tensor]]:
     for number, (batch, _) in enumerate(batches):
         batch["global_batch"] = torch.tensor(step)
         batch["text_ids"] = torch.randint(1, 8, (2, 4))
-        batch["text_mask"][0, 2:] = False
-        batch["speaker_mask"][1, 4 * number - 4 :] = number == 0
+        batch["text_tokens"][0] = 2
+        batch["speaker_frames"][1] = 4 * number - 4 if number else 8
         batch["sample_id"] = [f"{step}-{number}-{row}" for row in range(2)]
     valid = [int((labels != IGNORE_INDEX).sum()) for _, labels in batches]
     assert len({*valid, 32}) == MICRO_BATCHES + 1
@@ -167,10 +167,10 @@ def loss_and_gradients(model: DiTTTSModel, step: int, on_padding: bool):
             t=draw.t,
             frame_mask=mask,
             text_ids=batch["text_ids"],
-            text_mask=batch["text_mask"],
+            text_mask=torch.arange(4) < batch["text_tokens"][:, None],
             text_positions=batch["text_positions"],
             speaker=batch["speaker"],
-            speaker_mask=batch["speaker_mask"],
+            speaker_mask=torch.arange(8) < batch["speaker_frames"][:, None],
             keep_text=draw.keep_text,
             keep_speaker=draw.keep_speaker,
         )

@@ -17,7 +17,7 @@ from titan_tts.doctor.scan import (
     Measurements,
 )
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote
 

@@ -13,7 +13,7 @@ from titan_tts.doctor.findings import Limits
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.splits import heldout_shards
+from torchtitan.models.dit_tts.data.heldout import heldout_shards
 
 # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02
@@ -55,20 +55,17 @@ def suggest(
     max_text = min(limits.max_text_tokens, _round_up(int(tokens[fits].max())))
     longest = choices[chosen - 1]["edges"][-1]
     samples = batch_frames // longest if batch_frames else GLOBAL_BATCH_SIZE
-    policy = make_batch_policy(
-        frames,
-        dataset.reference_frames[fits],
-        tokens[fits],
+    data = Data(
         max_frames=max_frames,
         max_speaker_frames=max_speaker_frames,
-        max_reference_ratio=Data.max_reference_ratio,
         max_text_tokens=max_text,
         num_buckets=chosen,
-        bucket_frames=[],
-        global_batch_size=max(1, samples // BATCH_MULTIPLE) * BATCH_MULTIPLE,
         batch_multiple=BATCH_MULTIPLE,
         speaker_patch_size=SPEAKER_PATCH_SIZE,
     )
+    global_batch_size = max(1, samples // BATCH_MULTIPLE) * BATCH_MULTIPLE
+    lengths = frames, dataset.reference_frames[fits], tokens[fits]
+    policy = make_batch_policy(data, global_batch_size, *lengths)
     buckets = [
         {
             "frames": shape[0],

@@ -180,10 +180,8 @@ class Autotune:
             selection = select_samples(
                 dataset.frames,
                 np.zeros(len(dataset)),
-                max_frames=data.max_frames,
-                max_text_tokens=data.max_text_tokens,
-                on_too_long=data.on_too_long,
-                sample_name=dataset.sample_id,
+                data,
+                dataset.sample_id,
             )
             draws = sample_draws(data, dataset, selection)
             edges = choose_edges(selection.frames, data.num_buckets, data.max_frames, draws)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from titan_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.data.splits import HELDOUT_PREFIXES, split_of
+from torchtitan.models.dit_tts.data.heldout import HELDOUT_PREFIXES, split_of
 from torchtitan.models.dit_tts.errors import InputError
 
 SPLITS = ("train", "heldout")

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import (
     WEIGHT_BITS,
     GlobalBatch,
@@ -122,21 +123,13 @@ def test_permutation_is_pinned():
 
 
 def policy(frames, **changes):
-    settings = dict(
-        max_frames=768,
-        max_speaker_frames=384,
-        max_reference_ratio=1.0,
-        max_text_tokens=192,
-        num_buckets=8,
-        bucket_frames=[],
-        global_batch_size=16,
-        batch_multiple=8,
-        speaker_patch_size=4,
-    )
     frames = np.asarray(frames)
     reference = changes.pop("reference_frames", np.full(len(frames), 50))
     text = changes.pop("text_tokens", frames // 2 + 2)
-    return make_batch_policy(frames, reference, text, **{**settings, **changes})
+    draws = changes.pop("draws", None)
+    limits = {"max_frames": 768, "max_speaker_frames": 384, "max_text_tokens": 192}
+    data = Data(**limits, **changes)
+    return make_batch_policy(data, 16, frames, reference, text, draws)
 
 
 def test_chosen_edges_are_the_best():
@@ -232,10 +225,8 @@ def test_selection():
         return select_samples(
             frames[samples],
             text[samples],
-            on_too_long=on_too_long,
-            max_frames=768,
-            max_text_tokens=192,
-            sample_name=lambda sample: f"name{sample}",
+            Data(on_too_long=on_too_long, max_frames=768, max_text_tokens=192),
+            lambda sample: f"name{sample}",
         )
 
     dropped = select("drop")

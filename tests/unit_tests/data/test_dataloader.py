@@ -62,10 +62,10 @@ def test_contents_of_a_batch(folder):
             assert labels[row].tolist() == [0] * frames + [IGNORE_INDEX] * (T - frames)
             assert torch.equal(inputs["speaker"][row, : len(reference)], reference)
             assert not inputs["speaker"][row, len(reference) :].any()
-            assert inputs["speaker_mask"][row].tolist() == [i < len(reference) for i in range(R)]
+            assert inputs["speaker_frames"][row] == len(reference)
             ids = byte_tokenizer().encode(loader.dataset.metadata(sample)["text"])
             assert inputs["text_ids"][row].tolist() == ids + [0] * (L - len(ids))
-            assert inputs["text_mask"][row].tolist() == [i < len(ids) for i in range(L)]
+            assert inputs["text_tokens"][row] == len(ids)
     assert shapes <= set(loader.policy.shapes) and len({R for _, _, R in shapes}) > 1
     assert len(set(starts)) > 10
 
@@ -113,7 +113,8 @@ def test_padding_is_zero_where_memory_is_used_again(folder):
     """From the third batch on, as the loop holds one while the next is made."""
     for _, (inputs, labels) in zip(range(8), build(folder)):
         assert not inputs["latents"][labels == IGNORE_INDEX].any()
-        assert not inputs["speaker"][~inputs["speaker_mask"]].any()
+        valid = torch.arange(inputs["speaker"].shape[1]) < inputs["speaker_frames"][:, None]
+        assert not inputs["speaker"][~valid].any()
         inputs["latents"].fill_(7)
         inputs["speaker"].fill_(7)
 

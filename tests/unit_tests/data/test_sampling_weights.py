@@ -5,24 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 
 ONE = 1 << WEIGHT_BITS
 
 
-def draws(source, weights=(), codes=None, beta=0.0, seconds=None, alpha=0.0, offset=0.0):
+def draws(source, codes=None, frames=None, **settings):
     source = np.asarray(source)
-    return draws_per_epoch(
-        source,
-        weights,
-        [f"d{number}" for number in range(source.max() + 1)],
-        label_codes=None if codes is None else np.asarray(codes),
-        beta=beta,
-        duration_seconds=np.ones(len(source)) if seconds is None else np.asarray(seconds, float),
-        alpha=alpha,
-        offset_seconds=offset,
-    )
+    data = Data(path=[f"d{number}" for number in range(source.max() + 1)], **settings)
+    return draws_per_epoch(data, source, np.ones(len(source)) if frames is None else frames, codes)
 
 
 def drawn(order, epochs):
@@ -59,7 +52,7 @@ def test_datasets_are_mixed_by_weight():
 def test_balanced_classes_follow_the_effective_number():
     codes = np.repeat([0, 1, -1], [900, 90, 10])
     for beta in (0.0, 0.99, 0.9999999):
-        weights = draws(np.zeros(1000, int), codes=codes, beta=beta) / ONE
+        weights = draws(np.zeros(1000, int), codes=codes, balance_beta=beta) / ONE
         fraction = np.array([weights[codes == code].sum() for code in (0, 1, -1)]) / weights.sum()
         n = np.array([900, 90, 10])
         wanted = n * ((1 - beta) / (1 - beta**n))
@@ -69,7 +62,8 @@ def test_balanced_classes_follow_the_effective_number():
 
 def test_durations_are_drawn_by_their_power():
     seconds = np.repeat([2.0, 8.0], 500)
-    weights = draws(np.zeros(1000, int), seconds=seconds, alpha=0.5, offset=1.0) / ONE
+    settings = {"duration_alpha": 0.5, "duration_offset_seconds": 1.0, "frames_per_second": 25.0}
+    weights = draws(np.zeros(1000, int), frames=25 * seconds, **settings) / ONE
     assert weights[-1] / weights[0] == pytest.approx(np.sqrt(9 / 3), abs=1e-3)
     assert weights.mean() == pytest.approx(1, abs=1e-4)
 
@@ -77,7 +71,7 @@ def test_durations_are_drawn_by_their_power():
 def test_balancing_is_within_each_dataset():
     source = np.repeat([0, 1], [100, 100])
     codes = np.concatenate([np.repeat([0, 1], [90, 10]), np.repeat([1, 2], [90, 10])])
-    weights = draws(source, weights=[1, 1], codes=codes, beta=0.999999)
+    weights = draws(source, weights=[1, 1], codes=codes, balance_beta=0.999999)
     for dataset, classes in ((0, (0, 1)), (1, (1, 2))):
         totals = [weights[(source == dataset) & (codes == c)].sum() for c in classes]
         assert totals[0] == pytest.approx(totals[1], rel=1e-3)

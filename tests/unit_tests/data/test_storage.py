@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from tests.helpers.sentences import sentence_of
 from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
-from torchtitan.models.dit_tts.data.splits import heldout_shards
+from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
 from torchtitan.models.dit_tts.files import is_remote
 

@@ -11,17 +11,17 @@ def test_streams_end_with_their_longest_row():
         "latents": torch.randn(2, 40, 4),
         "frames": frames,
         "text_ids": torch.arange(60).view(2, 30),
-        "text_mask": torch.arange(30) < text[:, None],
+        "text_tokens": text,
         "text_features": torch.randn(2, 30, 3),
         "speaker": torch.randn(2, 32, 4),
-        "speaker_mask": torch.arange(32) < speaker[:, None],
+        "speaker_frames": speaker,
         "sample_id": ["a", "b"],
     }
     labels = torch.where(torch.arange(40) < frames[:, None], 0, -100)
     before = dict(batch)
     trimmed = trim_padding(batch, labels)
-    ends = {"latents": 24, "text_ids": 16, "text_mask": 16, "text_features": 16}
-    for name, end in (ends | {"speaker": 8, "speaker_mask": 8}).items():
+    ends = {"latents": 24, "text_ids": 16, "text_features": 16}
+    for name, end in (ends | {"speaker": 8}).items():
         assert torch.equal(batch[name], before[name][:, :end]), name
     assert torch.equal(trimmed, labels[:, :24]) and (trimmed == 0).sum() == 20
-    assert int(batch["text_mask"].sum()) == 11 and batch["sample_id"] == ["a", "b"]
+    assert batch["text_tokens"] is text and batch["sample_id"] == ["a", "b"]

@@ -2,7 +2,6 @@
 
 import shlex
 import tomllib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from titan_tts.doctor.suggest_buckets import (
     fewest_buckets,
     suggest,
 )
-from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS
+from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -53,29 +52,16 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     """The TOML is taken by the loader and gives the padding that it promises."""
     suggestion = suggestion_of(dataset)
     pasted = tomllib.loads(suggestion["toml"])
-    options = SimpleNamespace(**pasted["data"])
+    options = Data(**pasted["data"], on_too_long="error", batch_multiple=8, speaker_patch_size=4)
     tokens = dataset.text_bytes + 2
     selection = select_samples(
         dataset.frames,
         tokens,
-        max_frames=options.max_frames,
-        max_text_tokens=options.max_text_tokens,
-        on_too_long="error",
+        options,
     )
-    policy = make_batch_policy(
-        selection.frames,
-        dataset.reference_frames,
-        tokens,
-        max_frames=options.max_frames,
-        max_speaker_frames=options.max_speaker_frames,
-        max_reference_ratio=1.0,
-        max_text_tokens=options.max_text_tokens,
-        num_buckets=options.num_buckets,
-        bucket_frames=options.bucket_frames,
-        global_batch_size=pasted["training"]["global_batch_size"],
-        batch_multiple=8,
-        speaker_patch_size=4,
-    )
+    global_batch_size = pasted["training"]["global_batch_size"]
+    lengths = selection.frames, dataset.reference_frames, tokens
+    policy = make_batch_policy(options, global_batch_size, *lengths)
     assert list(policy.edges) == suggestion["bucket_frames"]
     useful = [choice["useful_fraction"] for choice in suggestion["choices"]]
     enough = [number for number, each in enumerate(useful, 1) if each >= max(useful) - 0.02]

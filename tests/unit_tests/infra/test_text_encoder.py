@@ -71,7 +71,7 @@ def test_the_loader_puts_features_behind_the_conditions(shards, gemma, tmp_path,
         (inputs, labels), (expected, expected_labels) = next(both), next(expected_both)
         features = inputs.pop("text_features")
         assert inputs.keys() == expected.keys() and torch.equal(labels, expected_labels)
-        for name in ("text_ids", "text_mask", "latents"):
+        for name in ("text_ids", "text_tokens", "latents"):
             assert torch.equal(inputs[name], expected[name])
         assert features.dtype == getattr(torch, stored)
         assert features.shape == (*inputs["text_ids"].shape, 64)
@@ -79,7 +79,7 @@ def test_the_loader_puts_features_behind_the_conditions(shards, gemma, tmp_path,
             own = made.read(number[sample_id], loader.features)
             assert torch.equal(features[row, 2 : 2 + len(own)], own)
             assert not features[row, :2].any() and not features[row, 2 + len(own) :].any()
-            assert inputs["text_mask"][row].sum() == 2 + len(own)
+            assert inputs["text_tokens"][row] == 2 + len(own)
 
 
 def loader_of(made: Made, tmp_path, **changes):

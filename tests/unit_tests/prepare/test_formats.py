@@ -31,7 +31,7 @@ from titan_tts.prepare.recordings import (
 )
 from titan_tts.prepare.settings import Options
 from tools.harness.http_server import FolderServer
-from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import InputError
 
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_rows
 from tools.harness.synthetic import flip_bits
@@ -44,8 +43,7 @@ def test_every_sample_in_batches_of_similar_lengths(rows):
     assert first.inputs["frames"].tolist() == [7, 9, 12]
     assert first.inputs["sample_id"] == [f"000000:utt{number}" for number in (5, 1, 2)]
     # No longer than a model's multiple above its longest.
-    assert first.labels.shape[1] < 32 and second.labels.shape[1] == 32
-    assert ((first.labels != IGNORE_INDEX).sum(1)).tolist() == [7, 9, 12]
+    assert first.inputs["latents"].shape[1] < 32 and second.inputs["latents"].shape[1] == 32
     dataset = fixed.dataset
     for row, sample in enumerate((5, 1, 2)):
         loaded = dataset.load(sample)
@@ -53,7 +51,7 @@ def test_every_sample_in_batches_of_similar_lengths(rows):
         assert np.array_equal(latents[:length].numpy(), loaded.latents)
         assert not latents[length:].any()
         # A reference that is too long gives its first frames, as in generation.
-        reference = first.inputs["speaker"][row, : first.inputs["speaker_mask"][row].sum()]
+        reference = first.inputs["speaker"][row, : first.inputs["speaker_frames"][row]]
         assert np.array_equal(reference.numpy(), loaded.reference[:6])
 
 
@@ -81,8 +79,7 @@ def test_another_rows_text_under_its_own_conditions(four):
         for entries, text in ((batch.inputs, metadata["text"]), (batch.other_text, other_text)):
             ids = plain.encode(text, own)
             assert entries["text_ids"][row, : len(ids)].tolist() == ids
-            assert entries["text_mask"][row].sum() == len(ids)
-            assert not entries["text_mask"][row, len(ids) :].any()
+            assert entries["text_tokens"][row] == len(ids)
             assert not entries["text_ids"][row, len(ids) :].any()
     assert batch.has_other_text.all()
     durations = {int(ids[2]) for ids in batch.other_text["text_ids"]}
@@ -94,13 +91,14 @@ def test_the_reference_of_another_speaker(four):
     assert batch.has_other_speaker.tolist() == [True, True, False, True]
     inputs, other = batch.inputs, batch.other_speaker
     for row, partner in enumerate((1, 3, 2, 1)):
-        for name in ("speaker", "speaker_mask"):
+        for name in ("speaker", "speaker_frames"):
             assert torch.equal(other[name][row], inputs[name][partner])
-    assert set(other) == {"speaker", "speaker_mask"}
-    assert set(batch.other_text) == {"text_ids", "text_mask", "text_positions"}
-    other = [batch.other_text[name] for name in ("text_ids", "text_mask", "text_positions")]
-    positions = byte_tokenizer().text_positions(other[0].numpy(), other[1].numpy())
-    assert positions.max() > 0 and (other[2].numpy() == positions).all()
+    assert set(other) == {"speaker", "speaker_frames"}
+    assert set(batch.other_text) == {"text_ids", "text_tokens", "text_positions"}
+    ids, tokens, positions = batch.other_text.values()
+    mask = np.arange(ids.shape[1]) < tokens[:, None].numpy()
+    expected = byte_tokenizer().text_positions(ids.numpy(), mask)
+    assert expected.max() > 0 and (positions.numpy() == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_long_samples_are_cropped_or_left_out_as_in_training(rows):
     cropped = fixed_set(rows, batch_size=6, max_frames=16, on_too_long="crop")
     assert len(cropped) == 6 and cropped.fitting.tolist() == [1, 2, 5]
     batch = cropped.load(0)
-    assert batch.labels.shape == (6, 16)
+    assert batch.inputs["latents"].shape[:2] == (6, 16)
     assert batch.inputs["frames"].tolist() == [7, 9, 12, 16, 16, 16]
     seconds = 16 / data_section(rows).frames_per_second
     ids = UnitTokenizer(CONDITIONS).encode("five", {"speaker": "eve", "target_duration": seconds})
@@ -182,4 +180,4 @@ def test_stored_features_change_places_with_their_texts(four):
         there = other[row].any(-1).nonzero().squeeze(1).tolist()
         assert there == list(range(conditions, conditions + int(lengths[sample])))
         assert (other[row][there] == sample + 1).all()
-        assert batch.other_text["text_mask"][row].sum() == conditions + lengths[sample]
+        assert batch.other_text["text_tokens"][row] == conditions + lengths[sample]

@@ -1,12 +1,14 @@
 """The figures of a validation against their definition, with networks of one line."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.fixed_sets import CHANNELS, fixed_set, write_rows
+from torchtitan.models.dit_tts.config.job_config import Validation
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.model.conditions import Conditions
@@ -20,7 +22,7 @@ HELDOUT = [
     ("five", "eve", 20, 16),
     ("six", "bob", 31, 3),
 ]
-CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
+CONDITIONS = ("text_ids", "text_tokens", "speaker", "speaker_frames")
 TRAINING = [("seven", "ann", 5, 4), ("eight", "bob", 17, 3)]
 
 
@@ -31,10 +33,14 @@ def folders(tmp_path):
 
 def encode(batch) -> Conditions:
     """Of each text the mean of its ids, of each reference its mean."""
-    ids = (batch["text_ids"] * batch["text_mask"]).sum(1) / batch["text_mask"].sum(1)
-    count = batch["speaker_mask"].sum(1, keepdim=True).clamp_min(1)
-    voice = (batch["speaker"] * batch["speaker_mask"][..., None]).sum(1) / count
-    return Conditions(ids, batch["text_mask"], voice, batch["speaker_mask"])
+    text, speaker = (
+        torch.arange(batch[name].shape[1]) < batch[count][:, None]
+        for name, count in (("text_ids", "text_tokens"), ("speaker", "speaker_frames"))
+    )
+    ids = (batch["text_ids"] * text).sum(1) / text.sum(1)
+    count = speaker.sum(1, keepdim=True).clamp_min(1)
+    voice = (batch["speaker"] * speaker[..., None]).sum(1) / count
+    return Conditions(ids, text, voice, speaker)
 
 
 def denoise(noisy, t, mask, conditions) -> torch.Tensor:
@@ -51,10 +57,14 @@ def measurer(
 ) -> HeldoutLoss:
     sets = [fixed_set(folder, batch_size=batch_size) for folder in folders]
     objective = objective or FlowMatching()
-    device = torch.device("cpu")
-    return HeldoutLoss(
-        *sets, TIMES, seed, objective, encode, network, lambda batch: batch, device, **ranks
+    forward_pass: Any = SimpleNamespace(
+        encode=encode,
+        denoise=network,
+        to_device=lambda batch: batch,
+        device=torch.device("cpu"),
     )
+    validation = Validation(times=TIMES, seed=seed)
+    return HeldoutLoss(*sets, validation, objective, forward_pass, **ranks)
 
 
 def by_hand(folder, network, prediction: str, stream: int, kind: str = "") -> list[float]:
@@ -65,7 +75,7 @@ def by_hand(folder, network, prediction: str, stream: int, kind: str = "") -> li
         for number in range(len(fixed.batches)):
             batch = fixed.load(number)
             for row, place in enumerate(batch.rows.tolist()):
-                length = int((batch.labels[row] != IGNORE_INDEX).sum())
+                length = int(batch.inputs["frames"][row])
                 clean = batch.inputs["latents"][row, :length]
                 keys = stream_keys(3, torch.tensor(position), torch.tensor([place]), stream)
                 noise = normal(keys, (length, CHANNELS))[0]

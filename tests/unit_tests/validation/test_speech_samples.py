@@ -355,19 +355,9 @@ def test_every_rank_has_its_part_of_the_prompts(monkeypatch):
     for ranks in (1, 2, 4, 8):
         shares = []
         for rank in range(ranks):
-            names = (
-                "folder",
-                "prompts",
-                "codec",
-                "model",
-                "tokenizer",
-                "objective",
-                "text_encoder",
-            )
-            parts = dict.fromkeys(names) | {"prompts": prompts, "folder": Path(".")}
-            device = torch.device("cpu")
-            arguments = list(parts.values())
-            one = SpeechSamples(config, *arguments, device, rank, ranks, False, rank == 0)
+            forward_pass = SimpleNamespace(model=None, text_encoder=None, device="cpu", amp=None)
+            arguments = config, Path("."), prompts, None, None, None, forward_pass
+            one = SpeechSamples(*arguments, rank, ranks, writes=rank == 0)
             shares.append(one.own)
         assert len({len(each) for each in shares}) == 1
         own = sorted(prompt.request.text for each in shares for prompt, counts in each if counts)

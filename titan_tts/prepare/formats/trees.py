@@ -15,7 +15,7 @@ from titan_tts.prepare.recordings import (
     sample_key,
 )
 from titan_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.data.splits import split_of
+from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import InputError
 
 _AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")

@@ -16,18 +16,33 @@ from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
-_CONDITIONS = ("text_ids", "text_mask", "speaker", "speaker_mask")
-"""Entries of a batch that the model encodes"""
+
+def valid_mask(lengths: torch.Tensor, size: int) -> torch.Tensor:
+    """(B, size) bool, true before each row's length (B,)."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
     """The shape of a batch on the CPU and the valid lengths of its samples, for the metrics."""
     samples, frames, _ = batch["latents"].shape
-    lengths = (batch["frames"], batch["text_mask"].sum(1), batch["speaker_mask"].sum(1))
+    lengths = (batch[name].tolist() for name in ("frames", "text_tokens", "speaker_frames"))
     return MicroBatch(
         (samples, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
-        list(zip(*(each.tolist() for each in lengths), strict=True)),
+        list(zip(*lengths, strict=True)),
         rows.shapes if rows is not None else (),
+    )
+
+
+def _conditions(
+    batch: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Text ids and speaker latents that the model encodes, each with its mask."""
+    text, speaker = batch["text_ids"], batch["speaker"]
+    return (
+        text,
+        valid_mask(batch["text_tokens"], text.shape[1]),
+        speaker,
+        valid_mask(batch["speaker_frames"], speaker.shape[1]),
     )
 
 
@@ -85,7 +100,8 @@ class ForwardPass:
         encoder = self.text_encoder or self.model.text_encoder
         if not isinstance(encoder, PretrainedTextEncoder):
             return None
-        in_text = batch["text_mask"] & (batch["text_ids"] < self.first_condition_id)
+        ids = batch["text_ids"]
+        in_text = valid_mask(batch["text_tokens"], ids.shape[1]) & (ids < self.first_condition_id)
         return encoder.rows(in_text.numpy())
 
     def loss_sums(
@@ -106,7 +122,7 @@ class ForwardPass:
                 noisy.latents,
                 noisy.t,
                 frame_mask,
-                *(batch[name] for name in _CONDITIONS),
+                *_conditions(batch),
                 noisy.keep_text,
                 noisy.keep_speaker,
                 features,
@@ -130,11 +146,12 @@ class ForwardPass:
         """(B, L, h) of a text encoder beside the model; None where it is inside."""
         if self.text_encoder is None:
             return batch.get("text_features")
-        return self.text_encoder(batch["text_ids"], batch["text_mask"], batch["text_rows"])
+        ids, mask, *_ = _conditions(batch)
+        return self.text_encoder(ids, mask, batch["text_rows"])
 
     def encode(self, batch: dict[str, Any]) -> Conditions:
         """Encoded text and speaker of a batch, outside of training."""
-        inputs = [batch[name] for name in _CONDITIONS]
+        inputs = _conditions(batch)
         features = self._text_features(batch)
         with self.amp:
             rows, places = batch["text_rows"], batch["text_positions"]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.parallel_dims import ParallelDims
@@ -213,9 +212,7 @@ class DiTTTSTrainer(Trainer):
         for batch, labels in batches:
             if trims:
                 labels = trim_padding(batch, labels)
-            batch["valid_frames"] = (
-                labels.numel() if on_padding else int((labels != IGNORE_INDEX).sum())
-            )
+            batch["valid_frames"] = labels.numel() if on_padding else int(batch["frames"].sum())
             rows = self.forward_pass.text_rows(batch)
             micro_batch = measure(batch, rows)
             self.metrics_processor.count(micro_batch, batch["replaced"])

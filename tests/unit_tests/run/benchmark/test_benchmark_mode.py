@@ -91,9 +91,13 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
         valid = labels != IGNORE_INDEX
         assert (valid.sum(1) == batch["frames"]).all()
         assert not batch["latents"][~valid].any()
-        assert not batch["speaker"][~batch["speaker_mask"]].any()
+        text, speaker = (
+            torch.arange(batch[name].shape[1]) < batch[count][:, None]
+            for name, count in (("text_ids", "text_tokens"), ("speaker", "speaker_frames"))
+        )
+        assert not batch["speaker"][~speaker].any()
         values.append(batch["latents"][valid])
-        ids = batch["text_ids"][batch["text_mask"]]
+        ids = batch["text_ids"][text]
         assert ids.min() > 0 and ids.max() < BYTE_VOCAB_SIZE == job.encoder.vocab_size
         assert len(ids.unique()) > 20
     values = torch.cat(values)
@@ -117,7 +121,8 @@ def test_other_batches(tmp_path):
     loader = loader_of(config(tmp_path, "--benchmark.lengths=longest"))
     assert loader.policy.shapes == ((128, 64, 64),)
     batch, labels = loader.micro_batch(0)
-    assert (labels == 0).all() and batch["text_mask"].all() and batch["speaker_mask"].all()
+    assert (labels == 0).all()
+    assert (batch["text_tokens"] == 64).all() and (batch["speaker_frames"] == 64).all()
 
     job = config(tmp_path, "--data.conditioning=speaker,duration")
     ids = loader_of(job).micro_batch(0)[0]["text_ids"]
@@ -130,8 +135,8 @@ def test_other_batches(tmp_path):
     batch, _ = loader_of(job).micro_batch(0)
     features = batch["text_features"]
     assert features.shape == (*batch["text_ids"].shape, 640) and features.dtype == torch.bfloat16
-    assert (features[batch["text_mask"]] != 0).float().mean() > 0.99
-    assert not features[~batch["text_mask"]].any()
+    valid = torch.arange(features.shape[1]) < batch["text_tokens"][:, None]
+    assert (features[valid] != 0).float().mean() > 0.99 and not features[~valid].any()
     assert json.loads((tmp_path / "text_encoder.json").read_text())["model"] == model
 
 

@@ -21,11 +21,12 @@ samples, so that every step costs about the same and the ranks can divide every 
 Everything here is a pure function of the dataset's lengths and the settings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.errors import InputError
 
 # Lengths are rounded up to it: tensor cores and attention kernels want multiples of 8.
@@ -82,23 +83,19 @@ class BatchPolicy:
 def select_samples(
     frames: np.ndarray,
     text_tokens: np.ndarray,
-    *,
-    max_frames: int,
-    max_text_tokens: int,
-    on_too_long: str,
+    data: Data,
     sample_name: Callable[[int], str] = str,
 ) -> Selection:
-    """Crop, leave out or refuse the samples that do not fit.
+    """Crop, leave out or refuse, as `[data]` says, the samples that do not fit.
 
     Args:
         frames: (n,) over the dataset.
         text_tokens: (n,) maximum tokens that each text can have.
-        on_too_long: "crop", "drop" or "error"; too much text is dropped under "crop".
         sample_name: sample number -> its id, for the message.
     """
-    assert on_too_long in ("crop", "drop", "error")
+    max_frames, max_text_tokens = data.max_frames, data.max_text_tokens
     too_long = frames > max_frames
-    fits_frames = ~too_long if on_too_long != "crop" else np.ones(len(frames), bool)
+    fits_frames = ~too_long if data.on_too_long != "crop" else np.ones(len(frames), bool)
     fits_text = text_tokens <= max_text_tokens
     fits = fits_frames & fits_text
     selection = Selection(
@@ -108,7 +105,7 @@ def select_samples(
         cropped=int((fits & too_long).sum()),
         too_much_text=int((fits_frames & ~fits_text).sum()),
     )
-    if on_too_long == "error" and not fits.all():
+    if data.on_too_long == "error" and not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         raise InputError(
             f"{selection.too_long} samples have more than [data] max_frames = {max_frames} frames "
@@ -127,38 +124,23 @@ def select_samples(
 
 
 def make_batch_policy(
-    frames: np.ndarray,
-    reference_frames: np.ndarray | None,
-    text_tokens: np.ndarray,
-    *,
-    max_frames: int,
-    max_speaker_frames: int,
-    max_reference_ratio: float,
-    max_text_tokens: int,
-    num_buckets: int,
-    bucket_frames: Sequence[int],
+    data: Data,
     global_batch_size: int,
-    batch_multiple: int,
-    speaker_patch_size: int,
+    frames: np.ndarray,
+    reference_frames: np.ndarray,
+    text_tokens: np.ndarray,
     draws: np.ndarray | None = None,
-    bucket_batch_sizes: Sequence[int] = (),
 ) -> BatchPolicy:
-    """Choose buckets for selected samples (see `select_samples`).
+    """Choose the buckets that `[data]` sets for selected samples (see `select_samples`).
 
     Args:
-        frames, reference_frames, text_tokens: (n,) over the selected samples; without reference_frames
-            references are drawn, of any length up to a bucket's R.
-        max_reference_ratio: maximum reference of a bucket over its longest utterance; 0: no limit. The
-            longest bucket has none.
-        num_buckets: at most this many buckets, where `bucket_frames` is empty.
-        bucket_frames: longest utterance of each bucket in frames, ascending, or empty.
         global_batch_size: samples of one global batch of the longest bucket.
-        batch_multiple: M; every global batch is a multiple of it.
-        speaker_patch_size: reference frames the speaker encoder takes at once.
+        frames, reference_frames, text_tokens: (n,) over the selected samples.
         draws: (n,) how often each sample is drawn, in any unit; None: all alike.
-        bucket_batch_sizes: samples of a global batch of each of `bucket_frames`, or empty.
     """
-    edges = list(bucket_frames) or choose_edges(frames, num_buckets, max_frames, draws)
+    edges = list(data.bucket_frames) or choose_edges(
+        frames, data.num_buckets, data.max_frames, draws
+    )
     longest = edges[-1]
     if frames.max() > longest:
         raise InputError(
@@ -166,27 +148,25 @@ def make_batch_policy(
             f"{frames.max()}; add a longer bucket or set max_frames to {longest}"
         )
     bucket = np.searchsorted(edges, frames)
-    reference_multiple = ALIGNMENT * speaker_patch_size  # the keys are counted in patches
     shapes, batch_sizes, counts = [], [], []
     for number, edge in enumerate(edges):
         inside = bucket == number
+        # Drawn references have any length up to R.
+        max_reference = data.max_speaker_frames
+        if data.references == "stored":
+            max_reference = int(reference_frames[inside].max(initial=1))
+        if data.max_reference_ratio and number < bucket.max():
+            max_reference = min(max_reference, max(1, int(data.max_reference_ratio * edge)))
         # An empty bucket still has a shape, as if it held one short sample.
         max_text = int(text_tokens[inside].max(initial=1))
-        max_reference = max_speaker_frames
-        if reference_frames is not None:
-            max_reference = int(reference_frames[inside].max(initial=1))
-        L = min(max_text_tokens, _round_up(max_text, ALIGNMENT))
-        if max_reference_ratio and number < bucket.max():
-            max_reference = min(max_reference, max(1, int(max_reference_ratio * edge)))
-        R = min(max_speaker_frames, _round_up(max_reference, reference_multiple))
-        shapes.append((edge, L, R))
-        multiples = global_batch_size * longest // (edge * batch_multiple)
-        budget = max(1, multiples) * batch_multiple
-        batch_sizes.append(bucket_batch_sizes[number] if bucket_batch_sizes else budget)
+        shapes.append(batch_shape(data, edge, max_text, max_reference))
+        multiples = global_batch_size * longest // (edge * data.batch_multiple)
+        budget = max(1, multiples) * data.batch_multiple
+        batch_sizes.append(data.bucket_batch_sizes[number] if data.bucket_batch_sizes else budget)
         counts.append(int(inside.sum()))
     often = np.ones(len(frames)) if draws is None else draws
     useful = []
-    if reference_frames is None:
+    if data.references == "drawn":
         reference_frames = np.array([(R + 1) / 2 for _, _, R in shapes])[bucket]  # their mean
     for lengths, stream in zip((frames, text_tokens, reference_frames), zip(*shapes)):
         padded = np.array(stream)[bucket]
@@ -200,6 +180,14 @@ def make_batch_policy(
         useful_text_fraction=useful[1],
         useful_reference_fraction=useful[2],
     )
+
+
+def batch_shape(data: Data, frames: int, max_text: int, max_reference: int) -> tuple[int, int, int]:
+    """(T, L, R) of a batch of T frames with texts and references up to these lengths."""
+    L = min(data.max_text_tokens, _round_up(max_text, ALIGNMENT))
+    # The keys of a reference are counted in patches.
+    multiple = ALIGNMENT * data.speaker_patch_size
+    return frames, L, min(data.max_speaker_frames, _round_up(max_reference, multiple))
 
 
 def choose_edges(

@@ -5,24 +5,22 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import (
-    BatchPolicy,
     Selection,
     make_batch_policy,
     select_samples,
 )
-from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.row_loader import Features, Tokenizer
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
-from torchtitan.models.dit_tts.data.splits import heldout_shards
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.tools.logging import logger
@@ -55,10 +53,8 @@ def build_dataloader(
     selection = select_samples(
         dataset.frames,
         text_tokens,
-        max_frames=data.max_frames,
-        max_text_tokens=data.max_text_tokens,
-        on_too_long=data.on_too_long,
-        sample_name=dataset.sample_id,
+        data,
+        dataset.sample_id,
     )
     samples, total = selection.samples, len(dataset)
     dropped = 1 - len(samples) / total
@@ -72,7 +68,7 @@ def build_dataloader(
             f"{data.max_dropped_fraction:g})"
         )
     draws = sample_draws(data, dataset, selection)
-    policy = batch_policy(
+    policy = make_batch_policy(
         data,
         global_batch_size,
         selection.frames,
@@ -102,14 +98,10 @@ def build_dataloader(
         order,
         policy,
         tokenizer,
-        CorruptSampleCounter(data.on_error, data.max_corrupt_fraction),
+        data,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps,
-        num_workers=data.num_workers,
-        prefetch_batches=data.prefetch_batches,
-        pin_memory=torch.cuda.is_available(),
-        frames_per_second=data.frames_per_second,
         features=features,
         text_bytes=text_bytes,
         ramp=ramp,
@@ -121,7 +113,7 @@ def build_dataloader(
     return loader
 
 
-def open_training_data(data, part: tuple[int, int] = (0, 1)) -> Dataset:
+def open_training_data(data: Data, part: tuple[int, int] = (0, 1)) -> Dataset:
     """The dataset that `[data]` names; `part` as in `open_dataset`."""
     return open_dataset(
         data.path,
@@ -145,34 +137,7 @@ def _refuse_heldout(dataset: Dataset) -> None:
         )
 
 
-def batch_policy(
-    data,
-    global_batch_size: int,
-    frames: np.ndarray,
-    reference_frames: np.ndarray,
-    text_tokens: np.ndarray,
-    draws: np.ndarray | None = None,
-) -> BatchPolicy:
-    """The policy that `[data]` sets for samples of these lengths; see `make_batch_policy`."""
-    return make_batch_policy(
-        frames,
-        None if data.references == "drawn" else reference_frames,
-        text_tokens,
-        max_frames=data.max_frames,
-        max_speaker_frames=data.max_speaker_frames,
-        max_reference_ratio=data.max_reference_ratio,
-        max_text_tokens=data.max_text_tokens,
-        num_buckets=data.num_buckets,
-        bucket_frames=data.bucket_frames,
-        bucket_batch_sizes=data.bucket_batch_sizes,
-        global_batch_size=global_batch_size,
-        batch_multiple=data.batch_multiple,
-        speaker_patch_size=data.speaker_patch_size,
-        draws=draws,
-    )
-
-
-def sample_draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
+def sample_draws(data: Data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
     """Draws per epoch of each selected sample; see `draws_per_epoch`."""
     samples = selection.samples
     codes = None
@@ -184,24 +149,15 @@ def sample_draws(data, dataset: Dataset, selection: Selection) -> np.ndarray | N
                 "prepare the data with it or leave balance_by empty"
             )
         codes = codes[samples]
-    return draws_per_epoch(
-        dataset.source[samples],
-        data.weights,
-        [data.path] if isinstance(data.path, str) else data.path,
-        label_codes=codes,
-        beta=data.balance_beta,
-        duration_seconds=selection.frames / data.frames_per_second,
-        alpha=data.duration_alpha,
-        offset_seconds=data.duration_offset_seconds,
-    )
+    return draws_per_epoch(data, dataset.source[samples], selection.frames, codes)
 
 
-def _drawn_references(data, dataset: Dataset, samples: np.ndarray) -> DrawnReferences | None:
+def _drawn_references(data: Data, dataset: Dataset, samples: np.ndarray) -> DrawnReferences | None:
     if data.references != "drawn":
         return None
     codes, _ = dataset.labels("speaker")
     drawn = DrawnReferences(samples, codes, dataset.frames, dataset.latents_hash)
-    if not drawn.with_others:
+    if not drawn.samples_with_same_speaker:
         raise InputError(
             "[data] references = 'drawn', but no two samples have the same speaker in their JSON; prepare "
             "the data with speaker labels or set references = 'stored'"
@@ -241,7 +197,7 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
     if loader.references is not None:
-        drawn, total = loader.references.with_others, len(selection.samples)
+        drawn, total = loader.references.samples_with_same_speaker, len(selection.samples)
         lines.append(
             f"data: references are drawn anew for {drawn} samples of {loader.references.speakers} "
             f"speakers; {total - drawn} without another one by their speaker keep theirs"

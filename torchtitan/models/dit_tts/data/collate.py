@@ -1,6 +1,6 @@
 """Collates samples of a global batch to a padded micro-batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,14 @@ import torch
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.data.references import WORDS, Piece
+from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences, Piece
 from torchtitan.models.dit_tts.data.row_loader import Row, RowLoader
 from torchtitan.models.dit_tts.errors import InputError
 
-MicroBatch = tuple[dict[str, Any], torch.Tensor]
+Batch = tuple[dict[str, Any], torch.Tensor]
+"""(input_dict, labels) of `Collator`"""
 # A bucket in which so many samples in a row are corrupt ends the run.
 _MAX_REPLACEMENTS = 100
 
@@ -29,15 +29,15 @@ class Collator:
 
     ================  ==================  =====================================================
     latents           (B, T, C) float32   zero at padding; cropped to T
+    frames            (B,) int64          valid ones of them
     text_ids          (B, L) int64        `tokenizer.pad_id` at padding
-    text_mask         (B, L) bool         True at valid tokens
-    text_positions       (B, L) float32      `Tokenizer.text_positions` of the ids
+    text_tokens       (B,) int64          valid ones of them
+    text_positions    (B, L) float32      `Tokenizer.text_positions` of the ids
     text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
     speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
                                           more, zero at padding
-    speaker_mask      (B, R) bool         True at valid frames
-    frames            (B,) int64          valid latent frames
+    speaker_frames    (B,) int64          valid ones of them
     sample_id         list of B str       `shard:key`
     global_batch      () int64            number of the global batch, from 0
     row               (B,) int64          row in the global batch
@@ -53,9 +53,11 @@ class Collator:
 
     Args:
         row_loader: loads a sample into its row.
-        order: of the global batches.
-        policy: their buckets.
+        shapes: (T, L, R) of each bucket.
         max_rows: of a micro-batch of each bucket.
+        order: of the global batches, which replaces corrupt samples and crops long references at random.
+            None, for a fixed set: a corrupt sample is an error, and the first frames are taken.
+        references: draws references; None: those that are stored.
         text_bytes: whether batches have the texts' bytes.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
     """
@@ -63,49 +65,49 @@ class Collator:
     def __init__(
         self,
         row_loader: RowLoader,
-        order: GlobalBatchSampler,
-        policy: BatchPolicy,
+        shapes: Sequence[tuple[int, int, int]],
         max_rows: Sequence[int],
-        text_bytes: bool,
-        pin_memory: bool,
+        order: GlobalBatchSampler | None = None,
+        references: DrawnReferences | None = None,
+        text_bytes: bool = False,
+        pin_memory: bool = False,
     ):
         self.row_loader = row_loader
+        self.shapes = shapes
         self.order = order
-        self.policy = policy
+        self.references = references
         self.text_bytes = text_bytes
         self.pin_memory = pin_memory
         self._closed = False
         channels, features = row_loader.dataset.latent_channels, row_loader.features
-        max_frames = max(size * max(T, R) for size, (T, _, R) in zip(max_rows, policy.shapes))
+        max_frames = max(size * max(T, R) for size, (T, _, R) in zip(max_rows, shapes))
         widest = max(member.width or channels for member in members.ARRAYS)
         self._memory = BufferPool(max_frames * widest)
         if features is not None:
-            max_tokens = max(size * L for size, (_, L, _) in zip(max_rows, policy.shapes))
+            max_tokens = max(size * L for size, (_, L, _) in zip(max_rows, shapes))
             self._features_memory = BufferPool(max_tokens * features.width, features.torch_dtype)
 
     def close(self) -> None:
-        """Makes what is under way in threads end at its next row, by a RuntimeError."""
+        """Stops worker threads at their next row; they raise RuntimeError."""
         self._closed = True
 
     def check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the loader was closed")
 
-    def collate(self, batch: GlobalBatch, first: int, rows: int) -> MicroBatch:
+    def collate(self, batch: GlobalBatch, first: int, rows: int) -> Batch:
         """So many rows of a global batch, from row `first` on. Thread-safe."""
         dataset, tokenizer = self.row_loader.dataset, self.row_loader.tokenizer
         features_of = self.row_loader.features
-        samples = batch.samples[first : first + rows]
-        T, L, R = self.policy.shapes[batch.bucket]
+        samples = batch.samples[first : first + rows].tolist()
+        T, L, R = self.shapes[batch.bucket]
         padded = {"frames": T, "reference_frames": R}
-        channels = dataset.latent_channels
         arrays = {
             member.entry: self._empty(
-                self._memory, rows, padded[member.length], member.width or channels
+                self._memory, rows, padded[member.length], member.width or dataset.latent_channels
             )
             for member in members.ARRAYS
         }
-        arrays_rows = zip(*(array.numpy() for array in arrays.values()))
         features_rows: Sequence[np.ndarray | None] = [None] * rows
         if features_of is not None:
             features = self._empty(self._features_memory, rows, L, features_of.width)
@@ -115,104 +117,105 @@ class Collator:
         text_ids = np.full((rows, L), tokenizer.pad_id, np.int64)
         text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else [None] * rows
         global_rows = np.arange(first, first + rows, dtype=np.int64)
-        drop = tokenizer.dropped(self.order.seed, batch.number, global_rows)
-        crops = self.order.crops(batch)[first : first + rows].tolist()
-        words: list[list[int]] = [[]] * rows
-        pieces: list[Piece] = []
-        if (references := self.row_loader.references) is not None:
-            words = self.order.reference_words(batch, WORDS)[first : first + rows].tolist()
-            for sample, row_words in zip(samples.tolist(), words):
-                pieces += references.draw(row_words, sample, R)
+        seed, crops = 0, [0] * rows
+        if self.order is not None:
+            seed, crops = self.order.seed, self.order.crops(batch)[first : first + rows].tolist()
+        references = self._references(batch, first, rows, R)
         into_rows = map(
             Row,
-            arrays_rows,
+            zip(*(array.numpy() for array in arrays.values())),
             text_ids,
             features_rows,
-            drop.tolist(),
+            tokenizer.dropped(seed, batch.number, global_rows).tolist(),
             crops,
-            words,
+            map(references, range(rows), samples),
             text_bytes,
         )
-        lengths, used = self._load(batch, first, samples.tolist(), pieces, into_rows)
+        lengths, used = self._load(batch, first, samples, list(into_rows), references)
         frames, speaker_frames, tokens, n_bytes = lengths.T.copy()
 
         # numpy for what is small: torch would start a thread pool in each loader thread.
-        valid = np.arange(T) < frames[:, None]
         text_mask = np.arange(L) < tokens[:, None]
-        input_dict = {
-            "text_ids": text_ids,
-            "text_mask": text_mask,
-            "text_positions": tokenizer.text_positions(text_ids, text_mask),
-            "speaker_mask": np.arange(R) < speaker_frames[:, None],
+        small = {
             "frames": frames,
+            "text_ids": text_ids,
+            "text_tokens": tokens,
+            "text_positions": tokenizer.text_positions(text_ids, text_mask),
+            "speaker_frames": speaker_frames,
             "global_batch": np.array(batch.number, np.int64),
             "row": global_rows,
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
-        input_dict = {name: self._tensor(array) for name, array in input_dict.items()}
+        if self.text_bytes:
+            small |= {"text_bytes": np.asarray(text_bytes), "aligns": n_bytes >= 0}
+        input_dict: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
         input_dict |= arrays
         input_dict |= {
             "sample_id": [dataset.sample_id(sample) for sample in used],
-            "replaced": sum(map(int.__ne__, used, samples.tolist())),
+            "replaced": sum(map(int.__ne__, used, samples)),
         }
         if features_of is not None:
             input_dict["text_features"] = features
         if self.text_bytes:
-            input_dict["text_bytes"] = self._tensor(np.asarray(text_bytes))
-            input_dict["aligns"] = self._tensor(n_bytes >= 0)
-            input_dict["ctc_lengths"] = list(
-                zip(frames.tolist(), n_bytes.clip(0).tolist(), strict=True)
-            )
-        labels = self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
-        return input_dict, labels
+            bytes_or_0 = n_bytes.clip(0).tolist()
+            input_dict["ctc_lengths"] = list(zip(frames.tolist(), bytes_or_0, strict=True))
+        valid = np.arange(T) < frames[:, None]
+        return input_dict, self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
+
+    def _references(
+        self, batch: GlobalBatch, first: int, rows: int, max_frames: int
+    ) -> Callable[[int, int], list[Piece]]:
+        """A function of (row from `first` on, sample in it) to the pieces of its drawn reference."""
+        drawn = self.references
+        if drawn is None or self.order is None:
+            return lambda row, sample: []
+        words = self.order.reference_words(batch, WORDS)[first : first + rows].tolist()
+        return lambda row, sample: drawn.draw(words[row], sample, max_frames)
 
     def _load(
         self,
         batch: GlobalBatch,
         first: int,
         samples: list[int],
-        pieces: Sequence[Piece],
-        into_rows: Iterable[Row],
+        into_rows: list[Row],
+        references: Callable[[int, int], list[Piece]],
     ) -> tuple[np.ndarray, list[int]]:
-        """Fill rows of the global batch from `first` on with samples and with pieces of references.
+        """Fill rows of the global batch from `first` on with samples, or with the replacements of corrupt ones.
 
         Returns:
             (B, 4) int64, a row's being what `RowLoader.load` returns for it, and the samples taken.
         """
         lengths, used = [], []
-        fetched = self.row_loader.fetch(samples, pieces)
-        for row, (sample, into) in enumerate(zip(samples, into_rows)):
+        fetched = self.row_loader.fetch(
+            samples, [piece for into in into_rows for piece in into.reference]
+        )
+        for row, (sample, into) in enumerate(zip(samples, into_rows, strict=True)):
             self.check_open()
-            try:
-                lengths.append(self.row_loader.load(sample, fetched, into))
-            except CorruptSampleError as error:
-                sample, row_lengths = self._replace(batch, first + row, sample, error, into)
-                lengths.append(row_lengths)
+            replacements = self._replacements(batch, first + row)
+            row_fetched = fetched
+            while True:
+                try:
+                    lengths.append(self.row_loader.load(sample, row_fetched, into))
+                    break
+                except CorruptSampleError as error:
+                    if self.row_loader.corrupt_samples.on_error == "raise":
+                        raise
+                    self.row_loader.corrupt_samples.count(self.row_loader.dataset, sample, error)
+                sample = next(replacements)
+                into = into._replace(reference=references(row, sample))
+                row_fetched = self.row_loader.fetch([sample])
             used.append(sample)
         self.row_loader.corrupt_samples.reads += len(samples)
         return np.array(lengths, np.int64), used
 
-    def _replace(
-        self, batch: GlobalBatch, row: int, sample: int, error: CorruptSampleError, into: Row
-    ) -> tuple[int, tuple[int, int, int, int]]:
-        """Fill `row` of the global batch with the replacement of a corrupt sample.
-
-        Returns:
-            The sample that was taken, and what `RowLoader.load` returns for it.
-        """
-        corrupt_samples = self.row_loader.corrupt_samples
+    def _replacements(self, batch: GlobalBatch, row: int) -> Iterator[int]:
+        """Samples for a row of the global batch, each in case that the one before is corrupt, too."""
+        assert self.order is not None
         for attempt in range(_MAX_REPLACEMENTS):
-            if corrupt_samples.on_error == "raise":
-                raise error
-            corrupt_samples.count(self.row_loader.dataset, sample, error)
-            sample = self.order.replacement(batch, row, attempt)
-            try:
-                return sample, self.row_loader.load(sample, self.row_loader.fetch([sample]), into)
-            except CorruptSampleError as next_error:
-                error = next_error
+            yield self.order.replacement(batch, row, attempt)
         raise InputError(
             f"{_MAX_REPLACEMENTS} samples in a row are corrupt in the bucket of "
-            f"{self.policy.edges[batch.bucket]} frames; restore the shards"
+            f"{self.shapes[batch.bucket][0]} frames; restore the shards"
         )
 
     def _empty(self, memory: BufferPool, *shape: int) -> torch.Tensor:

@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_ramp import BatchRamp
 from torchtitan.models.dit_tts.data.batch_sampler import (
     ORDER_VERSION,
@@ -22,7 +25,7 @@ from torchtitan.models.dit_tts.data.batch_sampler import (
     GlobalBatchSampler,
 )
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
-from torchtitan.models.dit_tts.data.collate import Collator, MicroBatch
+from torchtitan.models.dit_tts.data.collate import Batch, Collator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
@@ -59,16 +62,11 @@ class LatentDataLoader(BaseDataLoader):
 
     Args:
         order: made from the batch sizes of `policy` over samples of `dataset`.
-        corrupt_samples: what to do about corrupt samples, and their count.
-        frames_per_second: of the latents.
         accumulation_steps: micro-batches of a global batch of the order.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
         text_bytes: whether batches have the texts' bytes.
         ramp: the smaller global batches of the start.
         references: draws references; None: those that are stored.
-        num_workers: threads that fill batches; 0 fills them in the calling thread.
-        prefetch_batches: micro-batches to prefetch.
-        pin_memory: page-locked tensors, for asynchronous copies to a GPU.
     """
 
     def __init__(
@@ -77,15 +75,11 @@ class LatentDataLoader(BaseDataLoader):
         order: GlobalBatchSampler,
         policy: BatchPolicy,
         tokenizer: Tokenizer,
-        corrupt_samples: CorruptSampleCounter,
+        data: Data,
         *,
         dp_rank: int,
         dp_world_size: int,
         accumulation_steps: int,
-        num_workers: int,
-        prefetch_batches: int,
-        pin_memory: bool,
-        frames_per_second: float,
         features: Features | None = None,
         text_bytes: bool = False,
         ramp: BatchRamp = BatchRamp(),
@@ -98,13 +92,12 @@ class LatentDataLoader(BaseDataLoader):
         self.order = order
         self.policy = policy
         self.tokenizer = tokenizer
-        self.corrupt_samples = corrupt_samples
         self.dp_rank = dp_rank
         self.dp_world_size = dp_world_size
         self.accumulation_steps = accumulation_steps
-        self.num_workers = num_workers
-        self.prefetch_batches = prefetch_batches
-        self.frames_per_second = frames_per_second
+        self.num_workers = data.num_workers
+        self.prefetch_batches = data.prefetch_batches
+        self.frames_per_second = data.frames_per_second
         self.features = features
         self.ramp = ramp
         self.references = references
@@ -112,20 +105,15 @@ class LatentDataLoader(BaseDataLoader):
         self.consumed = 0
         self.skipped: set[int] = set()
         blocks = dp_world_size * accumulation_steps
+        self.corrupt_samples = CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
         self._collator = Collator(
-            RowLoader(
-                dataset,
-                tokenizer,
-                corrupt_samples,
-                frames_per_second,
-                features,
-                references,
-            ),
-            order,
-            policy,
+            RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second, features),
+            policy.shapes,
             [size // blocks for size in policy.batch_sizes],
+            order,
+            references,
             text_bytes,
-            pin_memory,
+            pin_memory=torch.cuda.is_available(),
         )
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._order_lock = threading.Lock()
@@ -141,7 +129,7 @@ class LatentDataLoader(BaseDataLoader):
             "batch_ramp": [*ramp.divisors, ramp.steps] if ramp.divisors else [],
         }
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         """Continues at the loader's position at each `next`, also after a later `load_state_dict`."""
         batches = ThreadPrefetcher(self.micro_batch, self.num_workers, self.prefetch_batches)
         while True:
@@ -161,7 +149,7 @@ class LatentDataLoader(BaseDataLoader):
         """The next micro-batch is the first of this global batch."""
         self.consumed = self.ramp.first_micro_batch(number, self.accumulation_steps)
 
-    def micro_batches(self, number: int) -> Iterator[MicroBatch]:
+    def micro_batches(self, number: int) -> Iterator[Batch]:
         """Those of this rank in a global batch."""
         first = self.ramp.first_micro_batch(number, self.accumulation_steps)
         for step in range(self.ramp.accumulation(number, self.accumulation_steps)):
@@ -210,7 +198,7 @@ class LatentDataLoader(BaseDataLoader):
             number += 1
         return self.ramp.first_micro_batch(number, self.accumulation_steps)
 
-    def micro_batch(self, position: int) -> MicroBatch:
+    def micro_batch(self, position: int) -> Batch:
         """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""
         self._collator.check_open()
         number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)

@@ -35,7 +35,7 @@ class DrawnReferences:
         frames, hashes: of all samples, the frames and the hash of their latents.
 
     Attributes:
-        with_others: how many of `samples` have another utterance by their speaker.
+        samples_with_same_speaker: how many of `samples` have another utterance by their speaker.
         speakers: how many speakers that are.
     """
 
@@ -55,7 +55,7 @@ class DrawnReferences:
         firsts = np.flatnonzero(is_new_speaker[is_new])
         counts = np.diff(firsts, append=len(self._utterances))
         self._first, self._count = np.repeat(firsts, counts), np.repeat(counts, counts)
-        self.with_others = int((self._count[self._utterance[known]] > 1).sum())
+        self.samples_with_same_speaker = int((self._count[self._utterance[known]] > 1).sum())
         self.speakers = int((counts > 1).sum())
 
     def draw(self, words: Sequence[int], sample: int, max_frames: int) -> list[Piece]:

@@ -9,7 +9,7 @@ import torch
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
-from torchtitan.models.dit_tts.data.references import DrawnReferences, Piece
+from torchtitan.models.dit_tts.data.references import Piece
 from torchtitan.models.dit_tts.errors import InputError
 
 _REFERENCE = [member.name for member in members.ARRAYS].index("reference")
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
     which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
-    random words of a drawn one, and text_bytes (N,) or None.
+    pieces of a drawn one, none for the stored one, and text_bytes (N,) or None.
     """
 
     arrays: Sequence[np.ndarray]
@@ -84,7 +84,7 @@ class Row(NamedTuple):
     features: np.ndarray | None
     drop: Sequence[bool]
     crop: int
-    words: Sequence[int]
+    reference: Sequence[Piece]
     text_bytes: np.ndarray | None = None
 
 
@@ -101,7 +101,7 @@ class RowLoader:
     Args:
         frames_per_second: of the latents.
         corrupt_samples: what to do about corrupt pieces of references, and their count.
-        features, references: as of the loader.
+        features: as of the loader.
     """
 
     def __init__(
@@ -111,14 +111,12 @@ class RowLoader:
         corrupt_samples: CorruptSampleCounter,
         frames_per_second: float,
         features: Features | None,
-        references: DrawnReferences | None,
     ):
         self.dataset = dataset
         self.tokenizer = tokenizer
         self.corrupt_samples = corrupt_samples
         self.frames_per_second = frames_per_second
         self.features = features
-        self.references = references
 
     def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
         if not pieces:
@@ -129,20 +127,16 @@ class RowLoader:
     def load(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int, int]:
         """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
         text's bytes, or -1 where they are not asked for or cannot be aligned with the frames."""
-        arrays, text_ids, features, drop, _, words, text_bytes = into
-        pieces = []
-        if self.references is not None:
-            pieces = self.references.draw(words, sample, len(arrays[_REFERENCE]))
-        loaded = self._load_sample(sample, fetched, into, stored_reference=not pieces)
+        loaded = self._load_sample(sample, fetched, into, stored_reference=not into.reference)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
-        if pieces:
-            speaker_frames = self._load_reference(sample, pieces, fetched, into)
+        if into.reference:
+            speaker_frames = self._load_reference(sample, fetched, into)
         # A cropped sample is as long as what is left of it.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
-        stored = None if features is None else self._load_features(sample, features)
+        stored = None if into.features is None else self._load_features(sample, into.features)
         try:
             tokens = self.tokenizer.encode_into(
-                text_ids, loaded.metadata["text"], loaded.metadata, drop
+                into.text_ids, loaded.metadata["text"], loaded.metadata, into.drop
             )
         except InputError as error:
             raise InputError(f"sample '{self.dataset.sample_id(sample)}': {error}") from error
@@ -154,8 +148,8 @@ class RowLoader:
             )
         n_bytes = -1
         # A cropped sample speaks a part of its text only.
-        if text_bytes is not None and frames == self.dataset.frames[sample]:
-            n_bytes = _write_bytes(loaded.metadata["text"], frames, text_bytes)
+        if into.text_bytes is not None and frames == self.dataset.frames[sample]:
+            n_bytes = _write_bytes(loaded.metadata["text"], frames, into.text_bytes)
         return frames, speaker_frames, tokens, n_bytes
 
     def _load_sample(
@@ -170,13 +164,11 @@ class RowLoader:
             target[len(array) :].fill(0)
         return loaded
 
-    def _load_reference(
-        self, sample: int, pieces: Sequence[Piece], fetched: Fetched, into: Row
-    ) -> int:
+    def _load_reference(self, sample: int, fetched: Fetched, into: Row) -> int:
         """Fill a row's reference with the joined pieces, or with the stored one where a piece is corrupt,
         and return its frames."""
         target, end = into.arrays[_REFERENCE], 0
-        for piece in pieces:
+        for piece in into.reference:
             try:
                 self.dataset.load_latents(
                     piece.sample,

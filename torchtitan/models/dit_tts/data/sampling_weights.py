@@ -10,51 +10,40 @@ draw. The draws of an epoch, as many as there are samples, are then divided amon
 weights.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
 from torchtitan.models.dit_tts.errors import InputError
 
 
 def draws_per_epoch(
+    data: Data,
     source: np.ndarray,
-    source_weights: Sequence[float],
-    source_names: Sequence[str],
-    *,
-    label_codes: np.ndarray | None,
-    beta: float,
-    duration_seconds: np.ndarray,
-    alpha: float,
-    offset_seconds: float,
+    frames: np.ndarray,
+    label_codes: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """Draws per epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
 
     Args:
         source: (n,) number of the dataset of each sample.
-        source_weights: sampling weight of each dataset, on any scale; empty: their sizes.
-        source_names: for messages.
+        frames: (n,) latent frames.
         label_codes: (n,) class of each sample, -1 for none (a class of its own); None: no
             balancing.
-        beta: β in [0, 1).
-        duration_seconds: (n,), with `alpha` = α and `offset_seconds` = c.
-
-    Raises:
-        InputError: a dataset with a weight has no sample.
     """
-    if not len(source_weights) and label_codes is None and alpha == 0:
+    weights, alpha, beta = data.weights, data.duration_alpha, data.balance_beta
+    if not weights and label_codes is None and alpha == 0:
         return None
     total = len(source)
     draws = np.ones(total)
     if alpha != 0:
-        draws *= (duration_seconds + offset_seconds) ** alpha
-    for number, name in enumerate(source_names):
+        draws *= (frames / data.frames_per_second + data.duration_offset_seconds) ** alpha
+    for number, name in enumerate([data.path] if isinstance(data.path, str) else data.path):
         inside = np.flatnonzero(source == number)
         if not len(inside):
-            if len(source_weights):
+            if weights:
                 raise InputError(
-                    f"[data] weights gives {source_weights[number]:g} to '{name}', of which no "
+                    f"[data] weights gives {weights[number]:g} to '{name}', of which no "
                     "sample is used; remove it or raise max_frames and max_text_tokens"
                 )
             continue
@@ -64,8 +53,8 @@ def draws_per_epoch(
             )
             draws[inside] *= ((1 - beta) / (1 - beta**counts))[classes]
         total_draws = float(len(inside))
-        if len(source_weights):
-            total_draws = total * source_weights[number] / sum(source_weights)
+        if weights:
+            total_draws = total * weights[number] / sum(weights)
         draws[inside] *= total_draws / draws[inside].sum()
     # Never zero: every sample comes at some time.
     return np.maximum(np.rint(draws * (1 << WEIGHT_BITS)).astype(np.int64), 1)

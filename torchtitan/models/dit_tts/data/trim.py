@@ -11,17 +11,13 @@ from torchtitan.models.dit_tts.data.buckets import ALIGNMENT
 def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     """Replaces the tensors of a batch of `LatentDataLoader` by views that end with the longest row's
     length, rounded up to `ALIGNMENT`, of each stream. Returns the labels' view."""
-    longest = (
-        batch["frames"].max(),
-        batch["text_mask"].sum(1).max(),
-        batch["speaker_mask"].sum(1).max(),
-    )
+    longest = (int(batch[name].max()) for name in ("frames", "text_tokens", "speaker_frames"))
     # At least one position: an empty stream is masked, not missing.
-    T, L, R = (max(1, -(-int(length) // ALIGNMENT)) * ALIGNMENT for length in longest)
+    T, L, R = (max(1, -(-length // ALIGNMENT)) * ALIGNMENT for length in longest)
     padded = {"frames": T, "reference_frames": R}
     ends = {member.entry: padded[member.length] for member in members.ARRAYS}
-    ends |= dict.fromkeys(("text_ids", "text_mask", "text_features", "text_positions"), L)
-    for name, end in (ends | {"speaker_mask": R}).items():
+    ends |= dict.fromkeys(("text_ids", "text_features", "text_positions"), L)
+    for name, end in ends.items():
         if name in batch:
             batch[name] = batch[name][:, :end]
     return labels[:, :T]

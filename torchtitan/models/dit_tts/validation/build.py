@@ -85,13 +85,9 @@ def build_validator(
     sets = fixed(heldout, heldout_features), fixed(dataloader.dataset, dataloader.features)
     loss = HeldoutLoss(
         *sets,
-        validation.times,
-        validation.seed,
+        validation,
         objective,
-        forward_pass.encode,
-        forward_pass.denoise,
-        forward_pass.to_device,
-        forward_pass.device,
+        forward_pass,
         rank,
         ranks,
         group,
@@ -126,17 +122,14 @@ def build_validator(
                 heldout, sets[0].fitting, config.samples.count, durations, config, heldout_features
             ),
             codec,
-            forward_pass.model,
             tokenizer,
             objective,
-            forward_pass.text_encoder,
-            forward_pass.device,
+            forward_pass,
             rank,
             ranks,
             sharded=parallel_dims.fsdp_enabled or parallel_dims.dp_replicate_enabled,
             reports=is_first_copy(parallel_dims),
             writes=run_folder.rank == 0,
-            amp=forward_pass.amp,
         )
     return Validator(
         config,

@@ -1,25 +1,20 @@
 """The samples of every validation: chosen once, in batches that do not depend on the number of ranks."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
-from torchtitan.models.dit_tts.data.buckets import (
-    ALIGNMENT,
-    BatchPolicy,
-    make_batch_policy,
-    select_samples,
-)
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch
+from torchtitan.models.dit_tts.data.buckets import batch_shape, choose_edges, select_samples
+from torchtitan.models.dit_tts.data.collate import Collator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.row_loader import Features
+from torchtitan.models.dit_tts.data.row_loader import Features, RowLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.tools.logging import logger
@@ -30,8 +25,8 @@ class FixedBatch:
     """A batch of B samples, padded to its longest.
 
     Attributes:
-        rows: (B,) int64, the samples' places in the set.
-        inputs: as the data loader's; `labels` (B, T) beside it.
+        rows: (B,) int64, the samples' positions in the set.
+        inputs: as the data loader's.
         other_text: entries of `inputs` with the text of another row, under the row's own conditions.
         other_speaker: entries of `inputs` with the reference of another speaker.
         has_other_text, has_other_speaker: (B,) bool, rows that there is another one for.
@@ -39,31 +34,10 @@ class FixedBatch:
 
     rows: torch.Tensor
     inputs: dict[str, Any]
-    labels: torch.Tensor
     other_text: dict[str, torch.Tensor]
     other_speaker: dict[str, torch.Tensor]
     has_other_text: torch.Tensor
     has_other_speaker: torch.Tensor
-
-
-class _FixedOrder:
-    """The order of a data loader whose global batches are given."""
-
-    seed = 0
-
-    def __init__(self, batches: Sequence[np.ndarray]):
-        self.batches = batches
-        self.batch_sizes = tuple(map(len, batches))
-
-    def samples_fingerprint(self) -> str:
-        return ""
-
-    def batch(self, number: int) -> GlobalBatch:
-        return GlobalBatch(number, 0, number, self.batches[number])
-
-    def crops(self, batch: GlobalBatch) -> np.ndarray:
-        """Of a reference beyond [data] max_speaker_frames always the first frames, as in generation."""
-        return np.zeros(len(batch.samples), np.uint64)
 
 
 class FixedSet:
@@ -93,12 +67,9 @@ class FixedSet:
             tokens = features.tokens + tokenizer.n_conditions
         else:
             tokens = tokenizer.max_tokens(dataset)
+        dropping = "crop" if data.on_too_long == "crop" else "drop"
         selection = select_samples(
-            dataset.frames,
-            tokens,
-            max_frames=data.max_frames,
-            max_text_tokens=data.max_text_tokens,
-            on_too_long="crop" if data.on_too_long == "crop" else "drop",
+            dataset.frames, tokens, replace(data, on_too_long=dropping), dataset.sample_id
         )
         uncropped = dataset.frames[selection.samples] <= data.max_frames
         self.fitting = selection.samples[uncropped | ~uncropped.any()]
@@ -115,28 +86,31 @@ class FixedSet:
         # Similar lengths share a batch; the sort is stable, so equal ones keep their order.
         chosen = chosen[np.argsort(selection.frames[chosen], kind="stable")]
         self.samples = selection.samples[chosen]
-        # Of about one size: partners are found within a batch, and one of one row would have none.
+        # Of about one size: partners are from the same batch, and one of one row would have none.
         count = -(-len(chosen) // batch_size)
         self.batches = np.array_split(self.samples, count)
         self._first = np.cumsum([0, *map(len, self.batches)])
         # Dropout of conditioning tokens is training's.
         self.tokenizer = copy.copy(tokenizer)
         self.tokenizer.conditioning_dropout = 0.0
-        self._loader = LatentDataLoader(
-            dataset,
-            cast(GlobalBatchSampler, _FixedOrder(self.batches)),
-            self._policy(tokens),
-            self.tokenizer,
-            CorruptSampleCounter("raise", 0.0),
-            dp_rank=0,
-            dp_world_size=1,
-            accumulation_steps=1,
-            num_workers=0,
-            prefetch_batches=0,
-            pin_memory=False,
-            frames_per_second=data.frames_per_second,
-            features=features,
+        self._collator = Collator(
+            RowLoader(
+                dataset,
+                self.tokenizer,
+                CorruptSampleCounter("raise"),
+                data.frames_per_second,
+                features,
+            ),
+            [self._shape(samples, tokens) for samples in self.batches],
+            list(map(len, self.batches)),
         )
+
+    def _shape(self, samples: np.ndarray, tokens: np.ndarray) -> tuple[int, int, int]:
+        """Of a batch as long as its longest sample."""
+        frames = np.minimum(self.dataset.frames[samples], self.data.max_frames)
+        (edge,) = choose_edges(frames, 1, self.data.max_frames)
+        longest_reference = int(self.dataset.reference_frames[samples].max(initial=1))
+        return batch_shape(self.data, edge, int(tokens[samples].max(initial=1)), longest_reference)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -149,34 +123,11 @@ class FixedSet:
             return False
         return True
 
-    def _policy(self, tokens: np.ndarray) -> BatchPolicy:
-        """One bucket per batch, as long as its longest sample."""
-        shapes: list[tuple[int, int, int]] = []
-        for samples in self.batches:
-            frames = np.minimum(self.dataset.frames[samples], self.data.max_frames)
-            one = make_batch_policy(
-                frames,
-                self.dataset.reference_frames[samples],
-                tokens[samples],
-                max_frames=self.data.max_frames,
-                max_speaker_frames=self.data.max_speaker_frames,
-                max_reference_ratio=0.0,
-                max_text_tokens=self.data.max_text_tokens,
-                num_buckets=1,
-                bucket_frames=[],
-                global_batch_size=ALIGNMENT,
-                batch_multiple=1,
-                speaker_patch_size=self.data.speaker_patch_size,
-            )
-            shapes += one.shapes
-        sizes = tuple(map(len, self.batches))
-        edges = tuple(T for T, _, _ in shapes)
-        return BatchPolicy(edges, tuple(shapes), sizes, sizes, 1.0, 1.0, 1.0)
-
     def load(self, number: int) -> FixedBatch:
         """A batch, read from the shards."""
-        inputs, labels = self._loader.micro_batch(number)
         samples = self.batches[number]
+        batch = GlobalBatch(number, 0, number, samples)
+        inputs, _ = self._collator.collate(batch, 0, len(samples))
         metadata = [
             with_duration(each, frames, self.data.frames_per_second)
             for each, frames in zip(
@@ -185,7 +136,7 @@ class FixedSet:
         ]
         count, words = len(samples), [row["text"].split() for row in metadata]
         text = _partners(count, lambda a, b: words[a] != words[b])
-        has_reference = inputs["speaker_mask"].any(1).tolist()
+        has_reference = inputs["speaker_frames"].bool().tolist()
         speakers = [row.get("speaker") for row in metadata]
         speaker = _partners(
             count,
@@ -197,22 +148,25 @@ class FixedSet:
             ),
         )
         ids = torch.full_like(inputs["text_ids"], self.tokenizer.pad_id)
-        mask = torch.zeros_like(inputs["text_mask"])
-        for row, partner in enumerate(text):
-            said = metadata[row if partner is None else partner]["text"]
-            length = self.tokenizer.encode_into(ids[row].numpy(), said, metadata[row])
-            mask[row, :length] = True
-        positions = torch.from_numpy(self.tokenizer.text_positions(ids.numpy(), mask.numpy()))
-        other_text = {"text_ids": ids, "text_mask": mask, "text_positions": positions}
+        texts = [metadata[row]["text"] for row in _filled(text)]
+        lengths = [
+            self.tokenizer.encode_into(*each)
+            for each in zip(ids.numpy(), texts, metadata, strict=True)
+        ]
+        mask = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
+        other_text = {
+            "text_ids": ids,
+            "text_tokens": torch.tensor(lengths),
+            "text_positions": torch.from_numpy(self.tokenizer.text_positions(ids.numpy(), mask)),
+        }
         if "text_features" in inputs:
             other_text["text_features"] = inputs["text_features"][_filled(text)]
         first = int(self._first[number])
         return FixedBatch(
             torch.arange(first, first + count),
             inputs,
-            labels,
             other_text,
-            {name: inputs[name][_filled(speaker)] for name in ("speaker", "speaker_mask")},
+            {name: inputs[name][_filled(speaker)] for name in ("speaker", "speaker_frames")},
             torch.tensor([partner is not None for partner in text]),
             torch.tensor([partner is not None for partner in speaker]),
         )

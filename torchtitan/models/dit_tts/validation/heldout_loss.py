@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.config.job_config import Validation
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
+from torchtitan.models.dit_tts.forward_pass import ForwardPass, valid_mask
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
 
@@ -22,13 +23,6 @@ from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, Fixed
 _STREAM = 300
 TEXT, SPEAKER = "text_gain", "speaker_gain"
 _NO_FIGURES: Mapping[str, Any] = MappingProxyType({})
-
-Encode = Callable[[dict[str, Any]], Conditions]
-"""a batch to its encoded text and speaker"""
-
-Denoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Conditions], torch.Tensor]
-"""(noisy latents (B, T, C), t (B,), frame_mask (B, T), conditions) to the network's output: (B, T, C), or of the
-duration predictor (B,)"""
 
 Losses = dict[str, torch.Tensor]
 """(times,) float64 on the CPU by figure; nan where nothing was measured"""
@@ -55,11 +49,7 @@ class HeldoutLoss:
     """Measures a held-out set and a training set.
 
     Args:
-        times: diffusion times.
-        seed: of the noise.
-        encode, denoise: the network's two parts, called on every rank at once.
-        to_device: a batch's inputs, as the data loader gives them, as `encode` takes them.
-        device: of the network.
+        forward_pass: of the network; every rank calls it at once.
         rank, ranks: of the data-parallel ranks.
         group: of these ranks; None for one.
         error_sums: the loss function.
@@ -71,13 +61,9 @@ class HeldoutLoss:
         self,
         heldout: FixedSet,
         training: FixedSet,
-        times: Sequence[float],
-        seed: int,
+        validation: Validation,
         objective: FlowMatching,
-        encode: Encode,
-        denoise: Denoise,
-        to_device: Callable[[dict[str, Any]], dict[str, Any]],
-        device: torch.device,
+        forward_pass: ForwardPass,
         rank: int = 0,
         ranks: int = 1,
         group: dist.ProcessGroup | None = None,
@@ -90,9 +76,8 @@ class HeldoutLoss:
             "heldout_loss": _SetLoss(heldout, rank, ranks),
             "training_loss": _SetLoss(training, rank, ranks),
         }
-        self.times, self.seed, self.objective = times, seed, objective
-        self.encode, self.denoise, self.to_device = encode, denoise, to_device
-        self.device, self.group = device, group
+        self.times, self.seed, self.objective = validation.times, validation.seed, objective
+        self.forward_pass, self.device, self.group = forward_pass, forward_pass.device, group
         self.error_sums, self.row_figures = error_sums, row_figures
 
     @torch.no_grad()
@@ -128,10 +113,9 @@ class HeldoutLoss:
             len(kinds), len(self.times), each.count, width, dtype=torch.float64, device=self.device
         )
         for fixed, counts in each.batches:
-            inputs = self.to_device(fixed.inputs)
-            labels = fixed.labels.to(self.device)
-            mask = labels != IGNORE_INDEX
-            frames = mask.sum(1).double()
+            inputs = self.forward_pass.to_device(fixed.inputs)
+            mask = valid_mask(inputs["frames"], inputs["latents"].shape[1])
+            frames = inputs["frames"].double()
             rows = fixed.rows.to(self.device)
             variants = self._variants(fixed, inputs, kinds)
             for position, t in enumerate(self.times):
@@ -145,7 +129,7 @@ class HeldoutLoss:
                 noisy, target = self.objective.add_noise_at(inputs["latents"], times, keys)
                 right = None
                 for kind, (conditions, measured) in enumerate(variants):
-                    output = self.denoise(noisy, times, mask, conditions)
+                    output = self.forward_pass.denoise(noisy, times, mask, conditions)
                     loss = self.error_sums(output, target, mask).double()
                     right = loss if right is None else right
                     if counts:
@@ -168,11 +152,11 @@ class HeldoutLoss:
             TEXT: (fixed.other_text, fixed.has_other_text),
             SPEAKER: (fixed.other_speaker, fixed.has_other_speaker),
         }
-        found = [(self.encode(inputs), everything)]
+        found = [(self.forward_pass.encode(inputs), everything)]
         for kind in kinds[1:]:
             entries, measured = other[kind]
-            changed = self.to_device({**fixed.inputs, **entries})
-            found.append((self.encode(changed), measured.to(self.device)))
+            changed = self.forward_pass.to_device({**fixed.inputs, **entries})
+            found.append((self.forward_pass.encode(changed), measured.to(self.device)))
         return found
 
 

@@ -8,7 +8,6 @@ samples/step-1000/scores.json                 what was heard, and the scores of 
 import json
 import re
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
@@ -46,7 +45,6 @@ from torchtitan.models.dit_tts.speech.scoring.scores import (
     score,
 )
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 
 SCORES = ("wer", "cer", "speaker_similarity", "opinion")
@@ -133,7 +131,6 @@ class SpeechSamples:
             batches, as sharded weights need.
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
-        amp: context of the network's precision; None: that of its weights.
         reports: whether this rank writes and scores what it has made; false where another one makes the same.
 
     Raises:
@@ -146,28 +143,25 @@ class SpeechSamples:
         folder: Path,
         prompts: list[Prompt],
         codec: Codec,
-        model: DiTTTSModel,
         tokenizer: ConditionedTokenizer,
         objective: FlowMatching,
-        text_encoder: PretrainedTextEncoder | None,
-        device: torch.device,
+        forward_pass: ForwardPass,
         rank: int = 0,
         ranks: int = 1,
         sharded: bool = False,
         writes: bool = True,
-        amp: Any = None,
         reports: bool = True,
     ):
         self.config, self.folder, self.codec, self.writes = config, folder, codec, writes
-        self.model, self.tokenizer, self.objective = model, tokenizer, objective
-        self.text_encoder, self.device, self.sharded = text_encoder, device, sharded
-        self.amp = amp
+        self.tokenizer, self.objective, self.sharded = tokenizer, objective, sharded
+        self.model, self.text_encoder = forward_pass.model, forward_pass.text_encoder
+        self.device, self.amp = forward_pass.device, forward_pass.amp
         self._sounds: dict[int, torch.Tensor] = {}
         numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
         self.own = [
             (prompts[n if n < len(prompts) else 0], reports and n < len(prompts)) for n in numbers
         ]
-        s, place = config.samples, str(device)
+        s, place = config.samples, str(self.device)
         recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
         if recognizer is not None:
             texts = [prompt.request.text for prompt in prompts]
@@ -191,7 +185,7 @@ class SpeechSamples:
             suffix: "_raw" for the samples beside those of the average.
         """
         began = time.perf_counter()
-        with self.amp or nullcontext():
+        with self.amp:
             latents = [each for batch in self._batches() for each in self._generate(batch)]
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began

@@ -15,7 +15,6 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
 from torchtitan.models.dit_tts.data.build import describe
-from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
@@ -108,14 +107,10 @@ def build_synthetic_dataloader(
         order,
         policy,
         tokenizer,
-        CorruptSampleCounter(data.on_error, data.max_corrupt_fraction),
+        data,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps(job_config, dp_world_size),
-        num_workers=data.num_workers,
-        prefetch_batches=data.prefetch_batches,
-        pin_memory=torch.cuda.is_available(),
-        frames_per_second=data.frames_per_second,
         features=_features(job_config, dataset, tokenizer.n_conditions),
         text_bytes=job_config.alignment.ctc_weight > 0,
     )

@@ -15,8 +15,7 @@ import torch
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig, is_pretrained
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy
-from torchtitan.models.dit_tts.data.build import batch_policy
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -150,7 +149,7 @@ def synthetic_data(config: JobConfig, ranks: int) -> tuple[SyntheticDataset, Bat
     dataset = SyntheticDataset(config.benchmark, data, data.seed, rate, extra_tokens)
     global_batch_size, _ = batch_split(config.training, ranks)
     lengths = dataset.frames, dataset.reference_frames, dataset.tokens
-    return dataset, batch_policy(data, global_batch_size, *lengths)
+    return dataset, make_batch_policy(data, global_batch_size, *lengths)
 
 
 class RandomTokens(ConditionedTokenizer):
