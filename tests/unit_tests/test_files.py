@@ -5,7 +5,7 @@ import os
 import pytest
 
 from torchtitan.models.dit_tts import files
-from torchtitan.models.dit_tts.files import JsonLines, write_atomic
+from torchtitan.models.dit_tts.files import JsonLines, file_name, unique, write_atomic
 
 
 def files_below(folder) -> list[str]:
@@ -59,3 +59,10 @@ def test_keep_until(lines, step):
     assert lines.read() == kept
     lines.append({"step": step + 1})  # after a torn line this must start a line of its own
     assert lines.read() == [*kept, {"step": step + 1}]
+
+
+def test_names_of_files():
+    assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
+    assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]
+    assert unique(["a", "A", "a", "b"], str.lower) == ["a", "A-2", "a-3", "b"]
+    assert len(file_name("x" * 999)) == 120 and file_name("語" * 99) == "語" * 40

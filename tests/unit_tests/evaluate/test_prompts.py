@@ -1,15 +1,15 @@
-"""What a run is evaluated on: prepared folders, corpora and lists."""
+"""Test sets: prepared folders, corpora and lists."""
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import soundfile
 import torch
 
 from tests.helpers.evaluated_run import LengthCodec, frames_of, write_tree
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import SPEAKERS
+from tests.helpers.sentences import refused
 from tests.helpers.speech_corpora import AS_IS, tone
 from titan_tts.evaluate.prompts import (
     PREPARED,
@@ -22,8 +22,6 @@ from titan_tts.evaluate.prompts import (
 )
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import file_name, unique
 
 
 def read(source, max_utterances=0, **options):
@@ -36,9 +34,9 @@ def read(source, max_utterances=0, **options):
 
 def test_held_out_utterances_are_read_with_what_is_theirs(shards):
     assert find_kind(str(shards)) == PREPARED
-    prompts = read(shards).prompts
-    assert [p.file_name for p in prompts] == [f"s{n // 3}_a_{n % 3}" for n in range(6)]
-    for number, prompt in enumerate(prompts):
+    found = read(shards)
+    assert [p.file_name for p in found.prompts] == [f"s{n // 3}_a_{n % 3}" for n in range(6)]
+    for number, prompt in enumerate(found.prompts):
         assert prompt.speaker == SPEAKERS[number % 2]
         assert prompt.text == prompt.metadata["text"] == " ".join(["one", "two"] * (number + 1))
         assert prompt.latents.shape == (number + 2, CHANNELS)
@@ -46,41 +44,34 @@ def test_held_out_utterances_are_read_with_what_is_theirs(shards):
     assert [p.key for p in read(shards / "s1.tar").prompts] == ["a/0", "a/1", "a/2"]
     # Voices alternate: a stride over them would take one of the two.
     assert {p.speaker for p in read(shards, 3).prompts} == set(SPEAKERS)
+    encode_prompts(found, LengthCodec(), AS_IS)
+    sound = found.prompts[0].load_reference()
+    assert sound.seconds == len(found.prompts[0].reference) / 25
+    assert torch.equal(sound.latents, found.prompts[0].reference)
 
 
-def test_a_sample_without_a_reference_has_none(tmp_path):
-    arrays = np.ones((3, CHANNELS), np.float16), np.zeros((0, CHANNELS), np.float16)
+def test_which_references_of_a_prepared_folder_are_used(tmp_path):
+    """No empty one, no part of the recording; and its text only where it is whole."""
+    generator = np.random.default_rng(0)
+    one, two, three = (
+        generator.normal(size=(20 + n, CHANNELS)).astype(np.float16) for n in range(3)
+    )
+    samples = [
+        Triplet("whole", one, two, {"text": "one", "reference_key": "cropped"}),
+        Triplet("cropped", two, three[3:], {"text": "two", "reference_key": "none"}),
+        Triplet("none", three, one[:0], {"text": "three", "reference_key": "whole"}),
+        Triplet("part", three, three[5:15], {"text": "four"}),
+    ]
     (tmp_path / "data/heldout").mkdir(parents=True)
-    write_shard(tmp_path / "data/heldout/a.tar", [Triplet("a", *arrays, {"text": "one"})])
+    write_shard(tmp_path / "data/heldout/a.tar", samples)
     (tmp_path / "data/prepare.json").write_text("{}")
     found = read(tmp_path / "data", columns={"language": "en"})  # all that prepare wrote
+    assert [prompt.reference_text for prompt in found.prompts] == ["two", "", "", ""]
     encode_prompts(found, LengthCodec(), AS_IS)
-    (prompt,) = found.prompts
-    assert prompt.reference is None and prompt.load_reference is None and prompt.speaker == ""
-    assert prompt.language == prompt.metadata["language"] == "en"
-
-
-def test_only_a_whole_reference_has_its_text(tmp_path):
-    generator = np.random.default_rng(0)
-    latents = [generator.normal(size=(20 + n, CHANNELS)).astype(np.float16) for n in range(3)]
-    samples = [
-        Triplet("whole", latents[0], latents[1], {"text": "one", "reference_key": "cropped"}),
-        Triplet("cropped", latents[1], latents[2][3:], {"text": "two", "reference_key": "none"}),
-        Triplet("none", latents[2], latents[0][:0], {"text": "three", "reference_key": "whole"}),
-    ]
-    write_shard(tmp_path / "a.tar", samples)
-    assert [prompt.reference_text for prompt in read(tmp_path / "a.tar").prompts] == ["two", "", ""]
-
-
-def test_a_part_of_the_recording_is_no_reference(tmp_path):
-    latents = np.random.default_rng(0).normal(size=(40, CHANNELS)).astype(np.float16)
-    other = np.ones((20, CHANNELS), np.float16)
-    samples = [
-        Triplet(k, latents, r, {"text": "a"}) for k, r in (("a", latents[9:30]), ("b", other))
-    ]
-    write_shard(tmp_path / "a.tar", samples)
-    own, others = read(tmp_path / "a.tar").prompts
-    assert own.reference is None and len(others.reference) == 20
+    assert [len(prompt.reference) for prompt in found.prompts[:2]] == [21, 19]
+    for prompt in found.prompts[2:]:
+        assert prompt.reference is None and prompt.load_reference is None and prompt.speaker == ""
+        assert prompt.language == prompt.metadata["language"] == "en"
 
 
 def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tmp_path):
@@ -94,43 +85,34 @@ def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tm
         assert frames_of(number) == round(25 * prompt.load_recording().seconds)
         others = set(range(3) if number < 3 else range(3, 5)) - {number}
         assert len(prompt.reference) in map(frames_of, others)
-        assert len(prompt.reference) == round(25 * prompt.load_reference().seconds)
-        assert again.get(prompt.key, prompt.load_reference().seconds) == (
-            prompt.load_reference().seconds
-        )
+        seconds = prompt.load_reference().seconds
+        assert len(prompt.reference) == round(25 * seconds)
+        assert again.get(prompt.key, seconds) == seconds  # whatever else is chosen
     assert len(again) == 2
 
 
 def test_only_the_held_out_part_of_a_corpus_is_taken(tmp_path):
     tree = write_tree(tmp_path)
-    (tree / "test-clean/9").rename(tree / "moved")
     (tree / "train-clean").mkdir()
-    (tree / "moved").rename(tree / "train-clean/9")
+    (tree / "test-clean/9").rename(tree / "train-clean/9")
     assert {p.speaker for p in read(tree).prompts} == {"84"}
     # A speaker's other held-out utterances come before those of training.
     lone = next((tree / "train-clean/9").rglob("*3_000000.wav"))
     (tree / "test-clean/9/7").mkdir(parents=True)
     for path in (lone, lone.with_suffix(".normalized.txt")):
         path.rename(tree / "test-clean/9/7" / path.name)
-    references = [p.load_reference().seconds for p in read(tree).prompts]
-    assert round(25 * references[3]) == frames_of(4)
-    assert {round(25 * seconds) for seconds in references[:3]} <= set(map(frames_of, range(3)))
-    (tree / "test-clean/9").rename(tree / "moved")
-    for path in (tree / "moved/7").iterdir():
-        path.rename(tree / "train-clean/9/7" / path.name)
-    (tree / "moved/7").rmdir()
-    (tree / "moved").rmdir()
-    (tree / "test-clean").rename(tree / "gone")
-    (tree / "gone").rename(tmp_path.parent / f"{tmp_path.name}-gone")
-    assert {p.speaker for p in read(tree).prompts} == {"9"}  # it holds nothing out
+    references = [round(25 * p.load_reference().seconds) for p in read(tree).prompts]
+    assert references[3] == frames_of(4)
+    assert set(references[:3]) <= set(map(frames_of, range(3)))
+    (tree / "test-clean").rename(tree / "train-other")
+    assert len(read(tree).prompts) == 5  # nothing is held out
 
 
 def test_what_is_silent_is_left_out_and_a_lone_speaker_has_no_reference(tmp_path):
     tree = write_tree(tmp_path)
     first, second = sorted((tree / "test-clean/9").rglob("*.wav"))
     soundfile.write(second, np.zeros(24_000), 24_000)
-    third = sorted((tree / "test-clean/84").rglob("*.wav"))[1:]
-    for path in third:
+    for path in sorted((tree / "test-clean/84").rglob("*.wav"))[1:]:
         path.with_suffix(".normalized.txt").unlink()
     found = read(tree)
     assert found.left_out == {"undecodable": 2}
@@ -139,24 +121,20 @@ def test_what_is_silent_is_left_out_and_a_lone_speaker_has_no_reference(tmp_path
     assert found.left_out == {"undecodable": 2, "silent": 1}
     # The only other utterance is silent, or there is none.
     assert [p.reference for p in found.prompts] == [None, None]
-    assert first.exists()
     first.write_bytes(b"RIFF")
-    with pytest.raises(InputError, match="9_7_000003_000000: .*; correct or remove it"):
-        encode_prompts(read(tree), LengthCodec(), AS_IS)
+    words = "9_7_000003_000000: ", "; correct or remove it"
+    refused(lambda: encode_prompts(read(tree), LengthCodec(), AS_IS), *words)
 
 
 def test_a_list_has_its_own_references(tmp_path):
+    (tmp_path / "wavs").mkdir()
     for name, seconds in (("p", 1.0), ("q", 2.0), ("wavs/b", 3.0)):
-        (tmp_path / "wavs").mkdir(exist_ok=True)
         soundfile.write(tmp_path / f"{name}.wav", tone(seconds, rate=24_000), 24_000)
     (tmp_path / "meta.lst").write_text("a|x|p.wav|One.\nb|y|q.wav|Two.\nb|y|p.wav|Three.\n")
     found = read(tmp_path / "meta.lst", columns={"language": "en"})
     encode_prompts(found, LengthCodec(), AS_IS)
-    assert [(p.key, p.text, p.speaker) for p in found.prompts] == [
-        ("a", "One.", ""),
-        ("b", "Two.", ""),
-        ("b-2", "Three.", ""),
-    ]
+    keys = [(p.key, p.text, p.reference_text) for p in found.prompts]
+    assert keys == [("a", "One.", "x"), ("b", "Two.", "y"), ("b-2", "Three.", "y")]
     assert [len(p.reference) for p in found.prompts] == [25, 50, 25]
     assert found.prompts[0].latents is None and len(found.prompts[1].latents) == 75
     assert found.prompts[0].metadata == {"text": "One.", "language": "en"}
@@ -174,34 +152,20 @@ def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
         frames = round(25 * prompt.load_recording().seconds)
         assert frames == frames_of(keys.index(prompt.key))
     found.prompts[1] = replace(found.prompts[1], key="other")
-    with pytest.raises(
-        InputError, match="lacks 1 of the 5 utterances of --test, the first is other"
-    ):
-        add_recordings(found, str(tree))
+    words = "lacks 1 of the 5 utterances of --test, the first is other"
+    refused(lambda: add_recordings(found, str(tree)), words)
 
 
-def test_a_reference_of_latents_can_be_heard(shards):
-    found = read(shards)
-    encode_prompts(found, LengthCodec(), AS_IS)
-    sound = found.prompts[0].load_reference()
-    assert sound.seconds == len(found.prompts[0].reference) / 25
-    assert torch.equal(sound.latents, found.prompts[0].reference)
-
-
-def test_a_source_of_no_known_kind_is_named(tmp_path):
+def test_kinds_and_even_selections(tmp_path):
     for source, sentence in ((tmp_path, "has no known layout"), ("/nowhere", "does not exist")):
-        with pytest.raises(InputError, match=f"--test {source}: {sentence}.*--test-format|list of"):
-            find_kind(str(source))
+        refused(lambda source=source: find_kind(str(source)), f"--test {source}: {sentence}")
     assert find_kind("/nowhere", "seed_tts") == "seed_tts"
-
-
-def test_even_selections_and_names_of_files():
-    assert evenly("a" * 5, 0) == evenly("a" * 5, 9) == [0, 1, 2, 3, 4]
-    assert evenly("a" * 10, 3) == [0, 3, 6] and evenly("a", 1) == [0]
-    assert evenly("ab" * 10, 4) == [0, 1, 10, 11]  # two of each, spread
-    assert evenly("aaaaaaab", 4) == [0, 2, 4, 7]  # b has one, so a gives three
-    assert evenly("abcdef", 2) == [0, 3]  # fewer than speakers
-    assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
-    assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]
-    assert unique(["a", "A", "a", "b"], str.lower) == ["a", "A-2", "a-3", "b"]
-    assert len(file_name("x" * 999)) == 120 and file_name("語" * 99) == "語" * 40
+    for speakers, wanted, chosen in (
+        ("a" * 5, 0, [0, 1, 2, 3, 4]),
+        ("a" * 5, 9, [0, 1, 2, 3, 4]),
+        ("a" * 10, 3, [0, 3, 6]),
+        ("ab" * 10, 4, [0, 1, 10, 11]),  # two of each, spread
+        ("aaaaaaab", 4, [0, 2, 4, 7]),  # b has one, so a gives three
+        ("abcdef", 2, [0, 3]),  # fewer than speakers
+    ):
+        assert evenly(speakers, wanted) == chosen

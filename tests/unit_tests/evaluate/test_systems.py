@@ -1,4 +1,4 @@
-"""The systems that are compared: which they are, and how each prompt is said."""
+"""The systems that are compared: their checkpoints, and how each prompt is said."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel, moved
 from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
+from tests.helpers.sentences import refused
 from titan_tts.evaluate import systems
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.evaluate.systems import (
@@ -21,16 +22,14 @@ from titan_tts.evaluate.systems import (
 from titan_tts.speak import load_run
 from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.synthesizer import Synthesizer
-from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
 def prompt(number: int) -> Prompt:
-    """One whose text, voice and length are its own; every fourth has no reference."""
-    reference = torch.full((1 + number % 4, CHANNELS), float(number))
+    """One whose text, voice and length are its own; every fourth has no reference, others a long one."""
+    reference = torch.full((number % 4 * 4, CHANNELS), float(number))
     return Prompt(
         str(number),
         str(number),
@@ -46,34 +45,31 @@ def fitted(text: str, speaker: str) -> int:
     return 2 + len(text) + 20 * SPEAKERS.index(speaker)
 
 
-def make_system(loaded, model, batch_size=4) -> System:
-    codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
-    lengths = Lengths("", lambda said: [fitted(each.text, each.voice.speaker) for each in said])
-    run = replace(loaded, model=model)
-    sampling = Sampling(steps=2, text_scale=0.0)
-    return System("s", Synthesizer(run, codec, None, sampling, lambda: lengths), batch_size)
-
-
 def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
     """In several batches; duration tokens have the estimated length, not the recording's."""
     prompts = [prompt(number) for number in range(9)]
+    limit = loaded.config.data.max_speaker_frames
 
     class Still(RowModel):
         def denoise_guided(self, rows, *args):
             return torch.zeros_like(rows)
 
     def speech(model, batch_size=4, seed=5):
-        system = make_system(loaded, model, batch_size)
+        codec = SimpleNamespace(decode=lambda row: row, sample_rate=25)
+        lengths = Lengths("", lambda said: [fitted(u.text, u.voice.speaker) for u in said])
+        sampling = Sampling(steps=2, text_scale=0.0)
+        run = replace(loaded, model=model)
+        system = System("s", Synthesizer(run, codec, None, sampling, lambda: lengths), batch_size)
         found = dict(system.speak(prompts, seed))
         assert sorted(found) == list(range(9)) and system.wall_seconds > 0
         assert system.audio_seconds == pytest.approx(sum(s.seconds for s in found.values()))
-        return [found[place].latents for place in range(9)]
+        return [found[index].latents for index in range(9)]
 
     noise = speech(Still())
     for each, start, found in zip(prompts, noise, speech(RowModel()), strict=True):
         frames = fitted(each.text, each.speaker)
         conditions = {"speaker": each.speaker, "target_duration": frames / 25}
-        reference = torch.zeros(0, CHANNELS) if each.reference is None else each.reference
+        reference = torch.zeros(0, CHANNELS) if each.reference is None else each.reference[:limit]
         assert found.shape == (frames, CHANNELS)
         way = moved(TOKENIZER.encode(each.text, conditions), reference, frames, mean_time=0.75)
         torch.testing.assert_close(found, start - way, atol=1e-2, rtol=1e-5)
@@ -85,59 +81,58 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded):
         assert not torch.equal(one, other)
 
 
-def test_a_reference_is_cut_to_what_the_run_takes(loaded):
-    long = torch.arange(20.0)[:, None].repeat(1, CHANNELS)
-    synthesizer = make_system(loaded, RowModel()).synthesizer
-    [found] = synthesizer.requests([Utterance("a", Voice(long, "ann"))])
-    assert torch.equal(found.reference, long[: loaded.config.data.max_speaker_frames])
-
-
 def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
     """Of as many frames as the run takes."""
     loaded.model.text_encoder = object()
     latents = torch.randn(20, CHANNELS)
-    found = own_voice(loaded)(latents)
-    torch.testing.assert_close(found, latents[:6, :1].mean(0) + 1)
+    torch.testing.assert_close(own_voice(loaded)(latents), latents[:6, :1].mean(0) + 1)
 
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr(systems, "load_run_config", lambda folder: loaded.config)
-    monkeypatch.setattr(systems, "find_folder", Path)
-    monkeypatch.setattr(load_run, "checkpoint_steps", lambda folder: [100, 2000])
-    monkeypatch.setattr(load_run, "best_row", lambda *arguments: {"step": 100})
-    monkeypatch.setattr(
-        load_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())
-    )
-    monkeypatch.setattr(load_run, "saved_prefixes", lambda table: ["decay-0.9."])
+    for place, name, replacement in (
+        (systems, "load_run_config", lambda folder: loaded.config),
+        (systems, "find_folder", Path),
+        (load_run, "checkpoint_steps", lambda folder: [100, 2000]),
+        (load_run, "best_row", lambda *arguments: {"step": 100}),
+        (load_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),
+        (load_run, "saved_prefixes", lambda table: ["decay-0.9."]),
+    ):
+        monkeypatch.setattr(place, name, replacement)
     assert find_checkpoints(["o/a"]) == [Checkpoint("o/a", 2000, "", "a@2000")]
     assert find_checkpoints(["o/a/"], 100, "raw") == [Checkpoint("o/a", 100, "raw", "a@100")]
-    # The best step has the weights that it was measured with.
-    found = find_checkpoints(["o/a", "o/a@best", "p/b"])
-    assert [each.name for each in found] == ["a@2000", "a@100:ema", "b@2000"]
-    assert find_checkpoints(["o/a@best:raw"])[0].weights == "raw"
-    assert [each.name for each in find_checkpoints(["o/a", "p/a"])] == ["o/a@2000", "p/a@2000"]
-    found = find_checkpoints(["a@100:raw", "a@100:ema:0.9", "a@100"], weights="ema")
-    assert [each.name for each in found] == ["a@100:raw", "a@100:ema:0.9", "a@100:ema"]
     (tmp_path / "x@7").mkdir()
     assert find_checkpoints([str(tmp_path / "x@7")])[0].step == 2000
+    assert find_checkpoints(["o/a@best:raw"])[0].weights == "raw"
+    for texts, weights, names in (
+        # The best step has the weights that it was measured with.
+        (["o/a", "o/a@best", "p/b"], "", ["a@2000", "a@100:ema", "b@2000"]),
+        (["o/a", "p/a"], "", ["o/a@2000", "p/a@2000"]),
+        (
+            ["a@100:raw", "a@100:ema:0.9", "a@100"],
+            "ema",
+            ["a@100:raw", "a@100:ema:0.9", "a@100:ema"],
+        ),
+    ):
+        assert [each.name for each in find_checkpoints(texts, weights=weights)] == names
     for texts, sentence in (
         (["a@3"], "has no checkpoint step-3; it has steps: 100, 2000"),
         (["a@last"], "has no checkpoint step-last"),
         (["a", "a@2000"], "a: step 2000 is given twice"),
         (["a", "a@100:ema:0.8"], "holds no weights 'ema:0.8'"),
     ):
-        with pytest.raises(InputError, match=sentence):
-            find_checkpoints(texts)
+        refused(lambda texts=texts: find_checkpoints(texts), sentence)
 
 
-def test_what_the_run_was_not_trained_with(loaded):
+def test_tokens_that_the_run_was_not_trained_with():
     vocabulary = make_vocabulary("chars", "no", ["speaker"], {"speaker": ["ann"]})
     run = SimpleNamespace(tokenizer=UnitTokenizer(vocabulary))
 
-    def item(text, speaker):
-        return Prompt("k", "k", text, speaker, {"text": text, "speaker": speaker})
+    def found(*pairs):
+        items = [Prompt("k", "k", t, s, {"text": t, "speaker": s}) for t, s in pairs]
+        return untrained_tokens(run, items)
 
-    assert untrained_tokens(run, [item("no", "ann"), item("on", "ann")]) == []
-    characters, speakers = untrained_tokens(run, [item("one", "bob"), item("no", "eve")])
-    assert characters == "1 characters that the run was not trained with ('e')"
-    assert speakers == ("2 values of 'speaker' that the run was not trained with ('bob', 'eve')")
+    assert found(("no", "ann"), ("on", "ann")) == []
+    assert found(("one", "bob"), ("no", "eve")) == [
+        "1 characters that the run was not trained with ('e')",
+        "2 values of 'speaker' that the run was not trained with ('bob', 'eve')",
+    ]

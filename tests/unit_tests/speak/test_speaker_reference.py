@@ -33,27 +33,25 @@ def recording(seconds: float, rate: int, level: float = 0.1) -> np.ndarray:
     return (level * np.sin(2 * np.pi * 220 * time) * (1 + np.sin(9 * time)) / 2).astype(np.float32)
 
 
+def write(path: Path, samples: np.ndarray, rate: int = 48_000) -> Path:
+    soundfile.write(path, samples, rate, subtype="FLOAT")
+    return path
+
+
 def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
-    path = tmp_path / "voice.wav"
-    soundfile.write(path, recording(1.0, 48_000), 48_000, subtype="FLOAT")
+    path = write(tmp_path / "voice.wav", recording(1.0, 48_000))
     at_level = encode_reference(path, codec, AudioSettings(), 384)
     as_is = encode_reference(path, codec, AudioSettings(loudness=None), 384)
     assert at_level.shape == as_is.shape == (25, 128)
     assert (at_level - as_is).abs().max() > 0.1
-
+    cut = encode_reference(path, codec, AudioSettings(), 20)
+    assert cut.shape == (20, 128)  # what the model takes
+    torch.testing.assert_close(cut[:13], at_level[:13], atol=1e-4, rtol=0)
     quiet = recording(1.0, 44_100, level=0.01)
-    soundfile.write(path, np.stack([quiet, quiet], axis=1), 44_100, subtype="FLOAT")
+    write(path, np.stack([quiet, quiet], axis=1), 44_100)
     other = encode_reference(path, codec, AudioSettings(), 384)
     # Within what resampling leaves of the last frames.
     assert (other - at_level)[:18].abs().max() < 0.05 * at_level.std()
-
-
-def test_reference_is_cut_to_what_the_model_takes(codec, tmp_path):
-    path = tmp_path / "voice.wav"
-    soundfile.write(path, recording(2.0, 48_000), 48_000, subtype="FLOAT")
-    cut, whole = (encode_reference(path, codec, AudioSettings(), frames) for frames in (20, 384))
-    assert cut.shape == (20, 128) and whole.shape == (50, 128)
-    torch.testing.assert_close(cut[:13], whole[:13], atol=1e-4, rtol=0)
 
 
 def test_references_without_a_voice(codec, tmp_path):
@@ -62,19 +60,17 @@ def test_references_without_a_voice(codec, tmp_path):
     def encode(settings: AudioSettings = AudioSettings()) -> torch.Tensor:
         return encode_reference(path, codec, settings, 384)
 
-    for samples, words in (
-        (np.zeros(48_000, np.float32), "quieter than -70 LUFS"),
-        (recording(0.1, 48_000), "has 0.100 s beside silence"),
-    ):
-        soundfile.write(path, samples, 48_000)
-        refused(encode, f"--reference {path}: ", words)
+    write(path, np.zeros(48_000, np.float32))
+    refused(encode, f"--reference {path}: ", "quieter than -70 LUFS")
+    write(path, recording(0.1, 48_000))
+    refused(encode, f"--reference {path}: ", "has 0.100 s beside silence")
     refused(lambda: encode(AudioSettings(loudness=3.0)), "--reference-loudness = 3.0, but")
     path.write_text("no audio")
     refused(encode, f"--reference {path}: ")
 
 
 def write_record(folder: Path, codec: DacVaeCodec, audio: dict) -> str:
-    """A prepare.json, as far as it is read beside the data; returns the [data] path."""
+    """Writes a prepare.json, as far as it is read. Returns the [data] path."""
     folder.mkdir()
     settings = {"codec": "dac_vae", "codec_fingerprint": codec.fingerprint, "audio": audio}
     (folder / "prepare.json").write_text(json.dumps({"settings": settings}))
@@ -93,9 +89,8 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
     assert reference_settings(write_record(tmp_path / "old", codec, {})) == AudioSettings()
     assert reference_settings(str(tmp_path / "nowhere")) == AudioSettings(-16.0, 0.25)
 
-    path = tmp_path / "voice.wav"
     voice = np.concatenate([np.zeros(24_000, np.float32), recording(1.0, 48_000)])
-    soundfile.write(path, voice, 48_000, subtype="FLOAT")
+    path = write(tmp_path / "voice.wav", voice)
     given = encode_reference(path, codec, reference_settings(off), 384)
     assert torch.equal(given, codec.encode(torch.from_numpy(voice)))
     assert len(encode_reference(path, codec, AudioSettings(), 384)) < len(given)
