@@ -6,7 +6,7 @@ A place is a small dict of plain values, paths relative to the source's folder:
     {"file": path, "offset": s, "seconds": s}     a part of it, in seconds
     {"tar": name, "start": n, "bytes": n}         bytes of a member, by the name that `files` has
     {"table": path, "group": g, "row": r, "column": name}                    one cell
-    {"table": path, "group": g, "row": r, "latents": name, "reference": name}
+    {"table": path, "group": g, "row": r, "latents": name, "reference": name or None}
 """
 
 import os
@@ -43,26 +43,23 @@ class ReadyLatents:
 
 
 class Loader:
-    """Opens a source's containers as items ask for them; the last one of each kind stays open."""
+    """Opens a source's containers as items ask for them; the last one of each kind stays open.
+
+    Args:
+        root, files: of the source's reader.
+    """
 
     def __init__(self, root: str, files: dict[str, str] | None = None):
-        """
-        Args:
-            root, files: of the source's reader.
-        """
         self.root, self.files = root, files or {}
         self._tar: ShardFile | None = None
         self._table: TableCursor | None = None
 
     def load(self, place: dict[str, Any], channels: int) -> Recording | ReadyLatents:
-        """What a place holds.
-
-        Args:
-            channels: width of ready latents.
+        """The audio, or the latents of `channels` channels, at a place.
 
         Raises:
             SourceError: the disk or store fails.
-            InputError: not there, corrupt, or not audio; without the name of the item.
+            InputError: missing, corrupt, or not audio; without the name of the item.
         """
         if "latents" in place:
             return self._ready_latents(place, channels)
@@ -79,7 +76,7 @@ class Loader:
         if "tar" in place:
             return self._tar_bytes(place)
         if "table" in place:
-            value = self._cell(place, place["column"])
+            value = self._cell(place)
             if isinstance(value, bytes):
                 return value
             path = os.path.join(self.root, os.path.dirname(place["table"]), value)
@@ -116,8 +113,9 @@ class Loader:
             self._table = TableCursor(path, columns)
         return self._table
 
-    def _cell(self, place: dict[str, Any], column: str) -> bytes | str:
-        """An audio cell: the bytes it holds, or the path it names."""
+    def _cell(self, place: dict[str, Any]) -> bytes | str:
+        """The bytes of an audio cell, or the path that it names."""
+        column = place["column"]
         value = self._cursor(place, column).row(place["group"], place["row"])[column].as_py()
         if isinstance(value, dict):
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
@@ -128,13 +126,13 @@ class Loader:
     def _ready_latents(self, place: dict[str, Any], channels: int) -> ReadyLatents:
         from titan_tts.prepare.formats.table import matrix
 
-        names = [place["latents"], *([place["reference"]] if place["reference"] else [])]
+        names = [name for name in (place["latents"], place["reference"]) if name]
         row = self._cursor(place, *names).row(place["group"], place["row"])
         latents = matrix(row[names[0]], channels, names[0])
         if len(latents) == 0:
             raise InputError(f"column {names[0]} has no frame")
         reference = np.zeros((0, channels), np.float32)
-        if place["reference"] and row[names[1]].is_valid:
+        if len(names) == 2 and row[names[1]].is_valid:
             reference = matrix(row[names[1]], channels, names[1])
         return ReadyLatents(latents, reference)
 

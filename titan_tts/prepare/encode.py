@@ -2,12 +2,13 @@
 
     chunks/train/00000012.tar     its training samples, references as far as the source gave any
     chunks/heldout/00000012.tar   its held-out samples
-    chunks/00000012.json          what the chunk came to; written last: with it the chunk is complete
+    chunks/00000012.json          its counts; written last: with it the chunk is complete
 
 `encode_chunk` is called by name in processes of every engine, so all arguments are plain values.
 """
 
 import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -39,25 +40,26 @@ MAX_BATCH_SECONDS = 480.0
 
 @dataclass(frozen=True)
 class Run:
-    """What workers need to know beside the list."""
+    """What workers need to know in addition to the list."""
 
-    root: str  # of the source's reader
-    files: dict[str, str] = field(hash=False)  # as well; URLs with this start's signatures
+    root: str  # of the source's reader, as are the files
+    files: dict[str, str] = field(hash=False)  # URLs have this start's signatures
     channels: int
     sample_rate: int
     hop_length: int
     options: Options
-    token: str  # another one each time that a preparation starts or continues
+    # Another one each time that a preparation starts or continues.
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass
 class Chunk:
-    """What a chunk came to."""
+    """Counts of a chunk."""
 
     samples: dict[str, int] = field(default_factory=dict)  # split -> samples
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> recordings
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
-    counts: dict[str, float] = field(default_factory=dict)  # what was done to the samples
+    counts: dict[str, float] = field(default_factory=dict)  # COUNTED field -> sum
 
     def add(self, other: "Chunk") -> None:
         for name in ("samples", "dropped", "counts"):
@@ -77,7 +79,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_chunk(folder: Path, number: int) -> Chunk | None:
-    """What a chunk came to; None where it is still to be encoded."""
+    """A chunk's counts; None where it is not encoded."""
     path = _chunk_path(folder, number)
     if not path.exists():
         return None
@@ -90,10 +92,7 @@ def open_chunks(folder: Path, channels: int, part: tuple[int, int] = (0, 1)) -> 
     """All encoded samples: the training ones (source 0) in the order of the list, then the others.
 
     Args:
-        part: as `open_dataset`.
-
-    Raises:
-        InputError: no training sample, or a corrupt shard.
+        part: as in `open_dataset`.
     """
     folders = [folder / "chunks" / split for split in SPLITS]
     paths = [str(path) for path in folders if path.is_dir() and any(path.glob("*.tar"))]
@@ -128,7 +127,7 @@ _codec = lru_cache(maxsize=1)(build_codec)
 
 @lru_cache(maxsize=1)
 def _loader(run: Run) -> Loader:
-    """A process's open source: a table's cursor continues where the last chunk left it."""
+    """A process's open source: a table's cursor goes on where the last chunk left it."""
     return Loader(run.root, run.files)
 
 
@@ -136,8 +135,7 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     """Encode the recordings of a chunk.
 
     Returns:
-        {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence} where the user has to correct
-        something.
+        {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence}.
     """
     work = Path(folder)
     run = read_run(work)
@@ -199,11 +197,8 @@ def _outcome(
     seconds = len(loaded.latents) * run.hop_length / run.sample_rate
     if reason := length_reason(seconds, item.text, settings):
         return reason
-    # As they will be stored.
-    stored = [
-        each.astype(np.float16).astype(np.float32) for each in (loaded.reference, loaded.latents)
-    ]
-    if is_leak(*stored):
+    arrays = loaded.reference, loaded.latents
+    if is_leak(*(array.astype(np.float16).astype(np.float32) for array in arrays)):  # as stored
         return ReadyLatents(loaded.latents, loaded.reference[:0], replaced_reference=True)
     return loaded
 
@@ -213,14 +208,11 @@ def _triplet(
 ) -> Triplet:
     metadata = dict(item.metadata)
     if isinstance(outcome, ReadyLatents):
-        frames_per_second = run.sample_rate / run.hop_length
+        fps = run.sample_rate / run.hop_length
         duration = metadata.get("target_duration")
-        # The source's figure where it fits the frames.
-        if (
-            not isinstance(duration, (int, float))
-            or abs(duration * frames_per_second - len(latents)) > 1
-        ):
-            metadata["target_duration"] = len(latents) / frames_per_second
+        # The source's figure is kept where it fits the frames.
+        if not isinstance(duration, (int, float)) or abs(duration * fps - len(latents)) > 1:
+            metadata["target_duration"] = len(latents) / fps
         return Triplet(item.key, latents, outcome.reference, metadata)
     metadata["target_duration"] = outcome.seconds
     if outcome.gain_db is not None:
@@ -229,7 +221,7 @@ def _triplet(
 
 
 def _latents(run: Run, outcomes: list[Processed | ReadyLatents], device: str) -> list[np.ndarray]:
-    """Latents (T, channels) of each outcome; waveforms of equal length in frames are encoded together."""
+    """Latents (T, channels) of all outcomes; waveforms of equal length in frames are one batch."""
     out: list[np.ndarray] = [np.empty(0)] * len(outcomes)
     groups: dict[int, list[tuple[int, np.ndarray]]] = {}
     for index, outcome in enumerate(outcomes):
@@ -243,10 +235,8 @@ def _latents(run: Run, outcomes: list[Processed | ReadyLatents], device: str) ->
         size = max(1, int(MAX_BATCH_SECONDS * run.sample_rate) // (frames * run.hop_length))
         for first in range(0, len(members), size):
             part = members[first : first + size]
-            batch = torch.stack(
-                [codec.to_whole_frames(torch.from_numpy(waveform)) for _, waveform in part]
-            )
-            latents = codec.encode_batch(batch).cpu().numpy()
+            waveforms = [codec.to_whole_frames(torch.from_numpy(one)) for _, one in part]
+            latents = codec.encode_batch(torch.stack(waveforms)).cpu().numpy()
             for row, (index, _) in enumerate(part):
                 out[index] = latents[row]
     return out

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
@@ -26,18 +27,12 @@ from torchtitan.models.dit_tts.text.feature_store import (
     with_stored_fingerprint,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.hf_tokenizer import (
-    SubwordTokenizer,
-    load_subword_tokenizer,
-)
-from torchtitan.models.dit_tts.text.text_encoder import (
-    PretrainedTextEncoder,
-    load_text_encoder,
-)
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, load_subword_tokenizer
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 
 
 def check_encoder(encoder: Encoder) -> None:
-    """Raises InputError where texts cannot be encoded so, before recordings are."""
+    """Raises InputError where texts cannot be encoded so."""
     if not is_pretrained(encoder.model):
         raise InputError(
             f"--encode-text {encoder.model}: the learned encoder is trained with the model and has no "
@@ -56,15 +51,9 @@ def encode_texts(
         device, engine: as for the preparation; each device gets a process.
 
     Returns:
-        {"texts": number in all shards, "made": those encoded now, "too_long": those without features,
-        "longest": tokens of the longest that can have features}.
-
-    Raises:
-        InputError: nothing can be loaded or written, or a worker's encoder or disk is not this
-            process's. Complete files are kept.
+        {"texts": number in all shards, "made": number encoded now, "too_long": number without features,
+        "longest": tokens of the longest text that can have features}.
     """
-    from tqdm import tqdm
-
     # A worker may be a process of another machine, in another folder.
     tar_paths = [str(output.resolve() / name) for name in shard_names]
     dataset = open_dataset(tar_paths, load_index(tar_paths[0]).channels)
@@ -98,9 +87,9 @@ def encode_texts(
         "texts": len(dataset),
         "made": len(dataset) - here,
         "too_long": sum(
-            int(np.count_nonzero((file.hashes == 0) & (file.tokens > 0)))
-            for file in files
-            if file is not None
+            int(np.count_nonzero((one.hashes == 0) & (one.tokens > 0)))
+            for one in files
+            if one is not None
         ),
         "longest": longest_text(source),
     }
@@ -113,7 +102,7 @@ def encode_shard(tar_path: str, settings: dict[str, Any], device: str) -> dict[s
         settings: the fields of an `Encoder`.
 
     Returns:
-        {"texts": number}; or {"error": sentence}.
+        {"texts": number}, or {"error": sentence}.
     """
     try:
         encoder, tokenizer, kind = _loaded(tuple(settings.items()), device)

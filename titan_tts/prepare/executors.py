@@ -39,17 +39,11 @@ def default_workers(jobs: int, devices: list[str], engine: str = "local") -> int
 
 
 def codec_devices(device: str, engine: str = "local") -> list[str]:
-    """The devices of `--device`: "auto" is every GPU, or the CPU; "cuda" every GPU.
-
-    Ray deals out the cluster's GPUs itself; this machine need not have one.
-
-    Raises:
-        InputError: a device that this machine lacks.
-    """
+    """The devices of `--device`: "auto" is every GPU, or the CPU; "cuda" every GPU."""
     import torch
 
     if engine == "ray" and device.startswith("cuda"):
-        return ["cuda:0"]
+        return ["cuda:0"]  # Ray deals out the cluster's GPUs; this machine need not have one
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if device == "auto":
         return gpus or ["cpu"]
@@ -62,7 +56,7 @@ def codec_devices(device: str, engine: str = "local") -> list[str]:
 
 
 def library_versions() -> dict[str, str]:
-    """Of the packages that the samples' bytes may depend on."""
+    """Versions of the packages on which the samples' bytes may depend."""
     return {name: version(name) for name in ("torch", "numpy", "scipy", *LIBRARIES)}
 
 
@@ -96,11 +90,7 @@ _device = ""  # of this worker
 
 
 def start_worker(devices: Any) -> None:
-    """Called first in a new process: it takes a device, and ends with its parent, also a killed one.
-
-    Args:
-        devices: queue with one per worker.
-    """
+    """Starts a new process: it takes a device from the queue, and ends with its parent, also a killed one."""
     import multiprocessing
 
     global _device
@@ -117,7 +107,7 @@ def start_worker(devices: Any) -> None:
 
 
 def work(function: str, *job: Any) -> dict[str, Any]:
-    """One job in a worker."""
+    """Do one job in a worker."""
     return _call(function, *job, _device)
 
 

@@ -12,10 +12,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
+from tqdm import tqdm
 
 from titan_tts.prepare.formats import Reader
 from titan_tts.prepare.recordings import Item, SourceError, Unusable, unreadable
@@ -30,7 +30,7 @@ SHOWN_PROBLEMS = 20
 
 @dataclass
 class Plan:
-    """What was listed. `dropped` counts recordings that are left out before any audio is read."""
+    """Counts of a list. `dropped` counts recordings that are left out before any audio is read."""
 
     items: int = 0
     chunks: int = 0
@@ -42,47 +42,39 @@ class Plan:
         self.dropped[reason] = self.dropped.get(reason, 0) + recordings
 
 
-class Listed(NamedTuple):
-    """An item or what is wrong with it, and size and time (ns) of its own file, 0 without one."""
+def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
+    """Items with size and time (ns) of their own file, 0 without one.
 
-    item: Item | Unusable
-    size: int = 0
-    time: int = 0
-
-
-def list_items(reader: Reader) -> Iterator[Listed]:
-    """The reader's items; those with a missing file or an earlier item's key as Unusable.
-
-    Raises:
-        InputError: a disk or store fails.
+    An item with a missing file or an earlier item's key is unusable.
     """
     seen: set[int] = set()
     for item in reader.items():
-        found = Listed(item)
-        if isinstance(item, Item):
-            number = xxhash.xxh3_64_intdigest(item.key.encode())
-            if number in seen:
-                found = Listed(
-                    Unusable(item.key, "is the key of more than one recording; make keys unique")
-                )
-            elif "file" in item.audio:
-                found = _with_file(reader.root, item)
-            seen.add(number)
-        yield found
+        if isinstance(item, Unusable):
+            yield item, 0, 0
+            continue
+        number = xxhash.xxh3_64_intdigest(item.key.encode())
+        if number in seen:
+            sentence = "is the key of more than one recording; make keys unique"
+            yield Unusable(item.key, sentence), 0, 0
+        elif "file" in item.audio:
+            yield _with_file(reader.root, item)
+        else:
+            yield item, 0, 0
+        seen.add(number)
 
 
-def _with_file(root: str, item: Item) -> Listed:
+def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
     path = os.path.join(root, item.audio["file"])
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # a FIFO or a device may have no end
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a FIFO or a device may have no end
             raise ValueError("is no regular file")
     except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
         problem = unreadable(path, error)
         if isinstance(problem, SourceError):
             raise problem from None
-        return Listed(Unusable(item.key, str(problem)))
-    return Listed(item, found.st_size, found.st_mtime_ns)
+        return Unusable(item.key, str(problem)), 0, 0
+    return item, status.st_size, status.st_mtime_ns
 
 
 def source_digest(reader: Reader) -> str:
@@ -98,8 +90,8 @@ def source_digest(reader: Reader) -> str:
             size, time = source.size, source.version
             source.close()
         else:
-            found = os.stat(path)
-            size, time = found.st_size, found.st_mtime_ns
+            status = os.stat(path)
+            size, time = status.st_size, status.st_mtime_ns
         digest.update(f"{name}\0{size}\0{time}\n".encode("utf-8", "backslashreplace"))
     if not reader.self_contained:
         for item, size, time in list_items(reader):
@@ -109,11 +101,7 @@ def source_digest(reader: Reader) -> str:
 
 
 def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iterator[Item]:
-    """Items to encode; the others are counted in `plan`.
-
-    Raises:
-        InputError: the first unusable recording, with `on_error` "raise".
-    """
+    """Items to encode; the others are counted in `plan`, or refused with `on_error` "raise"."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
             if on_error == "raise":
@@ -130,7 +118,7 @@ def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iter
 
 
 def unusable(source: str, key: str, sentence: object) -> InputError:
-    """The error of a recording that cannot be used, where none may be skipped."""
+    """The error of an unusable recording where none may be skipped."""
     return InputError(
         f"{source}: {key}: {sentence}; correct it, or leave such recordings out with --on-error skip"
     )
@@ -138,8 +126,6 @@ def unusable(source: str, key: str, sentence: object) -> InputError:
 
 def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
     """List the corpus into `folder`; plan.json comes last: with it the list is complete."""
-    from tqdm import tqdm
-
     plan = Plan()
     starts, position = [], 0
     items = usable_items(reader, options.source, options.on_error, plan)
@@ -181,7 +167,6 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def items_of_chunk(folder: Path, number: int) -> list[Item]:
-    """The items of one chunk of a plan."""
     starts = np.load(folder / STARTS_NAME, mmap_mode="r")
     with open(folder / ITEMS_NAME, "rb") as file:
         file.seek(int(starts[number]))

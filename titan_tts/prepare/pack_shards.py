@@ -19,19 +19,13 @@ from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
+# To draw a reference, where all recordings of a speaker overlap.
 _MAX_ATTEMPTS = 16
-"""at one reference, of a speaker all of whose recordings overlap"""
 
 
 def shard_name(split: str, number: int) -> str:
     """A shard's path in the output."""
     return f"{split}/shard-{number:06d}.tar"
-
-
-def speaker_table(chunks: Dataset) -> SpeakerTable:
-    """The encoded samples by speaker."""
-    train = chunks.source == SPLITS.index("train")
-    return SpeakerTable(chunks.labels("speaker")[0], train, chunks.frames, chunks.latents_hash)
 
 
 def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[str, Any]:
@@ -54,10 +48,8 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
             write_shard(path, _triplets(run, chunks, table, samples))
         index = load_index(str(path))
         if index.problems or len(index) != len(samples):
-            raise InputError(
-                f"{path}: holds {len(index)} valid samples of {len(samples)}; remove it and start "
-                "again"
-            )
+            counts = f"{len(index)} valid samples of {len(samples)}"
+            raise InputError(f"{path}: holds {counts}; remove it and start again")
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except CorruptSampleError as error:
@@ -78,9 +70,10 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
 
 @lru_cache(maxsize=1)
 def _opened(folder: str, run: Run) -> tuple[Dataset, SpeakerTable]:
-    """Opened once per process for all its shards of one run."""
+    """The encoded samples and their speakers, opened once per process."""
     chunks = open_chunks(Path(folder), run.channels, part=(1, 2))  # the pipeline has the bar
-    return chunks, speaker_table(chunks)
+    speakers, train = chunks.labels("speaker")[0], chunks.source == SPLITS.index("train")
+    return chunks, SpeakerTable(speakers, train, chunks.frames, chunks.latents_hash)
 
 
 def _triplets(
@@ -97,7 +90,7 @@ def _triplets(
         else:
             keys, parts = _drawn_parts(options, chunks, table, sample, loaded.latents)
             reference = np.concatenate([loaded.reference, *parts])
-            for name in ("reference_key", "reference_keys"):  # of the source: of another reference
+            for name in ("reference_key", "reference_keys"):  # the source's name another reference
                 metadata.pop(name, None)
             if keys:
                 metadata["reference_key"] = keys[0]
@@ -109,8 +102,8 @@ def _triplets(
 def _drawn_parts(
     options: Options, chunks: Dataset, table: SpeakerTable, sample: int, latents: np.ndarray
 ) -> tuple[list[str], list[np.ndarray]]:
-    """Keys and frames of the utterances that a sample's reference is made of. One that shares frames with
-    the sample, as overlapping segments do, or that does not change is left out, and others are drawn."""
+    """Keys and frames of the utterances in a sample's reference. One that shares frames with the sample,
+    as overlapping segments do, or that never changes is left out, and others are drawn."""
     for attempt in range(_MAX_ATTEMPTS):
         spans = choose_references(
             table,
@@ -121,11 +114,11 @@ def _drawn_parts(
             max_frames=options.max_reference_frames,
             attempt=attempt,
         )
-        found = {
+        parts = {
             chunks.key(span.sample): chunks.load(span.sample).latents[span.start :][: span.frames]
             for span in spans
         }
-        usable = {key: part for key, part in found.items() if _is_usable(part, latents)}
+        usable = {key: part for key, part in parts.items() if _is_usable(part, latents)}
         if usable or not spans:
             return list(usable), list(usable.values())
     return [], []

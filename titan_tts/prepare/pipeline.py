@@ -19,7 +19,6 @@ the recordings and the settings, never on the number of workers, the engine or t
 import json
 import os
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -47,13 +46,9 @@ from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 
 
 def prepare_corpus(options: Options) -> dict[str, Any]:
-    """Prepare a corpus; returns the record that also stands in prepare.json.
+    """Prepare a corpus; returns the record that prepare.json holds.
 
     The record gets "reused": True where the output was complete already and nothing was done.
-
-    Raises:
-        InputError: a mistake in the options or a corrupt recording; an output that was made from
-            something else, without --overwrite; another run at work. Finished work is kept.
     """
     began = time.monotonic()
     options.check()
@@ -81,51 +76,34 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     if record is not None:
         return record | {"reused": True}
     with work_folder.locked(output) as folder:
-        try:
-            finishing = work_folder.is_finishing(folder, state)
-            if not finishing:
-                work_folder.restore(folder, output)
-            record = _reusable(output, state, options)
-            if record is not None:  # by a run that ended in between, or was put back
-                work_folder.leave(folder)
-                return record | {"reused": True}
-            replaces = work_folder.read_record(output)  # None, or --overwrite is given
-            if not finishing:
-                work_folder.begin(folder, state, options.overwrite)
-                if options.overwrite and options.on_error == "raise" and _leaves_out(folder):
+        finishing = work_folder.is_finishing(folder, state)
+        if not finishing:
+            work_folder.restore(folder, output)
+        record = _reusable(output, state, options)
+        if record is not None:  # by a run that ended in between, or was put back
+            return record | {"reused": True}
+        replaces = work_folder.read_record(output)  # None, or --overwrite is given
+        if not finishing:
+            if options.overwrite and options.on_error == "raise" and _leaves_out(folder):
+                work_folder.clear(folder)
+            work_folder.begin(folder, state, options.overwrite)
+            shape = codec.latent_channels, codec.sample_rate, codec.hop_length
+            run = Run(reader.root, reader.files(), *shape, options)
+            write_run(folder, run)
+            try:
+                _build(folder, reader, run, state, devices, began)
+            except InputError:
+                if read_plan(folder) is None:  # not even listed
                     work_folder.clear(folder)
-                    work_folder.begin(folder, state, options.overwrite)
-                run = Run(
-                    reader.root,
-                    reader.files(),
-                    codec.latent_channels,
-                    codec.sample_rate,
-                    codec.hop_length,
-                    options,
-                    uuid.uuid4().hex,
-                )
-                write_run(folder, run)
-                try:
-                    _build(folder, reader, run, state, devices, began)
-                except InputError:
-                    if read_plan(folder) is None:  # not even listed
-                        work_folder.clear(folder)
-                        work_folder.leave(folder)
-                    raise
-            record = work_folder.read_record(folder)
-            work_folder.finish(folder, output, replaces)
-        except OSError as error:
-            raise InputError(work_folder.cannot_write(folder, error)) from None
+                raise
+        record = work_folder.read_record(folder)
+        work_folder.finish(folder, output, replaces)
     assert record is not None
     return record | {"reused": False}
 
 
 def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str, Any] | None:
-    """The record of an output that is complete and up to date; None where it has to be made.
-
-    Raises:
-        InputError: the output is something else, and may not be replaced.
-    """
+    """The record of an output that is complete and up to date; None where it has to be made."""
     if work_folder.is_empty(output):
         return None
     record = work_folder.read_record(output)
@@ -197,10 +175,7 @@ def _build(
         **state,
         "shards": shards,
         "summary": report.summarize(
-            shards,
-            run.sample_rate / run.hop_length,
-            len(chunks.labels("speaker")[1]),
-            total,
+            shards, run.sample_rate / run.hop_length, len(chunks.labels("speaker")[1]), total
         ),
         "throughput": {
             "seconds": round(seconds, 2),
@@ -211,9 +186,8 @@ def _build(
             "devices": devices,
         },
     }
-    write_atomic(
-        folder / work_folder.REPORT_NAME, report.markdown(record, without_secrets(options.source))
-    )
+    text = report.markdown(record, without_secrets(options.source))
+    write_atomic(folder / work_folder.REPORT_NAME, text)
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 
 
@@ -257,7 +231,7 @@ def _encode_stage(
 
 
 def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
-    """What the list and the chunks that are there came to together, and the missing chunks."""
+    """The sum of the list and the chunks that are there, and the numbers of the missing chunks."""
     found, missing = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems)), []
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)
@@ -277,7 +251,7 @@ def _leaves_out(folder: Path) -> bool:
 def _shard_stage(
     folder: Path, total: Chunk, options: Options, runner: Runner
 ) -> dict[str, dict[str, Any]]:
-    """Write the shards that are not there yet; {name: what is recorded of it} in order."""
+    """Write the shards that are not there yet; {name: its entry in the record} in order."""
     jobs = [
         (str(folder), split, number)
         for split in SPLITS
@@ -290,5 +264,4 @@ def _shard_stage(
                 raise InputError(result["error"])
             shards[result.pop("name")] = result
             bar.update()
-    names = [shard_name(split, number) for _, split, number in jobs]
-    return {name: shards[name] for name in names}
+    return {(name := shard_name(*job[1:])): shards[name] for job in jobs}

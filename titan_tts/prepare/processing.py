@@ -39,15 +39,9 @@ QUIET_DB = 40.0
 NOISY_DB = 20.0
 ABOVE_NOISE_DB = 6.0
 
-
-COUNTED = (
-    "peak_limited",
-    "mixed_channels",
-    "resampled",
-    "silence_cut_seconds",
-    "replaced_reference",
-)
-"""Fields of `Processed` and `ReadyLatents` that are summed over a corpus."""
+# Fields of `Processed` and `ReadyLatents` that are summed over a corpus.
+COUNTED = ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds")
+COUNTED += ("replaced_reference",)
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Processed:
 def process(
     samples: np.ndarray, rate: int, target_rate: int, text: str, settings: AudioSettings
 ) -> Processed | str:
-    """The waveform to encode, or the one of REASONS for which the recording is dropped."""
+    """The waveform to encode, or the reason (of REASONS) to drop the recording."""
     if settings.max_clipped is not None and clipped_fraction(samples) > settings.max_clipped:
         return "clipped"
     waveform = resample(to_mono(samples), rate, target_rate)
@@ -83,10 +77,10 @@ def process(
         return reason
     gain_db, limited = None, False
     if settings.loudness is not None:
-        found = loudness(waveform, target_rate)
-        if found <= SILENCE_LUFS:
+        measured = loudness(waveform, target_rate)
+        if measured <= SILENCE_LUFS:
             return "silent"
-        gain_db, limited = safe_gain(waveform, settings.loudness - found)
+        gain_db, limited = safe_gain(waveform, settings.loudness - measured)
         waveform = waveform * np.float32(10 ** (gain_db / 20))
     elif np.abs(waveform).max() < 10 ** (SILENCE_LUFS / 20):
         return "silent"
@@ -108,7 +102,7 @@ def clipped_fraction(samples: np.ndarray) -> float:
 
 
 def length_reason(seconds: float, text: str, settings: AudioSettings) -> str | None:
-    """The filters that need only the length of the audio."""
+    """The reason to drop a recording by its length and its text's length, if any."""
     rate = len(text.strip()) / seconds
     for value, limit, above, reason in (
         (seconds, settings.min_seconds, False, "too_short"),
@@ -124,7 +118,7 @@ def length_reason(seconds: float, text: str, settings: AudioSettings) -> str | N
 def loudness(waveform: np.ndarray, rate: int) -> float:
     """Integrated loudness of (samples,) in LUFS; -inf where nothing passes the gates.
 
-    What is shorter than the standard's block of 0.4 s is measured as one block of its own length.
+    A waveform shorter than the standard's block of 0.4 s is measured as one block.
     """
     import pyloudnorm
 
@@ -142,9 +136,8 @@ def loudness(waveform: np.ndarray, rate: int) -> float:
 
 def safe_gain(waveform: np.ndarray, wanted_db: float) -> tuple[float, bool]:
     """(gain in dB to the thousandth, whether the peak limits it): no sample comes to exceed 1."""
-    room_db = -20 * math.log10(float(np.abs(waveform).max()))
-    limited = wanted_db > room_db
-    return math.floor(1000 * min(wanted_db, room_db)) / 1000, limited
+    headroom_db = -20 * math.log10(float(np.abs(waveform).max()))
+    return math.floor(1000 * min(wanted_db, headroom_db)) / 1000, wanted_db > headroom_db
 
 
 def speech_span(waveform: np.ndarray, rate: int, max_silence: float) -> tuple[int, int]:

@@ -61,8 +61,8 @@ class Unusable(NamedTuple):
     """A recording that cannot be used."""
 
     key: str
-    sentence: str  # what is wrong, without the source's path
-    recordings: int = 1  # that it stands for
+    sentence: str  # why, without the source's path
+    recordings: int = 1  # number of recordings that it stands for
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def make_item(
     text_name, text = _first(metadata, options.text_column, TEXT_NAMES)
     if not isinstance(text, str):
         wanted = options.text_column or " or ".join(TEXT_NAMES)
-        found = f'"{text_name}" = {text!r}' if text_name else f"the columns {sorted(metadata)}"
-        return Unusable(key, f"has {found}, but a string is needed as {wanted}")
+        given = f'"{text_name}" = {text!r}' if text_name else f"the columns {sorted(metadata)}"
+        return Unusable(key, f"has {given}, but a string is needed as {wanted}")
     speaker_name, speaker = _first(metadata, options.speaker_column, SPEAKER_NAMES)
     if speaker is None or speaker == "":
         speaker = speaker_in(key, options.speaker_pattern) or options.speaker or None
@@ -115,12 +115,12 @@ def make_item(
         speaker = str(speaker)
     if not isinstance(speaker, str) or not speaker.strip():
         wanted = options.speaker_column or " or ".join(SPEAKER_NAMES)
-        found = f'"{speaker_name}" = {speaker!r}' if speaker is not None else "no speaker"
+        given = f'"{speaker_name}" = {speaker!r}' if speaker is not None else "no speaker"
         if speaker is None and options.speaker_pattern:
-            found += f" and --speaker-pattern = {options.speaker_pattern!r} finds none in its key"
+            given += f" and --speaker-pattern = {options.speaker_pattern!r} finds none in its key"
         return Unusable(
             key,
-            f"has {found}; a name or number is needed as {wanted}, or --speaker-pattern REGEX to find "
+            f"has {given}; a name or number is needed as {wanted}, or --speaker-pattern REGEX to find "
             "it in the key, or --speaker NAME for all",
         )
     split = split_of(metadata.get("split"))
@@ -131,8 +131,8 @@ def make_item(
             f"{', '.join(HELDOUT_PREFIXES)} for held-out ones",
         )
     if split is None:
-        one = speaker if options.heldout_by == "speaker" else key
-        split = "heldout" if drawn(one, options.seed) < options.heldout_fraction else "train"
+        unit = speaker if options.heldout_by == "speaker" else key
+        split = "heldout" if drawn(unit, options.seed) < options.heldout_fraction else "train"
     language = _first(metadata, "", LANGUAGE_NAMES)[1] or options.language
     metadata |= {"text": text, "speaker": speaker}
     if language:
@@ -154,7 +154,7 @@ def first_value(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def speaker_in(key: str, pattern: str) -> str:
-    """What the group "speaker" of a pattern, else its first group, matches in a key; "" if nothing."""
+    """The match in a key of a pattern's group "speaker", else of its first group; "" if none."""
     match = re.search(pattern, key) if pattern else None
     if match is None:
         return ""
@@ -170,9 +170,8 @@ def drawn(name: str, seed: int) -> float:
 def sample_key(name: str) -> str:
     """A source's own name of a recording as a key of the shards.
 
-    A key is a relative path without dots: what follows the first dot of a member's name is its
-    kind, and readers differ in whether a folder's dot counts. So `./a/b.1` becomes `a/b_1`. What is
-    not utf-8 is escaped.
+    A key is a relative path without dots, as readers take a member's kind from its first dot, or from
+    its file name's: `./a/b.1` becomes `a/b_1`. Bytes that are no UTF-8 are escaped.
     """
     cleaned = posixpath.normpath(name.replace("\0", "_")).lstrip("/")
     while cleaned.startswith("../"):
@@ -187,9 +186,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): plain(element) for name, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(element) for element in value]
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, (bytes, bytearray, memoryview)):

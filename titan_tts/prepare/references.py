@@ -1,10 +1,10 @@
-"""Which utterances a sample's speaker reference is made of, and which part of them.
+"""Which utterances make up a sample's speaker reference, and which part of them.
 
 A reference never comes from its own target: neither the sample nor a copy of it (equal latents) is
 drawn. Training samples get other training utterances of their speaker. Held-out samples get other
 held-out utterances, which the model has never seen; if there are none, training utterances of the
-speaker: the target is not in them, and no measure of it gets easier by what they say. A sample without
-such an utterance has no reference: a part of the target would let a model copy what it should say.
+speaker: these do not hold the target, and make no measure of it easier. A sample without such an
+utterance has no reference: a part of the target would let a model copy what it should say.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Span:
-    """`frames` latent frames from frame `start` of sample number `sample`."""
+    """`frames` latent frames from frame `start` of a sample."""
 
     sample: int
     start: int
@@ -46,11 +46,9 @@ class SpeakerTable:
         self._first = self._last - counts
 
     def candidates(self, sample: int) -> tuple[np.ndarray, int, int]:
-        """What a sample's reference may be drawn from.
+        """(samples, start, stop): samples of the speaker, of which [start:stop] must not be drawn.
 
-        Returns:
-            Numbers of samples of its speaker, and where among them (from, to) the sample and its
-            copies stand, which are not to be drawn; if nothing else is there, no number.
+        These are the sample and its copies; without any other sample the list is empty.
         """
         own = int(self._split[sample])
         for split in (own, own | 1):  # its own split, then the speaker's training part
@@ -83,12 +81,12 @@ def choose_references(
     max_frames: int,
     attempt: int = 0,
 ) -> list[Span]:
-    """The parts, to be joined along time, that a sample's reference is made of.
+    """The parts of a sample's reference, to be joined along time.
 
     `count` different other utterances, fewer where the speaker has fewer, joined and cropped to
-    `max_frames` from a random frame on; none where the speaker has no other. It depends on (seed, key)
-    and on the speaker's utterances: other speakers' number or order does not change it. `attempt` n gives
-    the n-th utterances behind those, where these cannot be used; none once each other one was given.
+    `max_frames` from a random frame on. They depend on (seed, key) and on the speaker's utterances, never
+    on other speakers. `attempt` n gives the n-th utterances after them, for where they cannot be used;
+    none once every other utterance was given.
     """
     key_digest = hashlib.sha256(key.encode()).digest()
     random = np.random.default_rng([seed, int.from_bytes(key_digest[:8], "little")])

@@ -1,4 +1,4 @@
-"""What a preparation came to, in figures for prepare.json and in words for people."""
+"""A preparation's outcome: figures for prepare.json, and words for people."""
 
 from typing import Any
 
@@ -10,10 +10,7 @@ from titan_tts.prepare.settings import flat
 
 
 def summarize(
-    shards: dict[str, dict[str, Any]],
-    frames_per_second: float,
-    speakers: int,
-    total: Chunk,
+    shards: dict[str, dict[str, Any]], frames_per_second: float, speakers: int, total: Chunk
 ) -> dict[str, Any]:
     """The figures of a preparation; the same whatever workers, kills and engine."""
     summary: dict[str, Any] = {}
@@ -27,17 +24,13 @@ def summarize(
             "shards": len(parts),
             "without_reference": sum(shard["without_reference"] for shard in parts),
         }
-    summary |= {
-        "speakers": speakers,
-        "dropped": dict(sorted(total.dropped.items())),
-    }
-    for name in COUNTED:
-        summary[name] = round(total.counts.get(name, 0), 2)
+    summary |= {"speakers": speakers, "dropped": dict(sorted(total.dropped.items()))}
+    summary |= {name: round(total.counts.get(name, 0), 2) for name in COUNTED}
     return summary | {"problems": total.problems[:SHOWN_PROBLEMS]}
 
 
 def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[str]:
-    """The summary in words, one item per line."""
+    """The summary in words."""
     out = []
     for split in SPLITS:
         part = summary[split]

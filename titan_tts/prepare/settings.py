@@ -147,9 +147,6 @@ class Options:
                 "--heldout-by speaker holds nobody out, as --heldout-fraction is 0; set the fraction of "
                 "the speakers to hold out, such as --heldout-fraction 0.05"
             )
-        self._check_pattern()
-
-    def _check_pattern(self) -> None:
         try:
             groups = re.compile(self.speaker_pattern).groups
         except re.error as error:
@@ -186,7 +183,7 @@ def flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between two settings: "seed was 0, is 1"; empty where nothing does."""
+    """How two settings differ: "seed was 0, is 1"; empty where they do not."""
     before, after = flat(old), flat(new)
     return "; ".join(
         f"{name} was {before.get(name)!r}, is {after.get(name)!r}"

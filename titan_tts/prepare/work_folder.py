@@ -1,8 +1,8 @@
 """The folder a preparation works in, OUTPUT.partial beside OUTPUT, and how it takes OUTPUT's place.
 
+    .OUTPUT.lock               held by the process that works here
     OUTPUT.partial/
-      lock                     held by the process that works here
-      state.json               settings, source and versions that the rest was made from
+      state.json               settings, source and versions of the work
       run.json                 what workers need to know
       items.jsonl ...          the list of recordings
       chunks/                  encoded recordings, as shards
@@ -15,14 +15,15 @@ Every file appears complete or not at all. The last steps are: prepare.json is w
 files are removed, the folder is renamed to OUTPUT. A kill between them is repaired by the next run.
 """
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
@@ -31,45 +32,43 @@ from torchtitan.models.dit_tts.files import write_atomic
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
 # Of the record and of what the code makes of a recording: work of another version is not continued.
 RECORD_VERSION = 5
-_LOCK_NAME, _REPLACED_NAME, _SHARDS_OF_NAME = "lock", "replaced", "shards_of"
+_REPLACED_NAME, _SHARDS_OF_NAME = "replaced", "shards_of"
+_OLD_LOCK_NAME = "lock"  # of earlier versions
 _SPLIT_NAMES = ("train", "heldout")
-OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _LOCK_NAME, _REPLACED_NAME}
-_SCRATCH = [*("chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json")]
-_SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
+OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _OLD_LOCK_NAME, _REPLACED_NAME}
+_SCRATCH = ["chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json"]
+_SCRATCH += [_OLD_LOCK_NAME, _SHARDS_OF_NAME, STATE_NAME]  # the state goes last
 
 
 @contextmanager
 def locked(output: Path) -> Iterator[Path]:
-    """The work folder of an output, made if absent, for this process alone.
+    """The work folder of an output, made if absent, for this process alone; an empty one is removed.
 
-    Raises:
-        InputError: another process works on it, or its place cannot be written.
+    An OSError in the context becomes an InputError.
     """
     folder = output.with_name(output.name + ".partial")
+    lock = output.with_name(f".{output.name}.lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / _LOCK_NAME, "a")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=0):
+            try:
+                folder.mkdir(exist_ok=True)
+                yield folder
+            finally:
+                with suppress(OSError):
+                    folder.rmdir()
+                lock.unlink(missing_ok=True)  # who waits for it sees that it is gone
+    except Timeout:
+        raise InputError(
+            f"{folder}: another titan-tts prepare is at work there; wait for it or give another "
+            "output folder"
+        ) from None
     except OSError as error:
         raise InputError(cannot_write(folder, error)) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that ended in between has renamed the folder, and the lock with it.
-            alone = os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / _LOCK_NAME))
-        except (BlockingIOError, FileNotFoundError):
-            alone = False
-        except OSError as error:  # a file system without locks
-            raise InputError(cannot_write(folder, error)) from None
-        if not alone:
-            raise InputError(
-                f"{folder}: another titan-tts prepare is at work there; wait for it or give another "
-                "output folder"
-            )
-        yield folder
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is none that can be read."""
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where none can be read."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -79,11 +78,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def read_record(output: Path) -> dict[str, Any] | None:
     """The prepare.json of this command, of any version; None where there is none."""
-    record = read_json(output / RECORD_NAME)
-    known = record is not None and all(
-        isinstance(record.get(name), kind)
-        for name, kind in (("version", int), ("settings", dict), ("shards", dict))
-    )
+    record = _read_json(output / RECORD_NAME) or {}
+    kinds = {"version": int, "settings": dict, "shards": dict}
+    known = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
     return record if known else None
 
 
@@ -100,14 +97,10 @@ def has_all_shards(output: Path, record: dict[str, Any]) -> bool:
 
 
 def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
-    """Set the work folder up for `state`, or find it set up; with `overwrite` other work is removed.
-
-    Raises:
-        InputError: it holds work under other settings or of another state of the source.
-    """
+    """Set the work folder up for `state`, or find it set up; with `overwrite` other work is removed."""
     record = read_record(folder)
     # Without its state.json a folder was killed in the last steps of `finish`.
-    found = read_json(folder / STATE_NAME) or record
+    found = _read_json(folder / STATE_NAME) or record
     if found is not None and (change := _change(found, state)) and not overwrite:
         raise InputError(
             f"{folder}: holds the work of an earlier run {change}; pass --overwrite to drop it, or "
@@ -119,7 +112,7 @@ def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
 
 
 def _change(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between the states that two works were made from; empty where nothing does."""
+    """How two states differ, in words; empty where they do not."""
     if changed := difference(old.get("settings", {}), new["settings"]):
         return f"on other settings ({changed})"
     versions = [
@@ -132,7 +125,7 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def restore(folder: Path, output: Path) -> None:
-    """Put an earlier output back that a killed `finish` set aside without its successor."""
+    """Put back an earlier output that a killed `finish` set aside without its successor."""
     replaced = folder / _REPLACED_NAME
     if replaced.exists() and is_empty(output):
         if output.exists():
@@ -142,7 +135,7 @@ def restore(folder: Path, output: Path) -> None:
 
 
 def keep_shards_of(folder: Path, digest: str) -> None:
-    """Remove shards that were made from other chunks than those of this digest."""
+    """Remove shards that were made from chunks of another digest."""
     path = folder / _SHARDS_OF_NAME
     if path.exists() and path.read_text() == digest:
         return
@@ -151,15 +144,8 @@ def keep_shards_of(folder: Path, digest: str) -> None:
     write_atomic(path, digest)
 
 
-def leave(folder: Path) -> None:
-    """Remove a work folder where nothing but the lock is in it."""
-    (folder / _LOCK_NAME).unlink(missing_ok=True)
-    if is_empty(folder):
-        folder.rmdir()
-
-
 def clear(folder: Path) -> None:
-    """Remove everything that a preparation made in its work folder, but the lock."""
+    """Remove everything that a preparation made in its work folder."""
     replaced = folder / _REPLACED_NAME
     if replaced.exists():  # an output that was being replaced, and is not back in its place
         raise InputError(f"{replaced}: is an earlier output; move it away and start again")
@@ -168,13 +154,10 @@ def clear(folder: Path) -> None:
 
 
 def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
-    """Put a complete work folder in the output's place. It may be killed and done again.
+    """Rename a complete work folder to the output. It may be killed and done again.
 
     Args:
-        replaces: the record of the output that may be replaced; anything else in its place stays.
-
-    Raises:
-        InputError: the output's place is taken. The work is kept.
+        replaces: the record of the output that may be replaced; any other output stays.
     """
     for name in _SCRATCH:
         _remove(folder / name)
@@ -197,29 +180,25 @@ def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
 
 
 def tidy(output: Path) -> None:
-    """Remove what a kill behind the rename of `finish` leaves in the output."""
-    (output / _LOCK_NAME).unlink(missing_ok=True)
+    """Remove what a kill after the rename of `finish` leaves in the output."""
     shutil.rmtree(output / _REPLACED_NAME, ignore_errors=True)
 
 
 def is_finishing(folder: Path, state: dict[str, Any]) -> bool:
     """Whether the folder is complete for these settings and only `finish` is left to do."""
-    record = read_record(folder)
     # Complete under whatever versions of the libraries: nothing is added to it.
-    return (
-        record is not None
-        and all(
-            record.get(name) == state[name] for name in ("version", "settings", "source_digest")
-        )
-        and has_all_shards(folder, record)
-    )
+    names = ("version", "settings", "source_digest")
+    record = read_record(folder)
+    if record is None or any(record.get(name) != state[name] for name in names):
+        return False
+    return has_all_shards(folder, record)
 
 
 def cannot_write(folder: str | Path, error: OSError) -> str:
     """The sentence about a file system that fails, as a full one does."""
-    place = f"{error.filename}: " if error.filename else ""
+    path = f"{error.filename}: " if error.filename else ""
     return (
-        f"{folder}: cannot be written ({place}{error.strerror or error}); make room or correct it and "
+        f"{folder}: cannot be written ({path}{error.strerror or error}); make room or correct it and "
         "start again, finished work is kept"
     )
 

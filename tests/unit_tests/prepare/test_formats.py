@@ -41,7 +41,7 @@ def recordings():
 
 
 def listed(source: Path | str, **options) -> list[Item | Unusable]:
-    return [found.item for found in list_items(open_corpus(Options(str(source), "", **options)))]
+    return [item for item, *_ in list_items(open_corpus(Options(str(source), "", **options)))]
 
 
 def items_of(source: Path | str, **options) -> list[Item]:

@@ -37,36 +37,27 @@ class Reader(Protocol):
     def __init__(self, options: Options): ...
 
     def files(self) -> dict[str, str]:
-        """{name: path or URL} of the lists or containers that the corpus is made of.
+        """{name: path or URL} of the corpus's lists or containers.
 
         Names do not change when the corpus moves, nor with a URL's signature.
         """
         ...
 
-    def items(self) -> Iterator[Item | Unusable]:
-        """All recordings."""
-        ...
+    def items(self) -> Iterator[Item | Unusable]: ...
 
 
 FORMATS = {
     "ljspeech": ("trees:LJSpeech", "folder of metadata.csv (id|text|normalized) and wavs/"),
     "libritts_r": ("trees:LibriTTSR", "SUBSET/SPEAKER/CHAPTER/UTT.wav with UTT.normalized.txt"),
     "manifest": ("manifest:Manifest", "a .csv, .tsv or .jsonl with an audio and a text column"),
-    "webdataset": (
-        "webdataset:AudioWebDataset",
-        "tars of KEY.flac (opus, mp3, wav ...) + KEY.json",
-    ),
+    "webdataset": ("webdataset:WebDataset", "tars of KEY.flac (opus, mp3, wav ...) + KEY.json"),
     "table": ("table:TableCorpus", ".parquet or .arrow files with an audio or a latents column"),
 }
 """name -> (module:class, layout in words)"""
 
 
 def find_format(source: str, name: str = "auto") -> str:
-    """The format of that name, or "auto": the one whose layout the source has.
-
-    Raises:
-        InputError: nothing there, or an unknown or ambiguous layout.
-    """
+    """The format of that name; for "auto" the one whose layout the source has."""
     if not is_remote(source) and not has_pattern(source) and not os.path.exists(source):
         raise InputError(f"{source}: does not exist; give a folder, a file or a glob of recordings")
     if name in FORMATS:
@@ -84,11 +75,7 @@ def find_format(source: str, name: str = "auto") -> str:
 
 
 def open_corpus(options: Options) -> Reader:
-    """The reader of `options.source`.
-
-    Raises:
-        InputError: see `find_format`; or there is no recording in it.
-    """
+    """The reader of `options.source`."""
     return _reader_class(find_format(options.source, options.format))(options)
 
 
@@ -124,5 +111,4 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
 
 
 def common_folder(paths: list[str]) -> str:
-    """The deepest folder that all files lie below."""
     return os.path.commonpath([os.path.dirname(path) for path in paths])

@@ -31,7 +31,7 @@ _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jso
 
 
 class Manifest:
-    """Its keys are the rows' own, or the audio's path without its suffix (and the part's offset)."""
+    """Keys are the rows' own, or the audio's path without its suffix (and the part's offset)."""
 
     self_contained = False
 
@@ -66,7 +66,7 @@ class Manifest:
             is_json = not self.name.endswith((".csv", ".tsv"))
             for line, row in self._json_rows(file) if is_json else self._records(file):
                 try:
-                    yield row if isinstance(row, Unusable) else self._item(line, row)
+                    yield row if isinstance(row, Unusable) else self._item(row)
                 except ValueError as error:
                     yield Unusable(f"{self.name} line {line}", str(error))
 
@@ -88,15 +88,10 @@ class Manifest:
     def _records(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
         """(number of its first line, columns) of each record.
 
-        Commas with quotes as RFC 4180 has them; tabs without any, as Common Voice has them: a quote
-        in a TSV is a character of the text.
-
-        Raises:
-            InputError: a header that is not UTF-8; a quote that is not closed or not doubled, as nobody
-                knows which rows are in it.
+        A CSV has quotes as in RFC 4180; one that is not closed or not doubled is an error of the file, as
+        nobody knows which rows are in it. In a TSV, as of Common Voice, a quote is a character of the text.
         """
-        tabs = self.name.endswith(".tsv")
-        if tabs:
+        if self.name.endswith(".tsv"):
             reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
             reader = csv.reader(file, strict=True)
@@ -141,18 +136,14 @@ class Manifest:
             row |= {name: "" for name in texts if name in named}
         return row
 
-    def _item(self, line: int, row: dict[str, Any]) -> Item | Unusable:
+    def _item(self, row: dict[str, Any]) -> Item | Unusable:
         path = first_value(row, AUDIO_NAMES)
         if not isinstance(path, str):
-            return Unusable(
-                f"{self.name} line {line}", f"names no audio file as {' or '.join(AUDIO_NAMES)}"
-            )
+            raise ValueError(f"names no audio file as {' or '.join(AUDIO_NAMES)}")
         place: dict[str, Any] = {"file": path}
         if row.get("offset") not in (None, ""):
-            place |= {
-                "offset": _seconds(row, "offset"),
-                "seconds": _seconds(row, "duration") if row.get("duration") else None,
-            }
+            place["offset"] = _seconds(row, "offset")
+            place["seconds"] = _seconds(row, "duration") if row.get("duration") else None
         name = first_value(row, KEY_NAMES)
         if name is None:
             relative = os.path.relpath(os.path.join(self.root, path), self.root)

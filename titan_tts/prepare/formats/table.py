@@ -9,6 +9,7 @@ the sample's JSON.
 import os
 import re
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,10 @@ _SPLIT_FOLDERS = (
 ).split()
 LATENTS, REFERENCE = "latents", "reference"
 _ROWS_AT_ONCE, _LISTED_AT_ONCE = 16, 1024
-_ARROW_FILE_START = b"ARROW1"
 
 
 class TableCorpus:
-    """Its keys are the rows' own, or the file's name and the number of the row in it."""
+    """Keys are the rows' own, or the file's name and the number of the row in it."""
 
     def __init__(self, options: Options):
         source, self.options = options.source, options
@@ -69,28 +69,20 @@ class TableCorpus:
         for name, split in zip(self.names, self.splits, strict=True):
             table = Table(os.path.join(self.root, name))
             columns = _Columns(table)
-            number = 0
+            numbers = count()
             for group in range(table.groups):
-                row = 0
-                for values in table.rows(group, columns.listed):
+                for row, values in enumerate(table.rows(group, columns.listed)):
                     if split and not values.get("split"):
                         values["split"] = split
                     place = {"table": name, "group": group, "row": row}
-                    yield self._item(name, number, columns, values, place)
-                    row, number = row + 1, number + 1
+                    own_name = f"{os.path.splitext(name)[0]}-{next(numbers):08d}"
+                    yield self._item(own_name, columns, values, place)
 
     def _item(
-        self,
-        name: str,
-        number: int,
-        columns: "_Columns",
-        values: dict[str, Any],
-        place: dict[str, Any],
+        self, own_name: str, columns: "_Columns", values: dict[str, Any], place: dict[str, Any]
     ) -> Item | Unusable:
         given = first_value(values, KEY_NAMES)
-        key = sample_key(
-            str(given) if given is not None else f"{os.path.splitext(name)[0]}-{number:08d}"
-        )
+        key = sample_key(own_name if given is None else str(given))
         if columns.payload == LATENTS:
             place |= {"latents": LATENTS, "reference": columns.reference}
         elif columns.payload_is_path:
@@ -99,18 +91,14 @@ class TableCorpus:
                 path = path.get("path")
             if not path:
                 return Unusable(key, f"has no path in its column {columns.payload}")
-            place = {"file": os.path.join(os.path.dirname(name), path)}
+            place = {"file": os.path.join(os.path.dirname(place["table"]), path)}
         else:
             place["column"] = columns.payload
         return make_item(values, key, place, self.options)
 
 
 class Table:
-    """One Parquet or Arrow file; `groups` are its row groups, or its record batches.
-
-    Raises:
-        InputError: the file is neither, or corrupt.
-    """
+    """One Parquet or Arrow file; `groups` are its row groups, or its record batches."""
 
     def __init__(self, path: str):
         self.path = path
@@ -133,7 +121,7 @@ class Table:
     def batches(
         self, group: int, columns: list[str], rows_at_once: int
     ) -> Iterator["pyarrow.RecordBatch"]:
-        """The rows of a group, a few at a time; of an Arrow file views of the file."""
+        """The rows of a group, a few at a time; an Arrow file's are views of the file."""
         try:
             if self._parquet is None:
                 yield self._batches[group].select(columns)
@@ -145,19 +133,16 @@ class Table:
             raise _unreadable(self.path, error) from None
 
     def rows(self, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-        """The rows of a group as plain values.
-
-        Raises:
-            InputError: a value that Python has no type for, such as a date after the year 9999.
-        """
+        """The rows of a group as plain values."""
         for batch in self.batches(group, columns, _LISTED_AT_ONCE):
             try:
                 yield from batch.to_pylist()
+            # Python has no type for some values, such as a date after the year 9999.
             except (pyarrow.ArrowException, OverflowError, ValueError, LookupError) as error:
                 raise _unreadable(self.path, error) from None
 
     def names_files(self, column: str) -> bool:
-        """Whether a column has paths: strings, or structs whose bytes are null, by the first row."""
+        """Whether a column holds paths: strings, or structs whose bytes are null in the first row."""
         kind = self.columns[column]
         if not types.is_struct(kind):
             return types.is_string(kind) or types.is_large_string(kind)
@@ -170,7 +155,7 @@ class Table:
 
 
 class TableCursor:
-    """Rows of a table asked for one at a time, mostly forwards: going on costs nothing twice."""
+    """Rows of a table, read one at a time, mostly forwards: then no row is read twice."""
 
     def __init__(self, path: str, columns: tuple[str, ...]):
         self.path, self.columns = path, columns
@@ -195,7 +180,7 @@ class TableCursor:
 
 
 def matrix(cell: "pyarrow.Scalar", channels: int, name: str) -> np.ndarray:
-    """Latents (T, channels) float32 of a cell: a list of lists, or a flat list, of numbers."""
+    """A cell's latents (T, channels) float32, from a list of lists of numbers, or a flat list."""
     if isinstance(cell, pyarrow.ExtensionScalar):
         cell = cell.value
     if not cell.is_valid:
@@ -222,12 +207,12 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str) -> np.ndarray:
 
 
 class _Columns:
-    """What the columns of a table are for.
+    """The roles of a table's columns.
 
     Attributes:
         payload: the column of the audio or the latents.
         payload_is_path: it names files.
-        reference: the column of the references, where there is one beside latents.
+        reference: the column of the references of latents, if any.
         listed: columns that are read to list the rows.
     """
 
@@ -243,16 +228,14 @@ class _Columns:
         self.payload_is_path = payload != LATENTS and table.names_files(payload)
         self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
         heavy = {self.reference} | (set() if self.payload_is_path else {payload})
-        binary = {
-            n for n, kind in names.items() if types.is_binary(kind) or types.is_large_binary(kind)
-        }
-        self.listed = [n for n in names if n not in heavy and n not in binary]
+        heavy |= {n for n in names if types.is_binary(names[n]) or types.is_large_binary(names[n])}
+        self.listed = [name for name in names if name not in heavy]
 
 
 def _open_arrow(path: str) -> tuple[list["pyarrow.RecordBatch"], "pyarrow.Schema"]:
     """Record batches over a memory map, of the file format or of the stream format."""
     mapped = pyarrow.memory_map(path)
-    if mapped.size() >= len(_ARROW_FILE_START) and mapped.read_at(6, 0) == _ARROW_FILE_START:
+    if mapped.size() >= 6 and mapped.read_at(6, 0) == b"ARROW1":
         file = pyarrow.ipc.open_file(mapped)
         return [file.get_batch(n) for n in range(file.num_record_batches)], file.schema
     stream = pyarrow.ipc.open_stream(mapped)
@@ -260,14 +243,14 @@ def _open_arrow(path: str) -> tuple[list["pyarrow.RecordBatch"], "pyarrow.Schema
 
 
 def _unreadable(path: str, error: Exception) -> InputError:
-    found = str(error).splitlines()[0] if str(error) else type(error).__name__
-    # Of a corrupt file pyarrow's OSError has no number.
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # For a corrupt file pyarrow's OSError has no number.
     kind = SourceError if getattr(error, "errno", None) else InputError
-    return kind(f"{path}: cannot be read as a table ({found}); give a valid Parquet or Arrow file")
+    return kind(f"{path}: cannot be read as a table ({reason}); give a valid Parquet or Arrow file")
 
 
 def _given_folder(source: str) -> str:
-    """The folder that the source names: itself, its file's, or the one before a pattern."""
+    """The folder that the source names: the source, its file's folder, or the one before a pattern."""
     if has_pattern(source) and not os.path.exists(source):
         source = re.split(r"[*?\[{]", source)[0] + "pattern"
     return source if os.path.isdir(source) else os.path.dirname(os.path.abspath(source))

@@ -6,14 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from titan_tts.prepare.recordings import (
-    NOT_UTF8,
-    Item,
-    Unusable,
-    is_utf8,
-    make_item,
-    sample_key,
-)
+from titan_tts.prepare.recordings import NOT_UTF8, Item, Unusable, is_utf8, make_item, sample_key
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import InputError
@@ -53,26 +46,23 @@ class LJSpeech:
         path = os.path.join(self.root, "metadata.csv")
         with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
             for number, line in enumerate(file, 1):
-                line = line.rstrip("\r\n")
-                if not line:
-                    continue
-                if not is_utf8(line):
-                    yield Unusable(f"metadata.csv line {number}", NOT_UTF8)
-                    continue
-                name, *texts = line.split("|")
-                if not name or not 1 <= len(texts) <= 2:
-                    yield Unusable(
-                        f"metadata.csv line {number}",
-                        f"has {len(texts) + 1} fields between bars; id|text or id|text|normalized is "
-                        "needed",
-                    )
-                    continue
-                row = {"text": texts[-1] or texts[0], "original_text": texts[0]}
-                place = {"file": os.path.join("wavs", self._file_name(name))}
-                yield make_item(row, sample_key(name), place, self.options)
+                if line := line.rstrip("\r\n"):
+                    yield self._item(f"metadata.csv line {number}", line)
+
+    def _item(self, where: str, line: str) -> Item | Unusable:
+        if not is_utf8(line):
+            return Unusable(where, NOT_UTF8)
+        name, *texts = line.split("|")
+        if not name or not 1 <= len(texts) <= 2:
+            count = len(texts) + 1
+            sentence = f"has {count} fields between bars; id|text or id|text|normalized is needed"
+            return Unusable(where, sentence)
+        row = {"text": texts[-1] or texts[0], "original_text": texts[0]}
+        place = {"file": os.path.join("wavs", self._file_name(name))}
+        return make_item(row, sample_key(name), place, self.options)
 
     def _file_name(self, name: str) -> str:
-        """The recording's file; a copy of the corpus may have been converted to another format."""
+        """The recording's file; a copy of the corpus may be in another audio format."""
         for suffix in _AUDIO_SUFFIXES:
             if os.path.exists(os.path.join(self.root, "wavs", name + suffix)):
                 return name + suffix
@@ -80,7 +70,7 @@ class LJSpeech:
 
 
 class LibriTTSR:
-    """SUBSET/SPEAKER/CHAPTER/UTT.wav and UTT.normalized.txt, as LibriTTS and LibriTTS-R have them.
+    """SUBSET/SPEAKER/CHAPTER/UTT.wav with UTT.normalized.txt, as in LibriTTS and LibriTTS-R.
 
     The source is the folder of the subsets, or one subset under its name. Subsets that begin with dev
     and test are held out.
@@ -100,13 +90,10 @@ class LibriTTSR:
     def recognizes(cls, source: str) -> bool:
         if not os.path.isdir(source):
             return False
-        # Not all folders: those of a large corpus would take long.
-        for folder, names in islice(_walk(source), 200):
-            if folder.count(os.sep) >= 1 and any(
-                name.endswith(_TEXT_SUFFIXES[0]) for name in names
-            ):
-                return True
-        return False
+        return any(
+            os.sep in folder and any(name.endswith(_TEXT_SUFFIXES[0]) for name in names)
+            for folder, names in islice(_walk(source), 200)  # all folders would take long
+        )
 
     def files(self) -> dict[str, str]:
         return {}

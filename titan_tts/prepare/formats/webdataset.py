@@ -10,21 +10,9 @@ import os
 from collections.abc import Iterator
 
 from titan_tts.prepare.formats import common_folder, find_files
-from titan_tts.prepare.recordings import (
-    NOT_UTF8,
-    TEXT_NAMES,
-    Item,
-    Unusable,
-    make_item,
-    sample_key,
-)
+from titan_tts.prepare.recordings import NOT_UTF8, TEXT_NAMES, Item, Unusable, make_item, sample_key
 from titan_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.data.storage import (
-    ShardFile,
-    find_shards,
-    open_source,
-    plain_name,
-)
+from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, unique
@@ -32,7 +20,7 @@ from torchtitan.models.dit_tts.files import is_remote, unique
 AUDIO_SUFFIXES = ("opus", "ogg", "flac", "wav", "mp3", "m4a", "aac", "webm", "mp4", "aiff")
 
 
-class AudioWebDataset:
+class WebDataset:
     """Its keys are the members' own, behind the tar's name where there are several tars."""
 
     self_contained = True
@@ -42,10 +30,9 @@ class AudioWebDataset:
         if is_remote(source):
             paths = sorted(set(find_shards(source)), key=lambda url: (plain_name(url), url))
         else:
-            # A file that is asked for by name is a tar whatever it is called.
-            paths = find_files(source, (".tar",)) or (
-                [os.path.abspath(source)] if os.path.isfile(source) else []
-            )
+            paths = find_files(source, (".tar",))
+            if not paths and os.path.isfile(source):  # a tar by another name
+                paths = [os.path.abspath(source)]
         if not paths:
             raise InputError(
                 f"{source}: holds no .tar file; give a tar, a folder or a glob of them"
@@ -107,8 +94,7 @@ class AudioWebDataset:
             row = None
         if not isinstance(row, dict):
             return Unusable(key, "has a KEY.json that is not JSON, or no object")
-        text = self.options.text_column
-        names = (text,) if text else TEXT_NAMES
+        names = (self.options.text_column,) if self.options.text_column else TEXT_NAMES
         if "txt" in members and all(row.get(name) is None for name in names):
             try:
                 row[names[0]] = members["txt"][0][1].decode().strip()
