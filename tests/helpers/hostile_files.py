@@ -8,7 +8,6 @@ import http.server
 import io
 import json
 import os
-import stat
 import struct
 import tarfile
 import threading
@@ -41,10 +40,6 @@ def put(path: Path, content: Any) -> None:
 
 def fifo(path: Path) -> None:
     os.mkfifo(path)
-
-
-def socket(path: Path) -> None:
-    os.mknod(path, stat.S_IFSOCK | 0o600)
 
 
 def link(target: str):
