@@ -192,19 +192,6 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(2.5)
 
 
-def test_a_benchmark_knows_its_end_better(tmp_path, clock, one_process_group, caplog):
-    caplog.set_level("INFO")
-    metrics = started(tmp_path)
-    metrics.total_steps, metrics.seconds_after = 8, 60.0
-    for step, median in ((4, None), (10, 0.5)):
-        clock.now += 20.0
-        log(metrics, step)
-        metrics.total_steps, metrics.step_seconds, metrics.seconds_after = 40, 0.5, 0.0
-    # The warm-up's other 4 steps as the first, and what comes after; then 30 steps of half a second.
-    assert [row["eta_seconds"] for row in rows(tmp_path)] == [4 * 5.0 + 60.0, 15.0]
-    assert "step: 4/8 (50% of the warm-up)" in caplog.text and "step: 10/40 (25%)" in caplog.text
-
-
 def test_peak_memory_is_per_logged_step_and_the_maximum_of_the_run(tmp_path, one_process_group):
     metrics = started(tmp_path)
     peaks = [2.0]

@@ -1,6 +1,5 @@
 """What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
 
-import errno
 import resource
 
 import pytest
@@ -10,10 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.helpers.tiny_runs import Folder
 from titan_tts import cli
-from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra import collectives
-from torchtitan.models.dit_tts.run import run_folder
-from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
 
 EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
 
@@ -84,10 +80,6 @@ def stop(trainer) -> None:
     raise RuntimeError("stopped")
 
 
-def stop_without_space(trainer) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
-
-
 @pytest.mark.long
 def test_a_save_in_the_background_counts_once_it_is_complete(tmp_path, train, after_step):
     """Also one that is complete only after the run has failed."""
@@ -104,46 +96,13 @@ def test_a_save_in_the_background_counts_once_it_is_complete(tmp_path, train, af
 
 
 @pytest.mark.long
-def test_a_run_that_a_full_disk_ends_beside_a_save_is_failed(
-    tmp_path, train, after_step, monkeypatch, capsys
-):
-    """Its state finds no room until what the save in the background has written is removed."""
-    half = tmp_path / "run" / "checkpoint" / "step-2.saving"
-
-    def no_space(writer, plan, planner):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def write(path, content):
-        if half.exists():
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write_atomic(path, content)
-
-    monkeypatch.setattr(CheckpointWriter, "write_data", no_space)
-    monkeypatch.setattr(run_folder, "write_atomic", write)
-    # The save has failed, and nobody has asked it yet.
-    after_step({3: stop_without_space})
-    arguments = ["--training.steps=6", "--checkpoint.async_mode=async", "--metrics.log_freq=9"]
-    assert train("run", *arguments) == 2
-    assert "no space is left on the disk" in capsys.readouterr().err
-    state = Folder(tmp_path / "run").state()
-    assert state["state"] == "failed" and not half.exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "size, words",
-    [
-        (32 << 10, ["a file of it is larger than", "continues from step 2"]),
-        (512, [".jsonl: a file is larger than", "give the same command again"]),
-    ],
-)
 def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
-    tmp_path, train, after_step, capsys, size, words
+    tmp_path, train, after_step, capsys
 ):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(trainer) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, hard))
 
     run, steps = Folder(tmp_path / "run"), {3: limit}
     after_step(steps)
@@ -152,7 +111,7 @@ def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     error = capsys.readouterr().err
-    assert all(each in error for each in words), error
+    assert "a file of it is larger than" in error and "continues from step 2" in error
     assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
     steps.clear()
     assert train("run", "--training.steps=4") == 0

@@ -71,23 +71,6 @@ def test_sound_pictures_and_numbers_come_back_from_tensorboard(tmp_path):
     assert picture.encoded_image_string == png()
 
 
-def test_going_back_hides_what_came_after(tmp_path):
-    made = trackers(tmp_path, "--metrics.enable-tensorboard")
-    for step in (1, 2, 3):
-        made.log_scalars({"loss": 1.0}, step)
-        made.log_audio("speech/one", torch.zeros(80), 8000, step)
-    made.continue_after(1)
-    made.log_scalars({"loss": 0.5}, 2)
-    made.close()
-    found = events(tmp_path)
-    assert [(each.step, each.value) for each in found.Scalars("loss")] == [(1, 1.0), (2, 0.5)]
-    assert [each.step for each in found.Audio("speech/one")] == [1]
-    made = trackers(tmp_path, "--metrics.enable-tensorboard")  # anew, from step 0
-    made.log_scalars({"loss": 0.25}, 0)
-    made.close()
-    assert [each.value for each in events(tmp_path).Scalars("loss")] == [0.25]
-
-
 # Weights & Biases
 
 

@@ -13,11 +13,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
-from torchtitan.models.dit_tts.config.manager import (
-    config_from_dict,
-    load_config,
-    upstream_view,
-)
+from torchtitan.models.dit_tts.config.manager import load_config, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.flops import (
@@ -416,20 +412,6 @@ def test_steps_for_the_exchange_follow_the_timed_ones(tmp_path, clock, monkeypat
         report = made.finish(tmp_path)
         assert report["loss"] == 1 / (6 + steps) and report["step_split"]["exchange"] == 0.5
         assert (report["peak_allocated_gib"], report["peak_reserved_gib"]) == (1.0, 1.5)
-
-
-def test_the_report_has_what_repeats_the_run(tmp_path, clock, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    folder = tmp_path / "bm"
-    made = recorder(tmp_path, "--job.experiment=bm")
-    run_steps(made, clock, [1.0])
-    report = made.finish(folder)
-    assert config_from_dict(report["config"], "bm") == made.job_config
-    assert report["gpus_per_node"] == report["environment"]["gpus_per_node"] == 4
-    variables = report["environment"]["variables"]
-    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert not {"PATH", "HOME"} & variables.keys()
 
 
 def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
