@@ -24,12 +24,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import CharWidths, to_json
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
-SMALL_BATCHES = [
-    "--data.num_workers=0",
-    "--data.num_buckets=2",
-    "--training.local_batch_size=8",
-    "--training.global_batch_size=8",
-]
+INITIAL = "--checkpoint.initial_load_path"
 
 
 def write_data(folder, speakers=("s0", "s1", "s2", "s3"), text=None, n=24):
@@ -76,32 +71,31 @@ def written(folder):
     return {name: (status.st_ino, status.st_mtime_ns) for name, status in found}
 
 
-# A new run
-
-
-def test_plain_bytes_open_no_data(tmp_path):
-    config = config_of("/nowhere", tmp_path)
-    tokenizer = build_tokenizer(config)
-    assert config.encoder.vocab_size == tokenizer.vocab_size == 259
+def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path, monkeypatch):
+    build_tokenizer(config_of("/nowhere", tmp_path))  # plain bytes open no data
     assert json.loads((tmp_path / TOKENIZER_FILE).read_text())["unit"] == "bytes"
-    assert load_tokenizer(tmp_path, config).vocabulary == tokenizer.vocabulary
-
-
-def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path):
-    build_tokenizer(config_of(data, tmp_path / "run"))  # a start that fails binds nobody
-    config = config_of(data, tmp_path / "run", *CONDITIONED)
+    config = config_of(data, tmp_path, *CONDITIONED)  # a start that failed binds nobody
     tokenizer = build_tokenizer(config)
     vocabulary = tokenizer.vocabulary
     assert vocabulary.conditioning["speaker"] == ("s0", "s1", "s2", "s3")
     assert len(vocabulary.conditioning["duration"]) == 62  # 768 frames are 30.72 s
     assert set("zero nine") < set(vocabulary.characters) < set("abcdefghijklmnopqrstuvwxyz ")
-    assert tokenizer.conditioning_dropout == 0.1
     assert config.encoder.vocab_size == vocabulary.size
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [TOKENIZER_FILE]
-    assert load_tokenizer(tmp_path / "run", config).vocabulary == vocabulary
+    assert [path.name for path in tmp_path.iterdir()] == [TOKENIZER_FILE]
+    assert load_tokenizer(tmp_path, config).vocabulary == vocabulary
+    refused(
+        lambda: build_tokenizer(config_of(data, tmp_path, "--encoder.vocab_size=300")),
+        "vocab_size = 300",
+        "set it to 0",
+    )
+    # Another rank finds the same and writes nothing.
+    for name, value in (("is_initialized", True), ("get_rank", 3), ("get_world_size", 4)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    other = build_tokenizer(config_of(data, tmp_path / "other", *CONDITIONED))
+    assert other.vocabulary == vocabulary and not (tmp_path / "other").exists()
 
 
-def test_char_widths_are_measured_once_and_belongs_to_the_weights(data, tmp_path):
+def test_char_widths_are_measured_once_and_belong_to_the_weights(data, tmp_path):
     found = []
 
     def measure_char_widths():
@@ -115,32 +109,12 @@ def test_char_widths_are_measured_once_and_belongs_to_the_weights(data, tmp_path
     first = build_tokenizer(config, measure_char_widths)
     assert [first.vocabulary.char_widths] == found
     assert load_tokenizer(tmp_path / "run", config).vocabulary == first.vocabulary
-    checkpoint = add_checkpoint(tmp_path / "run")
-    loading = [f"--checkpoint.initial_load_path={checkpoint}", positions]
+    loading = [f"{INITIAL}={add_checkpoint(tmp_path / 'run')}", positions]
     for folder, arguments in (("run", [positions]), ("tuned", loading)):
         again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), measure_char_widths)
         assert again.vocabulary == first.vocabulary and len(found) == 1
 
 
-def test_other_ranks_find_the_same_and_write_nothing(data, tmp_path, monkeypatch):
-    config = config_of(data, tmp_path / "run", *CONDITIONED)
-    for name, value in (("is_initialized", True), ("get_rank", 3), ("get_world_size", 4)):
-        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    other = build_tokenizer(config)
-    assert not (tmp_path / "run").exists()
-    monkeypatch.undo()
-    assert other.vocabulary == build_tokenizer(config).vocabulary
-
-
-@pytest.mark.long
-def test_a_number_of_ids_that_is_not_the_tokenizers(data, tmp_path):
-    config = config_of(data, tmp_path, "--encoder.vocab_size=300")
-    refused(lambda: build_tokenizer(config), "vocab_size = 300", "set it to 0")
-    size = build_tokenizer(config_of(data, tmp_path, *CONDITIONED)).vocab_size
-    build_tokenizer(config_of(data, tmp_path, *CONDITIONED, f"--encoder.vocab_size={size}"))
-
-
-@pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     """A sample as long as the limit is trained, a longer one is left out or cropped."""
     samples = make_samples(24, seed=1)
@@ -156,75 +130,43 @@ def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     ):
         arguments = [f"--data.max_frames={limit}", f"--data.on_too_long={on_too_long}"]
         config = config_of(tmp_path / "data", tmp_path / "run", *CONDITIONED, *arguments)
-        values = build_tokenizer(config).vocabulary.conditioning["speaker"]
-        assert ("longest" in values) == known
-
-
-# A resumed run
+        assert ("longest" in build_tokenizer(config).vocabulary.conditioning["speaker"]) == known
 
 
 @pytest.mark.long
-def test_a_resume_takes_the_runs_own_tokens(data, tmp_path):
+def test_weights_bring_their_tokens(data, tmp_path):
+    """On a resume and for a new run; tokens that they do not know are refused, and nothing is written."""
     run = tmp_path / "run"
     first = build_tokenizer(config_of(data, run, *CONDITIONED))
-    add_checkpoint(run)
+    checkpoint = add_checkpoint(run)
     before = written(run)
     fewer = write_data(tmp_path / "fewer", speakers=["s2"], text="nine", n=8)
-    config = config_of(fewer, run, *CONDITIONED, "--data.max_frames=400")
-    again = build_tokenizer(config)
-    assert again.vocabulary == first.vocabulary and config.encoder.vocab_size == first.vocab_size
-    assert written(run) == before
-
-
-@pytest.mark.long
-def test_a_resume_with_new_tokens_is_refused(data, tmp_path):
-    run = tmp_path / "run"
-    build_tokenizer(config_of(data, run, *CONDITIONED))
-    add_checkpoint(run)
-    before = written(run)
-    speakers = write_data(tmp_path / "speakers", speakers=["s0", "x1", "x2"])
-    where = f"the run in {run} was"
+    for folder, arguments in (("run", []), ("new", [f"{INITIAL}={checkpoint}"])):
+        config = config_of(fewer, tmp_path / folder, *CONDITIONED, *arguments)
+        assert build_tokenizer(config).vocabulary == first.vocabulary
+        assert config.encoder.vocab_size == first.vocab_size
+        assert load_tokenizer(tmp_path / folder, config).vocabulary == first.vocabulary
+    more = write_data(tmp_path / "more", speakers=["s0", "x1", "x2"], n=8)
     for config, words in (
-        (config_of(speakers, run, *CONDITIONED), ["2 values of 'speaker'", "'x1', 'x2'"]),
+        (config_of(more, run, *CONDITIONED), ["2 values of 'speaker'", "'x1', 'x2'"]),
         (config_of(data, run), ["[encoder] model = 'bytes'", "'chars'"]),
     ):
-        refused(lambda: build_tokenizer(config), where, *words)
+        refused(lambda: build_tokenizer(config), f"the run in {run} was", *words)
     assert written(run) == before
-
-
-@pytest.mark.long
-def test_a_run_of_a_version_without_the_file(data, tmp_path):
-    add_checkpoint(tmp_path)
-    config = config_of(data, tmp_path)
-    assert build_tokenizer(config).vocab_size == 259
-    assert load_tokenizer(tmp_path, config).vocab_size == 259
-    conditioned = config_of(data, tmp_path, *CONDITIONED)
-    refused(lambda: load_tokenizer(tmp_path, conditioned), TOKENIZER_FILE, "missing", "restore")
-
-
-# Weights of another run
-
-
-@pytest.mark.long
-def test_initial_weights_bring_their_tokens(data, tmp_path):
-    first = build_tokenizer(config_of(data, tmp_path / "a", *CONDITIONED))
-    checkpoint = add_checkpoint(tmp_path / "a")
-    fewer = write_data(tmp_path / "fewer", speakers=["s2"], text="nine", n=8)
-    more = write_data(tmp_path / "more", speakers=["s2", "new"], text="nine", n=8)
-    loading = [*CONDITIONED, "--checkpoint.initial_load_path"]
-    config = config_of(fewer, tmp_path / "b", *loading, str(checkpoint))
-    assert build_tokenizer(config).vocabulary == first.vocabulary
-    assert load_tokenizer(tmp_path / "b", config).vocabulary == first.vocabulary
     # A checkpoint outside its run's folder does not say which tokens it knows.
-    config = config_of(more, tmp_path / "d", *loading, str(add_checkpoint(tmp_path / "elsewhere")))
-    assert build_tokenizer(config).vocabulary.conditioning["speaker"] == ("new", "s2")
-
-
-# With a pretrained encoder
+    elsewhere = f"{INITIAL}={add_checkpoint(tmp_path / 'elsewhere')}"
+    config = config_of(more, tmp_path / "d", *CONDITIONED, elsewhere)
+    assert build_tokenizer(config).vocabulary.conditioning["speaker"] == ("s0", "x1", "x2")
+    # A run of a version without the file had bytes.
+    add_checkpoint(tmp_path / "old")
+    config = config_of(data, tmp_path / "old")
+    assert build_tokenizer(config).vocab_size == 259
+    conditioned = config_of(data, tmp_path / "old", *CONDITIONED)
+    refused(lambda: load_tokenizer(tmp_path / "old", conditioned), TOKENIZER_FILE, "missing")
 
 
 @pytest.mark.long
-def test_a_run_and_its_weights_outlive_the_model(data, t5, tmp_path):
+def test_a_run_outlives_its_pretrained_model(data, t5, tmp_path):
     copied = shutil.copytree(t5, tmp_path / "model")
     run = tmp_path / "run"
     arguments = [f"--encoder.model={copied}", "--data.conditioning=speaker"]
@@ -234,12 +176,26 @@ def test_a_run_and_its_weights_outlive_the_model(data, t5, tmp_path):
     assert set(written(run)) == {TEXT_TOKENIZER_FILE, TOKENIZER_FILE}
     checkpoint = add_checkpoint(run)
     before = written(run)
+    renamed = config_of(data, run, f"--encoder.model={t5}", arguments[1])
+    assert build_tokenizer(renamed).vocabulary.model == str(copied)  # the same under another name
+    where = f"the run in {run} was"
+    chars = config_of(data, run, "--encoder.model=chars", arguments[1])
+    refused(lambda: build_tokenizer(chars), where, "'chars'", f"'{copied}'")
+    # The model's files have changed since the run began.
+    for name, old, new in (
+        ("config.json", '"vocab_size": 512', '"vocab_size": 500'),
+        ("tokenizer.json", '"type_id": 0', '"type_id": 1'),
+    ):
+        stored = (copied / name).read_text()
+        assert old in stored
+        (copied / name).write_text(stored.replace(old, new, 1))
+        refused(lambda: build_tokenizer(config_of(data, run, *arguments)), str(copied), where)
+        (copied / name).write_text(stored)
     shutil.rmtree(copied)
-    loading = [f"--checkpoint.initial_load_path={checkpoint}"]
     for again in (
         load_tokenizer(run, config),
         build_tokenizer(config_of(data, run, *arguments)),
-        build_tokenizer(config_of(data, tmp_path / "b", *arguments, *loading)),
+        build_tokenizer(config_of(data, tmp_path / "b", *arguments, f"{INITIAL}={checkpoint}")),
     ):
         assert again.vocabulary == first.vocabulary and again.pad_id == first.pad_id
         assert again.text_fingerprint == first.text_fingerprint
@@ -249,55 +205,28 @@ def test_a_run_and_its_weights_outlive_the_model(data, t5, tmp_path):
 
 
 @pytest.mark.long
-def test_a_resume_with_another_tokenizer_is_refused(data, t5, tmp_path):
-    copied = shutil.copytree(t5, tmp_path / "model")
-    run = tmp_path / "run"
-    build_tokenizer(config_of(data, run, f"--encoder.model={copied}"))
-    add_checkpoint(run)
-    renamed = config_of(data, run, f"--encoder.model={t5}")
-    assert build_tokenizer(renamed).vocabulary.model == str(copied)  # the same under another name
-    where = f"the run in {run} was"
-    config = config_of(data, run, "--encoder.model=chars")
-    refused(lambda: build_tokenizer(config), where, "'chars'", f"'{copied}'")
-    # The model's files have changed since the run began.
-    config = config_of(data, run, f"--encoder.model={copied}")
-    for name, old, new in (
-        ("config.json", '"vocab_size": 512', '"vocab_size": 500'),
-        ("tokenizer.json", '"type_id": 0', '"type_id": 1'),
-    ):
-        stored = (copied / name).read_text()
-        assert old in stored
-        (copied / name).write_text(stored.replace(old, new, 1))
-        refused(lambda: build_tokenizer(config), str(copied), where, "restore")
-        (copied / name).write_text(stored)
+def test_files_of_a_run_that_are_old_or_corrupt(data, t5, tmp_path):
+    def config():
+        return config_of(data, tmp_path, f"--encoder.model={t5}")
 
-
-@pytest.mark.long
-def test_a_run_outlives_the_library_that_wrote_its_tokenizer(data, t5, tmp_path):
-    config = config_of(data, tmp_path, f"--encoder.model={t5}")
-    first = build_tokenizer(config)
+    first = build_tokenizer(config())
     add_checkpoint(tmp_path)
-    contents = json.loads((tmp_path / TEXT_TOKENIZER_FILE).read_text())
-    merges = contents["model"]["merges"]
-    contents["model"]["merges"] = [" ".join(pair) for pair in merges]  # as versions before 0.20 did
+    text_file, file = tmp_path / TEXT_TOKENIZER_FILE, tmp_path / TOKENIZER_FILE
+    stored, vocabulary = text_file.read_text(), file.read_text()
+    # Versions of the library before 0.20 stored the same tokenizer otherwise.
+    contents = json.loads(stored)
+    contents["model"]["merges"] = [" ".join(pair) for pair in contents["model"]["merges"]]
     old = TextTokenizer(json.dumps(contents))
     assert old.fingerprint != first.text_fingerprint and old.to_json() == first.text.to_json()
-    (tmp_path / TEXT_TOKENIZER_FILE).write_text(json.dumps(contents))
+    text_file.write_text(json.dumps(contents))
     subwords = replace(first.vocabulary.subwords, text_fingerprint=old.fingerprint)
-    (tmp_path / TOKENIZER_FILE).write_text(to_json(replace(first.vocabulary, subwords=subwords)))
-    again = build_tokenizer(config_of(data, tmp_path, f"--encoder.model={t5}"))
+    file.write_text(to_json(replace(first.vocabulary, subwords=subwords)))
+    again = build_tokenizer(config())
     assert again.text_fingerprint == old.fingerprint
     assert again.text_ids("one two") == first.text_ids("one two")
 
-
-@pytest.mark.long
-def test_corrupt_files_of_a_run(data, t5, tmp_path):
-    build_tokenizer(config_of(data, tmp_path, f"--encoder.model={t5}"))
-    add_checkpoint(tmp_path)
-    config = config_of(data, tmp_path, f"--encoder.model={t5}")
-    calls = (lambda: build_tokenizer(config), lambda: load_tokenizer(tmp_path, config))
-    text_file, file = tmp_path / TEXT_TOKENIZER_FILE, tmp_path / TOKENIZER_FILE
-    stored, vocabulary = text_file.read_text(), file.read_text()
+    file.write_text(vocabulary)
+    calls = (lambda: build_tokenizer(config()), lambda: load_tokenizer(tmp_path, config()))
     # The last one is valid, and gives other ids.
     other = json.dumps(json.loads(stored) | {"normalizer": {"type": "Lowercase"}})
     for corrupt in ("", "{}", stored.replace("zero", "zerq"), other, None):
@@ -310,17 +239,17 @@ def test_corrupt_files_of_a_run(data, t5, tmp_path):
         for call in calls:
             refused(call, str(file), "restore")
     file.write_text(vocabulary)
-    assert load_tokenizer(tmp_path, config).base == 512
-
-
-# In the loader
+    assert load_tokenizer(tmp_path, config()).base == 512
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
 def test_the_loader_puts_conditions_before_the_text(data, t5, tmp_path, pretrained):
-    model = t5 if pretrained else "chars"
-    arguments = [*CONDITIONED, *SMALL_BATCHES, "--data.conditioning_dropout=0.3"]
-    config = config_of(data, tmp_path, *arguments, f"--encoder.model={model}")
+    arguments = [
+        *(*CONDITIONED, f"--encoder.model={t5 if pretrained else 'chars'}"),
+        *("--data.num_workers=0", "--data.num_buckets=2", "--data.conditioning_dropout=0.3"),
+        *("--training.local_batch_size=8", "--training.global_batch_size=8"),
+    ]
+    config = config_of(data, tmp_path, *arguments)
     tokenizer = build_tokenizer(config)
     loader = build_dataloader(1, 0, tokenizer, config)
     dataset = loader.dataset

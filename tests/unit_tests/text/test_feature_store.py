@@ -1,5 +1,6 @@
-"""Text features on disk: what the encoder gives, found only where they fit, checked when read."""
+"""Text features on disk: what the encoder gives, made once, found only where they fit, checked when read."""
 
+import errno
 import os
 import shutil
 from dataclasses import replace
@@ -19,9 +20,11 @@ from tests.helpers.encoded_shards import (
     write_shards,
 )
 from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
-from tools.harness.synthetic import make_shards
+from tests.helpers.sentences import refused
+from tools.harness.http_server import FolderServer
+from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text import feature_builder
 from torchtitan.models.dit_tts.text.feature_builder import feature_kind
 from torchtitan.models.dit_tts.text.feature_store import (
     find_feature_files,
@@ -31,6 +34,7 @@ from torchtitan.models.dit_tts.text.feature_store import (
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 
 NOTHING = [None] * SHARDS
+FILES = [f"{shard:06d}.safetensors" for shard in range(SHARDS)]
 
 
 @pytest.fixture(scope="module")
@@ -43,72 +47,45 @@ def shards(tmp_path) -> Path:
     return write_shards(tmp_path / "train")
 
 
-@pytest.fixture
-def made(shards, gemma) -> Made:
-    made = Made(shards, gemma)
-    made.make()
-    return made
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("write", [write_tiny_t5gemma2, write_tiny_t5])
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-def test_features_are_what_the_encoder_gives(shards, tmp_path, write, stored):
-    made = Made(shards, write(tmp_path / "model"), cache_dtype=stored)
-    made.make()
-    features = open_text_features(made.dataset, made.kind)
-    assert features.torch_dtype == getattr(torch, stored)
-    assert features.width == made.module.width
-    for shard in range(SHARDS):
-        samples = np.flatnonzero(made.dataset.shard == shard).tolist()
-        ids = [made.ids(sample) for sample in samples]
-        assert features.tokens[samples].tolist() == list(map(len, ids))
-        for sample, expected in zip(samples, made.module.encode(ids), strict=True):
-            found = made.read(sample, features)
-            assert torch.equal(found, expected.to(features.torch_dtype))
-            assert found.std() > 0.1
-
-
-def test_the_library_reads_the_file(shards, gemma):
-    made = Made(shards, gemma, cache_dtype="bfloat16")
-    made.make([1])
-    loaded = safetensors.torch.load_file(made.path(1))
-    samples = np.flatnonzero(made.dataset.shard == 1).tolist()
-    expected = torch.cat(made.module.encode([made.ids(sample) for sample in samples]))
-    assert torch.equal(loaded["features"], expected.to(torch.bfloat16))
-    assert loaded["tokens"].tolist() == [len(made.ids(sample)) for sample in samples]
-
-
-@pytest.mark.long
-def test_several_kinds_lie_beside_each_other(shards, gemma, tmp_path):
+def test_features_are_what_the_encoder_gives(shards, gemma, tmp_path):
+    """In files that the library reads, one folder for each encoder and precision."""
     kinds = [
-        Made(shards, gemma),
-        Made(shards, gemma, cache_dtype="float16"),
+        *(Made(shards, gemma, cache_dtype=dtype) for dtype in ("float32", "bfloat16", "float16")),
         Made(shards, gemma, dtype="bfloat16"),
         Made(shards, write_tiny_t5(tmp_path / "t5")),
     ]
     for made in kinds:
         assert find_feature_files(made.dataset, made.kind) == NOTHING
-        with pytest.raises(InputError, match="missing for 3 of 3 shards.*000000.tar"):
-            open_text_features(made.dataset, made.kind)
+        words = ("missing for 3 of 3 shards", "000000.tar")
+        refused(lambda: open_text_features(made.dataset, made.kind), *words)
         made.make()
     assert len(os.listdir(shards / "text_features")) == len(kinds)
     for made in kinds:
-        assert find_feature_files(made.dataset, made.kind)[0].kind == made.kind
+        features = open_text_features(made.dataset, made.kind)
+        assert (features.width, features.torch_dtype) == (made.module.width, made.kind.torch_dtype)
+        for shard in range(SHARDS):
+            samples = np.flatnonzero(made.dataset.shard == shard).tolist()
+            ids = [made.ids(sample) for sample in samples]
+            assert features.tokens[samples].tolist() == list(map(len, ids))
+            expected = [each.to(features.torch_dtype) for each in made.module.encode(ids)]
+            assert torch.equal(
+                safetensors.torch.load_file(made.path(shard))["features"], torch.cat(expected)
+            )
+            for sample, own in zip(samples, expected, strict=True):
+                assert torch.equal(made.read(sample, features), own) and own.std() > 0.1
 
 
-def test_features_of_other_weights_or_another_tokenizer_are_not_found(made):
+def test_features_that_fit_no_longer_are_not_found(shards, gemma, tmp_path):
+    made = Made(shards, gemma)
+    made.make()
     for change in ("encoder_fingerprint", "text_fingerprint"):
         other = replace(made.kind, **{change: "0123456789abcdef"})
-        assert find_feature_files(made.dataset, other) == NOTHING
         folder = made.path(0).parent
         shutil.copytree(folder, folder.with_name(other.folder_name))  # not even under its name
         assert find_feature_files(made.dataset, other) == NOTHING
-
-
-def test_features_of_another_shard_of_the_name_are_made_again(made, shards, gemma, tmp_path):
-    other = make_shards(tmp_path / "other", SAMPLES, seed=8, channels=CHANNELS, shards=SHARDS)
-    shutil.copy(other / "000001.tar", shards / "000001.tar")
+    # Another shard of the same name.
+    new = make_shards(tmp_path / "other", SAMPLES, seed=8, channels=CHANNELS, shards=SHARDS)
+    shutil.copy(new / "000001.tar", shards / "000001.tar")
     changed = Made(shards, gemma)
     found = find_feature_files(changed.dataset, changed.kind)
     assert [file is None for file in found] == [False, True, False]
@@ -116,17 +93,18 @@ def test_features_of_another_shard_of_the_name_are_made_again(made, shards, gemm
     changed.read(15)
 
 
-def test_without_the_weights_the_stored_features_are_taken(made, gemma, tmp_path):
-    expected = made.read(3)
+def test_without_the_weights_the_stored_features_are_taken(shards, gemma, tmp_path):
+    made = Made(shards, gemma)
+    made.make()
     moved = shutil.copytree(gemma, tmp_path / "elsewhere" / gemma.name)
     (moved / "model.safetensors").unlink()
-    kind = feature_kind(
-        replace(made.encoder, model=str(moved)), made.tokenizer, find_source(str(moved))
-    )
+    encoder = replace(made.encoder, model=str(moved))
+    kind = feature_kind(encoder, made.tokenizer, find_source(str(moved)))
     assert kind.encoder_fingerprint is None
     stored = with_stored_fingerprint(made.dataset, kind)
     assert stored.encoder_fingerprint == made.kind.encoder_fingerprint
-    assert torch.equal(made.read(3, open_text_features(made.dataset, stored)), expected)
+    features = open_text_features(made.dataset, stored)
+    assert torch.equal(made.read(3, features), made.read(3))
     for other in (
         {"text_fingerprint": "0123456789abcdef"},
         {"encoder_dtype": "bfloat16"},
@@ -139,13 +117,13 @@ def test_without_the_weights_the_stored_features_are_taken(made, gemma, tmp_path
     # With a second state of the encoder nobody can say which is right.
     made.kind = replace(made.kind, encoder_fingerprint="fedcba9876543210")
     made.make([0])
-    with pytest.raises(InputError, match="two states of the encoder"):
-        with_stored_fingerprint(made.dataset, kind)
+    refused(lambda: with_stored_fingerprint(made.dataset, kind), "two states of the encoder")
 
 
 def test_corrupt_features_are_noticed(shards, gemma):
     made = Made(shards, gemma, cache_dtype="bfloat16")
     made.make()
+    complete = made.path(1).read_bytes()
     flip_last_byte(made.path(1))
     features = open_text_features(made.dataset, made.kind)
     (*valid, corrupt) = np.flatnonzero(made.dataset.shard == 1).tolist()
@@ -153,19 +131,99 @@ def test_corrupt_features_are_noticed(shards, gemma):
         made.read(sample, features)
     with pytest.raises(CorruptSampleError, match="000001.safetensors are not what"):
         made.read(corrupt, features)
-
-
-@pytest.mark.parametrize("position", ["length", "header", "tables", "end"])
-def test_a_corrupt_header_or_table_is_as_good_as_no_file(shards, gemma, position):
-    made = Made(shards, gemma, cache_dtype="bfloat16")
-    made.make([0])
-    data = bytearray(made.path(0).read_bytes())
-    header = 8 + int.from_bytes(data[:8], "little")
-    if position == "end":
-        del data[-4:]
-    else:
-        data[{"length": 0, "header": data.index(b"F16"), "tables": header + 3}[position]] ^= 0x11
-    made.path(0).write_bytes(data)
-    assert find_feature_files(made.dataset, made.kind) == NOTHING
+    # A corrupt header or table is as good as no file.
+    header = 8 + int.from_bytes(complete[:8], "little")
+    for position in (0, complete.index(b"F16"), header + 3, None):
+        data = bytearray(complete if position is not None else complete[:-4])
+        data[position or 0] ^= 0x11 if position is not None else 0
+        made.path(1).write_bytes(data)
+        found = find_feature_files(made.dataset, made.kind)
+        assert [file is None for file in found] == [False, True, False]
     made.make()
-    made.read(0)
+    assert made.path(1).read_bytes() == complete
+
+
+def test_what_cannot_be_made_is_not_there(shards, gemma):
+    made = Made(shards, gemma, cache_dtype="float16")
+    with torch.no_grad():
+        made.module.core.norm.weight.fill_(1e6)
+    refused(made.make, "not finite in float16", "cache_dtype")
+    flip_bits(shards / "000000.tar", [3 * 4 + 2])  # the JSON of the fifth sample
+    with pytest.raises(CorruptSampleError, match="its JSON"):
+        Made(shards, gemma).make([0])
+    assert not made.path(0).exists() and not Made(shards, gemma).path(0).exists()
+
+
+def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
+    made = Made(shards, gemma)
+    encode_each, calls = made.module.encode_each, []
+
+    def fail_in_the_second_shard(texts):
+        calls.append(texts)
+        yield from list(encode_each(texts))[: 5 if len(calls) == 2 else None]
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.module, "encode_each", fail_in_the_second_shard)
+    with pytest.raises(KeyboardInterrupt):
+        made.make()
+    folder = made.path(0).parent
+    assert os.listdir(folder) == FILES[:1]
+    before = os.stat(made.path(0)).st_mtime_ns
+    left, alive = folder / ".killed.tmp", folder / ".another-job.tmp"
+    left.touch()
+    alive.touch()
+    os.utime(left, (0, 0))
+    made.make()
+    assert not left.exists() and alive.exists()
+    assert os.stat(made.path(0)).st_mtime_ns == before and len(calls) == 4
+    assert sorted(os.listdir(folder)) == [".another-job.tmp", *FILES]
+
+
+def test_the_first_of_two_jobs_keeps_its_files(shards, gemma, monkeypatch):
+    """It reads them by now, and another machine's features differ in a few bits."""
+    first, second = Made(shards, gemma), Made(shards, gemma)
+    encode_each, begun, training = second.module.encode_each, [], []
+
+    def later_and_on_another_machine(texts):
+        begun.append(texts)
+        if not training:
+            first.make()
+            training.append(open_text_features(first.dataset, first.kind))
+        for number, features in encode_each(texts):
+            yield number, features * (1 + 1e-6)
+
+    monkeypatch.setattr(second.module, "encode_each", later_and_on_another_machine)
+    second.make()
+    for sample in range(SAMPLES):
+        first.read(sample, training[0])
+    assert len(begun) == 1  # the other shards had their files when their turn came
+
+
+@pytest.mark.long
+def test_remote_shards_and_read_only_folders_use_the_cache(shards, gemma, monkeypatch):
+    with FolderServer(shards.parent) as server:
+        made = Made(f"{server.url}/train/" + "{000000..000002}.tar", gemma)
+        made.make()
+        expected = made.module.encode([made.ids(29)])[0]
+        torch.testing.assert_close(made.read(29), expected, rtol=1e-4, atol=1e-4)
+    made = Made(shards, gemma)
+    new_file = feature_builder.new_feature_file
+    cached = Path(os.environ["XDG_CACHE_HOME"], "titan-tts/text_features", made.kind.folder_name)
+    shutil.rmtree(cached)
+
+    def fails(number, where=""):
+        def new(path, *args):  # as a disk does; rights do not bind root
+            if path.startswith(where):
+                raise OSError(number, "No space left")
+            return new_file(path, *args)
+
+        monkeypatch.setattr(feature_builder, "new_feature_file", new)
+
+    fails(errno.EROFS, str(shards))
+    made.make()
+    assert not (shards / "text_features").exists() and len(os.listdir(cached)) == SHARDS
+    made.read(29)
+    shutil.rmtree(cached)
+    fails(errno.ENOSPC)
+    refused(made.make, "cannot be written (No space left); make room")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, write_tiny_t5, write_tiny_t5gemma2
+from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import token
 from tools.harness.synthetic import flip_bits, make_shards
@@ -45,53 +45,38 @@ FIELDS = ("speaker", "duration", "quality")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Checkpoints with tokenizers, by family."""
     folder = tmp_path_factory.mktemp("models")
-    return {
-        "t5gemma2": write_tiny_t5gemma2(folder / "t5gemma2"),
-        "t5": write_tiny_t5(folder / "t5"),
-    }
+    return [write_tiny_t5gemma2(folder / "t5gemma2"), write_tiny_t5(folder / "t5")]
 
 
-@pytest.fixture(scope="module", params=["t5gemma2", "t5"])
+@pytest.fixture(scope="module", params=[0, 1], ids=["t5gemma2", "t5"])
 def model(request, folders):
     return folders[request.param]
 
 
 def conditioned(folder):
     plain = load_subword_tokenizer(str(folder))
-    vocabulary = make_vocabulary(
-        SUBWORDS, "", FIELDS, VALUES, max_seconds=10, subwords=plain.vocabulary.subwords
-    )
+    subwords = plain.vocabulary.subwords
+    vocabulary = make_vocabulary(SUBWORDS, "", FIELDS, VALUES, max_seconds=10, subwords=subwords)
     return SubwordTokenizer(vocabulary, plain.text)
 
 
-def unigram(byte_fallback=False, changes=None):
+def unigram(byte_fallback=False, ends="</s>", changes=None):
     """As T5's own: special tokens are pieces of the model, and there are no bytes."""
     letters = "abcdefghijklmnopqrstuvwxyz/."
     pieces = ["<pad>", "</s>", "<unk>", "\u2581", *letters, "\u2581one", "<extra>"]
     scores = [0.0 if piece[0] == "<" else -float(number) for number, piece in enumerate(pieces)]
-    tokenizer = Tokenizer(
-        models.Unigram(list(zip(pieces, scores)), unk_id=2, byte_fallback=byte_fallback)
-    )
+    vocabulary = list(zip(pieces, scores))
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=byte_fallback))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>", "<extra>"])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
+        single=f"$A {ends}", special_tokens=[("</s>", 1)]
     )
     if changes:
         changes(tokenizer)
     return tokenizer.to_str()
-
-
-def wrapped(serialized, base=VOCAB_SIZE):
-    text = TextTokenizer(serialized)
-    subwords = Subwords(base, text.fingerprint, model="somebody/some")
-    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
-
-
-# Ids
 
 
 def test_ids_are_those_of_hugging_face(model):
@@ -122,7 +107,7 @@ def test_special_tokens_that_are_pieces_of_the_model_are_letters_too():
     assert tokenizer.counts(texts) == [len(tokenizer.ids(text)) for text in texts]
 
 
-def test_round_trip_with_conditions(model):
+def test_conditions_come_first_and_round_trip(model):
     tokenizer = conditioned(model)
     copy = pickle.loads(pickle.dumps(tokenizer))
     metadata = {"speaker": "slt", "target_duration": 2.0}
@@ -130,63 +115,66 @@ def test_round_trip_with_conditions(model):
         ids = tokenizer.encode(text, metadata)
         assert tokenizer.decode([*ids, tokenizer.pad_id, tokenizer.pad_id]) == text
         assert copy.encode(text, metadata) == ids
-        assert ids[3:] == tokenizer.text_ids(text)
-        assert max(tokenizer.text_ids(text)) < 512
+        assert ids[3:] == tokenizer.text_ids(text) and max(ids[3:]) < 512  # none is forged
+    names = [token(tokenizer.vocabulary, i) for i in range(512, tokenizer.vocab_size)]
+    assert names[:4] == ["<speaker:?>", "<speaker:awb>", "<speaker:slt>", "<duration:?>"]
+    assert len(names) == 3 + 21 + 2
+    named = [token(tokenizer.vocabulary, i) for i in ids[:3]]
+    assert named == ["<speaker:slt>", "<duration:4>", "<quality:?>"]
+    dropped = tokenizer.encode("one", {"speaker": "slt"}, [True, False, False])
+    assert dropped == tokenizer.encode("one")
+    loaded = from_json(to_json(tokenizer.vocabulary), "a file")
+    assert loaded == tokenizer.vocabulary and loaded.model == str(model)
+    assert loaded.subwords.pad_id == tokenizer.pad_id
 
 
-def test_a_token_has_the_room_of_its_characters(model):
+def test_a_token_is_as_wide_as_its_characters(model):
     """Beside the library's offsets, which do not count the mark of the first word."""
     tokenizer = conditioned(model)
     for text in ("one two three four", "nine " * 20):
         ids = np.array([tokenizer.encode(text, {"speaker": "slt"})])
-        positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))[0, 3:]
+        positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))[0]
         offsets = np.array(tokenizer.text._backend.encode(text).offsets)
         middles = np.where(np.ptp(offsets, axis=1) > 0, offsets.mean(1) / len(text), -1.0)
-        assert (positions == -1).sum() == (middles == -1).sum() == 1  # begin or end
-        np.testing.assert_allclose(positions, middles, atol=1.5 / len(text))
+        assert (middles == -1).sum() == 1  # begin or end
+        np.testing.assert_allclose(positions, [-1, -1, -1, *middles], atol=1.5 / len(text))
         assert (np.diff(positions[positions >= 0]) > 0).all()
-    assert (tokenizer.text_positions(ids, np.ones_like(ids, bool))[0, :3] == -1).all()
 
 
-def test_bytes_and_continued_words_have_the_room_of_their_characters():
+def test_widths_of_bytes_and_continued_words():
     contents = json.loads(unigram())
     contents["model"]["vocab"] += [["<0xE2>", -9.0], ["##ing", -9.0]]
-    lengths = TextTokenizer(json.dumps(contents)).width_per_id(None)
-    assert lengths[-2:].tolist() == [1, 3] and lengths[1] == 0
-    widths = CharWidths(tuple(map(float, range(256))), 0.0)
-    frames = TextTokenizer(json.dumps(contents)).width_per_id(widths)
-    assert frames[-2:].tolist() == [0xE2, sum(b"ing")] and frames[1] == 0
-    assert frames[3] == ord(" ")  # the mark of a word's beginning
+    text = TextTokenizer(json.dumps(contents))
+    assert text.width_per_id(None)[[1, -2, -1]].tolist() == [0, 1, 3]
+    frames = text.width_per_id(CharWidths(tuple(map(float, range(256))), 0.0))
+    # An end, the mark of a word's beginning, a byte and a piece without its mark.
+    assert frames[[1, 3, -2, -1]].tolist() == [0, ord(" "), 0xE2, sum(b"ing")]
 
 
-def test_conditioning_tokens_are_single_ids_behind_the_embedding(model):
-    tokenizer = conditioned(model)
-    names = [token(tokenizer.vocabulary, i) for i in range(512, tokenizer.vocab_size)]
-    assert names[:4] == ["<speaker:?>", "<speaker:awb>", "<speaker:slt>", "<duration:?>"]
-    assert len(names) == 3 + 21 + 2 and tokenizer.n_conditions == 3
-    assert token(tokenizer.vocabulary, 7) == "<subword 7>"
-    row = tokenizer.encode("<speaker:slt>", {"speaker": "slt", "target_duration": 2.0})
-    named = [token(tokenizer.vocabulary, i) for i in row[:3]]
-    assert named == ["<speaker:slt>", "<duration:4>", "<quality:?>"]
-    assert max(row[3:]) < 512 and len(row) > 3 + 5  # a text cannot forge one
-    dropped = tokenizer.encode("one", {"speaker": "slt"}, [True, False, False])
-    assert dropped == tokenizer.encode("one")
-
-
-def test_a_row_that_is_too_short_is_refused(model):
+def test_texts_and_rows_that_are_refused(model, tmp_path):
     tokenizer = conditioned(model)
     ids = tokenizer.encode("one two", {"speaker": "awb"})
-    row = np.full(len(ids) + 1, -7, np.int64)
+    row, short = np.full(len(ids) + 1, -7, np.int64), np.full(len(ids) - 1, -7, np.int64)
     assert tokenizer.encode_into(row, "one two", {"speaker": "awb"}) == len(ids)
     assert row.tolist() == [*ids, -7]
-    short = np.full(len(ids) - 1, -7, np.int64)
-    refused(
-        lambda: tokenizer.encode_into(short, "one two", {"speaker": "awb"}),
-        f"{len(ids)} tokens where at most {len(ids) - 1} fit",
-    )
+    words = f"{len(ids)} tokens where at most {len(ids) - 1} fit"
+    refused(lambda: tokenizer.encode_into(short, "one two", {"speaker": "awb"}), words)
     assert (short == -7).all()
     for call in (tokenizer.encode, tokenizer.text_ids, TextTokenizer(unigram()).unknown_characters):
         refused(lambda: call("ab\ud83d"), r"'\ud83d' at character 2")
+
+    text = TextTokenizer(unigram())
+    for base in (text.end, text.end - 1):
+        vocabulary = Vocabulary(SUBWORDS, subwords=Subwords(base, text.fingerprint, model="a/b"))
+        if base == text.end:
+            SubwordTokenizer(vocabulary, text)
+    refused(lambda: SubwordTokenizer(vocabulary, text), "'a/b'", f"vocab_size = {text.end - 1}")
+
+    shutil.copy(model / "config.json", tmp_path)
+    # transformers makes one of 104 pieces here, which would read all text as unknown.
+    refused(lambda: load_subword_tokenizer(str(tmp_path)), str(tmp_path), "cannot be loaded")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    refused(lambda: load_subword_tokenizer(str(tmp_path)), str(tmp_path), "cannot be loaded")
 
 
 def test_settings_of_the_file_have_no_say():
@@ -205,97 +193,45 @@ def test_settings_of_the_file_have_no_say():
     # An empty field, which another version of the library may have, changes nothing.
     contents["model"] |= {"dropout": None, "fuse_unk": False}
     assert TextTokenizer(json.dumps(contents)).fingerprint == certain.fingerprint
-
-
-def test_fingerprints_tell_tokenizers_apart(folders):
-    def rule(tokenizer):
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="$A </s> </s>", special_tokens=[("</s>", 1)]
-        )
-
-    made = [unigram(), unigram(byte_fallback=True), unigram(changes=rule)]
-    found = {TextTokenizer(serialized).fingerprint for serialized in made}
-    found |= {load_subword_tokenizer(str(folder)).text_fingerprint for folder in folders.values()}
-    assert len(found) == 5 and all(len(fingerprint) == 16 for fingerprint in found)
-
-
-def test_ids_beyond_the_embedding_are_refused():
-    end = TextTokenizer(unigram()).end
-    wrapped(unigram(), base=end)
-    refused(lambda: wrapped(unigram(), base=end - 1), "somebody/some", f"vocab_size = {end - 1}")
+    others = [unigram(byte_fallback=True), unigram(ends="</s> </s>")]
+    made = [plain, certain, *map(TextTokenizer, others)]
+    assert len({text.fingerprint for text in made}) == 4
 
 
 def test_characters_that_have_no_id():
-    tokenizer = wrapped(unigram())
+    tokenizer = TextTokenizer(unigram())
     assert tokenizer.unknown_characters("one Ä ßÄ b") == ["Ä", "ß"]
     assert tokenizer.unknown_characters("one") == []
     # Complete words are unknown to this kind of model.
     words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    text = TextTokenizer(words.to_str())
-    assert text.unknown_characters("ab aÄ") == ["Ä"]
+    assert TextTokenizer(words.to_str()).unknown_characters("ab aÄ") == ["Ä"]
 
 
-# From a model's name
-
-
-def test_what_has_no_tokenizer_is_refused(tmp_path, folders):
-    shutil.copy(folders["t5"] / "config.json", tmp_path)
-    # transformers makes one of 104 pieces here, which would read all text as unknown.
-    refused(lambda: load_subword_tokenizer(str(tmp_path)), str(tmp_path), "files are missing")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    refused(lambda: load_subword_tokenizer(str(tmp_path)), str(tmp_path), "cannot be loaded")
-
-
-@pytest.mark.long
-def test_a_folder_is_found_from_any_other(tmp_path, monkeypatch, folders):
-    monkeypatch.chdir(folders["t5"].parent)
-    config = load_config(["--encoder.model=t5"])
-    assert config.encoder.model == str(folders["t5"])
+def test_a_folder_is_stored_by_its_full_path(tmp_path, monkeypatch, folders):
+    monkeypatch.chdir(folders[1].parent)
+    assert load_config(["--encoder.model=t5"]).encoder.model == str(folders[1])
     (tmp_path / "bytes").mkdir()
     monkeypatch.chdir(tmp_path)
     for name in ("bytes", "google-t5/t5-base"):
         assert load_config([f"--encoder.model={name}"]).encoder.model == name
 
 
-def test_files_of_the_learned_units_are_as_they_were():
-    assert Vocabulary().fingerprint == "793bc10afa800c2e"
-    vocabulary = make_vocabulary(
-        "chars", "one two", ["speaker", "duration"], {"speaker": ["a", "b"]}, max_seconds=3
-    )
-    assert vocabulary.fingerprint == "4dd32052b305c284"
-    assert not {"subwords", "model"} & set(json.loads(to_json(vocabulary)))
-    subwords = Subwords(512, "0123456789abcdef", 3, "somebody/some")
-    pretrained = make_vocabulary(SUBWORDS, "", ["class"], {"class": ["x"]}, subwords=subwords)
-    loaded = from_json(to_json(pretrained), "a file")
-    assert loaded == pretrained and loaded.subwords.pad_id == 3 and loaded.model == "somebody/some"
-    assert "512 of somebody/some" in loaded.describe()
-
-
-# Counts
-
-
 def counting(tokenizer):
     """The tokenizer, and a list to which every text that it counts is added."""
-    counted = []
-    count = tokenizer.text.counts
+    counted, count = [], tokenizer.text.counts
     tokenizer.text.counts = lambda texts: counted.extend(texts) or count(texts)
     return tokenizer, counted
 
 
-@pytest.fixture
-def data(tmp_path):
-    return make_shards(tmp_path / "shards", 30, shards=3, channels=8)
-
-
-def test_counts_are_exact_and_stored(data, model, folders):
+def test_counts_are_exact_and_stored(model, folders, tmp_path):
+    data = make_shards(tmp_path / "shards", 30, shards=3, channels=8)
     dataset = open_dataset(str(data), 8)
     tokenizer, counted = counting(conditioned(model))
     metadata = dataset.metadata_of(range(len(dataset)))
     expected = [len(tokenizer.encode(m["text"], m)) for m in metadata]
     found = tokenizer.max_tokens(dataset)
-    assert found.dtype == np.int32 and found.tolist() == expected
-    assert len(counted) == len(dataset) == 30
+    assert found.dtype == np.int32 and found.tolist() == expected and len(counted) == 30
     # Any run with this tokenizer takes them; the last of two ranks begins elsewhere, to the same end.
     again, counted = counting(load_subword_tokenizer(str(model)))
     assert (again.max_tokens(dataset, (1, 2)) + 3).tolist() == expected and not counted
@@ -305,14 +241,15 @@ def test_counts_are_exact_and_stored(data, model, folders):
     file.write_bytes(stored[:-1] + b"x")
     assert (again.max_tokens(dataset) + 3).tolist() == expected and len(counted) == 10
     assert file.read_bytes() == stored
-    for folder in folders.values():
+    for folder in folders:
         other, counted = counting(load_subword_tokenizer(str(folder)))
         other.max_tokens(dataset)
         assert bool(counted) == (folder != model)
 
 
-def test_a_corrupt_sample_counts_its_bytes_and_is_not_stored(data, folders, tmp_path):
-    tokenizer = load_subword_tokenizer(str(folders["t5"]))
+def test_a_corrupt_sample_counts_its_bytes_and_is_not_stored(folders, tmp_path):
+    tokenizer = load_subword_tokenizer(str(folders[1]))
+    data = make_shards(tmp_path / "shards", 30, shards=3, channels=8)
     copied = shutil.copytree(data, tmp_path / "copy")
     valid = tokenizer.max_tokens(open_dataset(str(data), 8))
     dataset = open_dataset(str(copied), 8)

@@ -7,13 +7,8 @@ from torchtitan.models.dit_tts.text.packing import SORTED_GROUPS, pack_rows
 
 
 def mask_of(lengths, first=0):
-    return np.stack(
-        [
-            (np.arange(first + max(lengths)) >= first)
-            & (np.arange(first + max(lengths)) < first + n)
-            for n in lengths
-        ]
-    )
+    position = np.arange(first + max(lengths))
+    return (position >= first) & (position < first + np.array(lengths)[:, None])
 
 
 def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
@@ -24,7 +19,7 @@ def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
     assert kept.float().mean() > 0.95
     tokens = group.token[kept]
     assert len(set(tokens.tolist())) == len(tokens) == lengths.sum()
-    # There and back again: the place that a token came from finds it.
+    # There and back again: the index that a token came from finds it.
     flat = group.token.flatten()
     valid = torch.from_numpy(mask_of(lengths, first=3))
     assert torch.equal(flat[rows.origin[valid]], valid.flatten().nonzero().flatten())

@@ -127,6 +127,7 @@ class HFEncoderSpec:
                     dtype=dtype,
                     key_mapping=mapping,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are named below
                     **options,
                 )
             except (OSError, ValueError, RuntimeError, ImportError) as error:
