@@ -31,41 +31,27 @@ SPEAKING = UnitTokenizer(
         max_seconds=9,
     )
 )
-SAMPLING = Sampling(steps=4, text_scale=2.0, speaker_scale=3.0, min_t=0.25)
 
 
-@pytest.mark.parametrize(
-    "arguments, speaker, frames, settings",
-    [
-        # Sample 3 has the longest of bob's references, and 2 of ann's.
-        (["--speaker=bob", "--seconds=1.23"], 3, 31, (SAMPLING, 0)),
-        (
-            ["--speaker=ann", "--seconds=0.001", "--text-scale=0", "--speaker-scale=5"]
-            + ["--sampling-steps=9", "--seed=6"],
-            2,
-            1,
-            (replace(SAMPLING, steps=9, text_scale=0.0, speaker_scale=5.0), 6),
-        ),
-    ],
-)
-def test_options_reach_the_sampler(generate, monkeypatch, arguments, speaker, frames, settings):
-    ramp = torch.linspace(-50, 50, frames)[:, None].expand(-1, CHANNELS)
+def test_options_reach_the_sampler(generate, monkeypatch):
+    ramp = torch.linspace(-50, 50, 31)[:, None].expand(-1, CHANNELS)
 
     def sample(model, tokenizer, objective, requests, *given):
         generate.asked.append((requests, *given[:2]))
         return [ramp]
 
     monkeypatch.setattr("titan_tts.speak.synthesizer.generate_latents", sample)
-    assert generate("--text=one", "--out=new/said.wav", *arguments) == 0
-    [([request], *given)] = generate.asked
-    assert given == [*settings] and (request.text, request.frames) == ("one", frames)
-    assert request.reference.shape == (6, CHANNELS)  # cut to what the run takes
-    assert (request.reference == speaker + 10).all()
-    name = arguments[0].removeprefix("--speaker=")
-    assert request.metadata == {"speaker": name, "target_duration": frames / 25}
+    said = ["--text=one", "--out=new/said.wav", "--speaker=bob", "--seconds=1.23", "--seed=6"]
+    assert generate(*said, "--text-scale=0", "--speaker-scale=5", "--sampling-steps=9") == 0
+    [([request], sampling, seed)] = generate.asked
+    expected = Sampling(steps=9, text_scale=0.0, speaker_scale=5.0, min_t=0.25)
+    assert (sampling, seed, request.text, request.frames) == (expected, 6, "one", 31)
+    # Sample 3 has the longest of bob's references; it is cut to what the run takes.
+    assert request.reference.shape == (6, CHANNELS) and (request.reference == 13).all()
+    assert request.metadata == {"speaker": "bob", "target_duration": 31 / 25}
     wav, rate = soundfile.read("new/said.wav")
-    assert rate == 100 and len(wav) == frames * HOP
-    assert np.abs(wav - np.repeat(np.linspace(-0.5, 0.5, frames), HOP)).max() < 1e-4
+    assert rate == 100 and len(wav) == 31 * HOP
+    assert np.abs(wav - np.repeat(np.linspace(-0.5, 0.5, 31), HOP)).max() < 1e-4
 
 
 def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
@@ -103,29 +89,22 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
 MISTAKES = {
     "--text= ": "--text is empty",
     "--text=one --text-file=a_file": "give one of --text",
-    "--text-file=a_file": "--text-file a_file is empty",
     "--text-file=nothing": "nothing: cannot be read",
     "--text-file=/dev/zero": "/dev/zero: has more than 0 MiB; give it in parts",
-    "--text-list=/dev/zero --out=new": "/dev/zero: has more than 0 MiB",
     "--text-list=a_file --out=new": "a_file: has no line",
     "--text-list=a_file": "give their folder by --out",
     "--text=one --seconds=1e6": "--seconds = 1e+06, but",
-    "--text=one --seconds=nan": "--seconds = nan, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
-    "--text=one --overwrite --resume": "either --overwrite or --resume",
     "--text=one --resume": "one text replaces its file",
-    "--text=one --out=a_file.wav --format=wav": "of a file its name has the format",
     "--text=one --reference=a.wav --out=a.wav": "that is what is read",
     "--text=one --reference-text=one": "reference text without the reference",
     "--text=one --duration=rate": "--duration = rate needs --reference with --reference-text",
     "--text=one --out=a_file/said.wav": "no file can be written there",
     "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",
     "--text=one --reference=nothing.wav": "no such file",
-    "--text=one --sampling-steps=0": "--sampling-steps = 0, but",
     "--text=one --text-scale=nan": "--text-scale = nan, but",
-    "--text=one --seed=1180591620717411303424": "--seed = 1180591620717411303424, but",
     "--text=one --model.flavor=800m": "--model.flavor=800m cannot be changed",
-    "--text=one --speaker=eve": "--speaker = eve, but the data have no such speaker; they have: 'ann', 'bob'",
+    "--text=one --speaker=eve": "the data have no such speaker; they have: 'ann', 'bob'",
     # The folder may be a stranger's, and its config name a function.
     "--text=one --takes=2": "if you trust it give --recognizer shutil:rmtree",
 }

@@ -122,28 +122,28 @@ def test_where_a_predictor_is_found(alone, tmp_path, monkeypatch, place, flavor,
 
 
 def test_which_predictors_are_refused(alone, tmp_path, monkeypatch):
+    """One with the run's frozen encoder finds that at its present path."""
     refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit, rate or the folder", "--seconds")
-    for flavor, data, *words in (
-        ("debug", {}, "flavor = 'debug'", "give a run of 'duration'"),
-        ("duration", {"latent_channels": 7}, "latent_channels = 7", "train a predictor"),
-        ("duration", {"frames_per_second": 50.0}, "frames_per_second = 50.0"),
-    ):
-        other = config_of(alone, flavor, **data)
-        monkeypatch.setattr(lengths, "load_run_config", lambda _, other=other: other)
-        refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", *words)
-
-
-def test_a_predictor_with_the_runs_encoder_finds_it_at_its_present_path(
-    alone, tmp_path, monkeypatch
-):
-    alone.config.encoder.model = "google-t5/t5-base"
     loads = []
-    monkeypatch.setattr(
-        lengths, "load_run", lambda *a, encoder: loads.append(encoder) or replace(alone, step=5)
-    )
-    for model in ("google-t5/t5-base", "bytes"):
-        own = config_of(alone, "duration")
-        own.encoder = replace(own.encoder, model=model)
-        monkeypatch.setattr(lengths, "load_run_config", lambda _, own=own: own)
-        open_lengths(str(tmp_path), 1.0, alone, lambda: FIT, "/new/t5")
+
+    def load(folder, encoder):
+        loads.append(encoder)
+        return replace(alone, step=5)
+
+    monkeypatch.setattr(lengths, "load_run", load)
+    alone.config.encoder.model = "google-t5/t5-base"
+    own = config_of(alone, "duration")
+    other = replace(own, encoder=replace(own.encoder, model="bytes"))
+    for config, *words in (
+        (config_of(alone, "debug"), "flavor = 'debug'", "give a run of 'duration'"),
+        (config_of(alone, "duration", latent_channels=7), "latent_channels = 7", "train a"),
+        (config_of(alone, "duration", frames_per_second=50.0), "frames_per_second = 50.0"),
+        (own,),
+        (other,),
+    ):
+        monkeypatch.setattr(lengths, "load_run_config", lambda _, config=config: config)
+        if words:
+            refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", *words)
+        else:
+            open_lengths(str(tmp_path), 1.0, alone, lambda: FIT, "/new/t5")
     assert loads == ["/new/t5", ""]

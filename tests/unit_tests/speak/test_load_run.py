@@ -10,12 +10,11 @@ from titan_tts.cli import main
 from titan_tts.evaluate.evaluate import Evaluation
 from titan_tts.evaluate.options import Options as EvaluateOptions
 from titan_tts.evaluate.systems import find_checkpoints
-from titan_tts.speak.load_run import LoadedRun, load_run, untrained_model
+from titan_tts.speak.load_run import load_run, untrained_model
 from torchtitan.models.dit_tts import DiTTTSModel, model_config, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines
-from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
 
@@ -32,6 +31,8 @@ n_heads = 2
 seed = {SEED}
 [objective]
 prediction = "noise"
+[attention]
+backend = "flex"
 """
 
 
@@ -41,18 +42,6 @@ def small():
         arguments = DiTTTSModelConfig(**vars(small_args(n_layers=1)))
         monkeypatch.setitem(model_config._FLAVORS, "debug", arguments)
         yield
-
-
-def test_sampling_does_not_need_the_runs_attention_kernel(tmp_path):
-    """It compiles nothing, and uncompiled flex attention would hold all scores."""
-    config = load_config(["--attention.backend=flex"])
-    loaded = torch.nn.Linear(2, 2).bfloat16()
-    objective = build_objective(config)
-    run = LoadedRun(tmp_path, config, loaded, None, None, objective, 1, torch.device("cpu"))
-    model = untrained_model(run)
-    assert model.args.attention == "sdpa" and not model.training
-    assert model.input.weight.dtype == torch.bfloat16  # as the trained one's
-    assert config.attention.backend == "flex"
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +168,7 @@ def test_the_untrained_model_is_the_one_that_training_started_from(run, initial)
     for (name, p), start in zip(model.named_parameters(), initial.parameters(), strict=True):
         assert torch.equal(p, start), name
     assert which(loaded, initial)[2] == 12
+    # Uncompiled flex attention would hold all scores.
+    assert loaded.config.attention.backend == "flex" and model.args.attention == "sdpa"
+    half = untrained_model(load_run(run, dtype="bfloat16"))
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}

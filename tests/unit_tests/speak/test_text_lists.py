@@ -85,9 +85,7 @@ def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
         assert f"{count} texts" in capsys.readouterr().out.splitlines()[-1]
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "new" / path.name).read_bytes()
-    for arguments, words in ((["--text=one"], "give --text-list"), (["--text-list=-"], "a file")):
-        assert generate(*arguments, *(["--out=x"] if "list" in arguments[0] else [])) == 2
-        assert words in capsys.readouterr().err
+    assert generate("--text=one") == 2 and "give --text-list" in capsys.readouterr().err
 
 
 def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
@@ -108,12 +106,9 @@ def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
     "line, words",
     [
         ("one", ["line 2", "'one'", "JSON object"]),
-        ("{}", ['with "text"']),
         ('{"text": 1}', ["text = 1 is of a wrong type"]),
         ('{"text": " "}', ["line 2 is empty"]),
         ('{"text": "a", "voice": "b"}', ["'voice'", "reference_text"]),
-        ('{"text": "a", "seconds": true}', ["seconds = True"]),
-        ('{"text": "a", "reference_text": "b"}', ["without the reference"]),
         ('{"text": "a", "name": "X"}', ["two lines have the name 'X'"]),
         ('{"text": "a", "seconds": 1' + 400 * "0" + "}", ["line 2: seconds = 1e+09"]),
         ('{"text": "a", "reference": "' + 300 * "b" + '"}', ["no such file"]),
